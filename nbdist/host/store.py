@@ -13,7 +13,7 @@ import socket
 import sys
 from typing import Any
 
-from nbdist import lifeline
+from nbdist import lifeline, name_servers
 
 
 def serve(listener: socket.socket) -> Any:
@@ -35,6 +35,7 @@ def serve(listener: socket.socket) -> Any:
 
 def run(listener: socket.socket, kernel_pid: int) -> None:
     """Serve until the notebook's kernel has ended. The caller leads its own process session."""
+    name_servers.wait_briefly()
     store = serve(listener)
     lifeline.wait_for_end(kernel_pid)
     del store

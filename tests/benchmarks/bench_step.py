@@ -49,9 +49,9 @@ class Case:
 
 
 CASES = (
-    Case("1 ms step", 64, 1500, 1500, 0.05),
+    Case("1 ms step", 64, 1500, 4000, 0.05),
     # With as many ranks as cores no core is free, which the goal of wall time supposes.
-    Case("10 ms step", 1024, 200, 200, 0.01, wall_goal=0.02),
+    Case("10 ms step", 1024, 200, 800, 0.01, wall_goal=0.02),
 )
 
 

@@ -2,13 +2,12 @@
 
 STEP = """
 import time
-import psutil
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 def processor_s(pids):
-    times = [psutil.Process(pid).cpu_times() for pid in pids]
-    return sum(t.user + t.system for t in times)
+    # clock_getcpuclockid(3). psutil reads what counts in 10 ms, 50 us in each of 200 steps.
+    return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)
 
 def measure(width, settle, steps, others=()):
     '''Return us a step: this process's time on processors, wall time, and the time of others.

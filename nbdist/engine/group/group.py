@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from nbdist import error_text
+from nbdist import error_text, name_servers
 from nbdist.engine.compat import torch_groups, torch_hooks, torch_init, torch_live, torch_modules
 from nbdist.engine.compat.group_spec import GroupSpec
 from nbdist.engine.compat.torch_groups import PrefixStore, TCPStore
@@ -87,7 +87,9 @@ def join(
     gloo_setup.environment(address, store_port, place.address, recovers=recovers)
     if "nccl" in options.backend:
         torch.cuda.set_device(place.local_rank)
-    client = TCPStore(address, store_port, None, False, timeout=timedelta(seconds=FORM_TIMEOUT_S))
+    limit = timedelta(seconds=FORM_TIMEOUT_S)
+    with name_servers.waiting_briefly():
+        client = TCPStore(address, store_port, None, False, timeout=limit)
     if store_prefix:  # which has the same methods
         client = cast(TCPStore, PrefixStore(store_prefix, client))
     device, gloo_address = gloo_setup.gloo_device(place.address)
