@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nbdist.client.metrics.profile.chosen import ChosenSteps
-from nbdist.client.metrics.profile.merge import PIDS_A_RANK, Event, about
+from nbdist.client.metrics.profile.traces import PIDS_A_RANK, Event, about
 from nbdist.collectives import waits_for_all
 from nbdist.packed import Calls
 from nbdist.wire import Record

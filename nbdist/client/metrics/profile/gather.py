@@ -19,8 +19,8 @@ from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.metrics.profile import words
 from nbdist.client.metrics.profile.chosen import ChosenSteps
 from nbdist.client.metrics.profile.collectives import Told, lanes
-from nbdist.client.metrics.profile.merge import Event, RankTrace, merged
 from nbdist.client.metrics.profile.summary import RankSummary, summarize
+from nbdist.client.metrics.profile.traces import Event, RankTrace, merged
 from nbdist.errors import NBDistError
 from nbdist.ranks import name_ranks
 

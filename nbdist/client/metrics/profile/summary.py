@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from nbdist.client.metrics.profile.merge import Event, RankTrace
+from nbdist.client.metrics.profile.traces import Event, RankTrace
 
 KINDS = ("compute", "communication", "data", "optimizer", "other")
 _COMMUNICATION = ("c10d::", "_c10d_functional::", "gloo:", "nccl:", "ncclDevKernel", "ncclKernel")

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.metrics.profile.merge import RankTrace
 from nbdist.client.metrics.profile.summary import summarize
+from nbdist.client.metrics.profile.traces import RankTrace
 
 MAIN, GLOO = 77, 78
 

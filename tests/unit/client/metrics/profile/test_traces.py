@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from nbdist.client.metrics.profile.merge import RankTrace, merged
+from nbdist.client.metrics.profile.traces import RankTrace, merged
 
 BASE_NS = 1_790_000_000_000_000_000
 WALL_MINUS_PERF_NS = 1_795_000_000_000_000_000
