@@ -179,7 +179,7 @@ def test_a_part_that_only_the_dead_rank_held_is_lost_and_the_error_says_what_pre
     [
         ("zero3", (1,), {"dropout": 0.3}),
         pytest.param("tp=4", (2,), {}, marks=pytest.mark.slow),
-        ("zero1", (1,), {"dropout": 0.3}),
+        pytest.param("zero1", (1,), {"dropout": 0.3}, marks=pytest.mark.slow),
         ("fsdp=2 tp=2", (0, 2), {}),
         (
             "zero3",

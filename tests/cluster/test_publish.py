@@ -31,6 +31,7 @@ print(json.dumps([str(version.version), model.predict(numpy.ones((5, 4), "float3
 """
 
 
+@pytest.mark.slow  # tracking/test_publish.py publishes, too
 def test_a_class_of_the_notebook_is_trained_in_shards_and_published(notebook: Kernel) -> None:
     ran = notebook.cell(TRAIN + "nbdist.publish(layout, 'own', alias='best')", "--run made")
     assert ran.error is None, ran.error

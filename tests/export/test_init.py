@@ -86,6 +86,7 @@ nbdist.log(both=1.0)
 """
 
 
+@pytest.mark.slow
 def test_a_loss_that_rank_0_has_not_is_printed_once_also_when_torchrun_starts_again(
     tmp_path: Path,
 ) -> None:

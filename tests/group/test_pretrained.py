@@ -162,6 +162,7 @@ def test_names_of_an_older_folder_of_transformers_are_translated(tmp_path: Path)
     assert run_ranks(2, f"{RANKS}:read_vit", str(tmp_path)) == [True, True]
 
 
+@pytest.mark.slow
 def test_a_folder_of_transformers_is_read_by_its_config_and_written_for_it(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     logits = run_ranks(1, f"{RANKS}:make_llama", str(tmp_path / "causal"), str(tmp_path / "body"))[

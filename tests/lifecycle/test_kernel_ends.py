@@ -35,6 +35,7 @@ def test_kill_9_of_the_kernel_leaves_nothing(tmp_path: Path) -> None:
         assert notebook.keys == []
 
 
+@pytest.mark.slow  # a restart begins with it
 def test_shutdown_of_a_busy_kernel_leaves_nothing(tmp_path: Path) -> None:
     with Notebook(tmp_path) as notebook:
         family = _start_everything(notebook)

@@ -116,7 +116,8 @@ def test_pods_of_a_machine_that_dies_end_by_themselves_when_their_lease_is_over(
 def test_an_evicted_pod_tells_its_ranks_and_their_training_is_saved(
     server: ApiServer, notebook: Notebook
 ) -> None:
-    notebook.run(START + "--image train:1 --nodes 2")
+    said = notebook.run(START + "--image train:1 --nodes 2")
+    assert "Started 2 ranks on cpu" in said, said
     evicted = min(server.pods)
     is_training = notebook.folder / "is-training"
 

@@ -208,6 +208,7 @@ def test_a_script_that_ends_without_stop_leaves_nothing(tmp_path: Path) -> None:
     assert of_script(tmp_path) == []
 
 
+@pytest.mark.slow  # as one that ends without stop
 def test_a_script_that_raises_inside_the_session_leaves_nothing(tmp_path: Path) -> None:
     process, temp = run_script(
         tmp_path,

@@ -31,9 +31,9 @@ def run_trials(tmp_path: Path, first: int, count: int) -> None:
     assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
 
 
-@pytest.mark.timeout(300)  # a bound: two trials take about ten seconds
-def test_a_few_random_trials_are_right(tmp_path: Path) -> None:
-    run_trials(tmp_path, 1004, 2)
+@pytest.mark.timeout(300)  # a bound: a trial takes about five seconds
+def test_a_random_trial_is_right(tmp_path: Path) -> None:
+    run_trials(tmp_path, 1004, 1)
 
 
 @pytest.mark.slow

@@ -73,6 +73,7 @@ def assert_written_nowhere(home: Path, secret: str) -> None:
             assert secret.encode() not in path.read_bytes(), path
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_the_right_password_and_is_then_sent(
     guarded: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,7 @@ def test_a_published_model_is_registered_and_answers_what_the_plain_model_answer
     assert flat(answer["predictions"]) == pytest.approx(flat(expected), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_another_version_takes_the_alias_on_a_server(
     server: Server, tmp_path: Path, published: tuple[dict[str, Any], list[Any]]
 ) -> None:
