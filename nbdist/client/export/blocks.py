@@ -26,6 +26,7 @@ class Block:
         has_failed: It is left out for that.
         without: Lines of IPython's, and what draws, that the code does without.
         runs: How often the cell has succeeded in the notebook.
+        failures: How often it has failed before that.
         pushes: The name that `%dist push` has sent; others that the code binds are the notebook's.
     """
 
@@ -40,6 +41,7 @@ class Block:
     has_failed: bool = False
     without: tuple[str, ...] = ()
     runs: int = 1
+    failures: int = 0
     pushes: str = ""
 
 
@@ -72,18 +74,53 @@ def _leave_out_clashes(blocks: Sequence[Block]) -> list[Block]:
 def _leave_out_users(blocks: Sequence[Block]) -> list[Block]:
     """Return the blocks, without those that need what only a block that is left out gives."""
     blocks = list(blocks)
+    later = [code_of.needed_later(block.code) for block in blocks]
     while True:
         for place, block in enumerate(blocks):
-            gone = {name: _giver(blocks, place, name) for name in block.needs if block.code}
-            lacking = sorted(name for name, of in gone.items() if of is not None and not of.code)
-            if lacking:
-                of = gone[lacking[0]]
-                assert of is not None
-                reason = f"uses {lacking[0]}, which cell {of.number} would have given"
+            reason = _what_lacks(blocks, later, place) if block.code else ""
+            if reason:
                 blocks[place] = replace(block, code="", reason=reason)
                 break
         else:
             return blocks
+
+
+def _what_lacks(blocks: Sequence[Block], later: Sequence[dict[str, set[str]]], place: int) -> str:
+    """Return that the block at `place` lacks a name, itself or in a function that it uses."""
+    ways = {name: f"uses {name}" for name in sorted(blocks[place].needs)}
+    waiting = list(ways)
+    for name in waiting:
+        of = _giver(blocks, place, name)
+        if of is None:
+            continue
+        if not of.code:
+            return f"{ways[name]}, which cell {of.number} would have given"
+        inside = later[blocks.index(of)].get(name, set()) - ways.keys() - blocks[place].binds
+        ways |= {one: f"{ways[name]}, which reads {one}" for one in inside}
+        waiting += sorted(inside)
+    return ""
+
+
+def doubtful(blocks: Sequence[Block]) -> list[str]:
+    """Return in sentences which values of a script may not be those of the notebook."""
+    said = []
+    for place, block in enumerate(blocks):
+        for name in sorted(block.needs) if block.code else ():
+            of = _giver(blocks, place, name)
+            since = blocks[blocks.index(of) + 1 : place] if of in blocks[:place] else ()
+            failed = [b.number for b in since if b.has_failed and name in b.binds]
+            if of is not None and failed:
+                said.append(
+                    f"Cell {block.number} uses {name} as cell {of.number} gave it; "
+                    f"cell {failed[-1]}, which has failed, may have set it anew."
+                )
+    failed_first = sorted({block.number for block in blocks if block.code and block.failures})
+    said += [
+        f"Cell {number} failed before it succeeded: what it had changed by then is not in the"
+        " script."
+        for number in failed_first
+    ]
+    return said
 
 
 def _giver(blocks: Sequence[Block], place: int, name: str) -> Block | None:

@@ -71,6 +71,12 @@ def with_print(code: str, shows: str, silent: Set[str] = frozenset()) -> str:
     return "\n".join(part for part in parts if part.strip())
 
 
+def shows(code: str) -> bool:
+    """Return whether code ends with an expression that a notebook displays."""
+    body = ast.parse(code).body
+    return bool(body) and isinstance(body[-1], ast.Expr) and not _is_silenced(code, body[-1])
+
+
 def _before_column(line: str, column: int) -> str:
     return line.encode()[:column].decode()
 
@@ -190,6 +196,17 @@ def needed_at_once(code: str) -> set[str]:
         names |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced()}
         tables += [child for child in table.get_children() if child.get_type() == "class"]
     return names & needed(code)
+
+
+def needed_later(code: str) -> dict[str, set[str]]:
+    """Return for each name that code binds what is read when it is called, as by a function."""
+    found: dict[str, set[str]] = {}
+    for statement in ast.parse(code).body:
+        text = ast.unparse(statement)
+        later = needed(text) - needed_at_once(text)
+        for name in bound(text) if later else ():
+            found.setdefault(name, set()).update(later)
+    return found
 
 
 def _scopes(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:

@@ -20,6 +20,7 @@ from nbdist.formatting import counted
 from nbdist.options import ClusterOptions
 
 _OF_JOBS = (".sbatch", ".sh", ".yaml")  # what lies around a script
+_TORCHS_TIMEOUT_S = 1800.0
 _TAKEN = {*sys.stdlib_module_names, "nbdist", "numpy", "torch"}
 
 TORCHRUN = "torchrun"
@@ -84,7 +85,7 @@ class Exported:
             lines.append(
                 f"Cell {number} uses {', '.join(names)}, which nothing in the script gives."
             )
-        return "\n".join([*lines, f"Run it: {script.command}"])
+        return "\n".join([*lines, *script.doubts, f"Run it: {script.command}"])
 
 
 def export(
@@ -143,7 +144,7 @@ def export(
 
 def _require_place(path: Path, *, force: bool) -> None:
     if path.suffix not in (".py", *_OF_JOBS):
-        script = path.with_suffix(".py")
+        script = path.with_suffix(".py") if path.name else "train.py"
         raise UsageError(f"%dist export writes a script, such as {script}, not {path}.")
     if path.stem in _TAKEN:
         raise UsageError(
@@ -193,6 +194,9 @@ def _options(
     if n % nodes:
         nodes = 1
     threads, timeout = word("threads"), word("timeout")
+    if running and not resolved.starts:  # by nbdist.start
+        threads = running.threads
+        timeout = None if running.timeout == _TORCHS_TIMEOUT_S else running.timeout
     return ScriptOptions(
         n,
         str(device),

@@ -108,6 +108,15 @@ def plain(code: str) -> PlainCode:
     return PlainCode(left, tuple(without), reasons[0] if reasons else "")
 
 
+def inner(source: str) -> str:
+    """Return a cell without lines such as `%%time` above it, which change nothing that it does."""
+    source = source.lstrip("\n")
+    head, _, rest = source.partition("\n")
+    if is_timing(head) or head.partition(" ")[0] == "%%capture":
+        return inner(rest)
+    return source
+
+
 def is_timing(head: str) -> bool:
     """Return whether a cell's first line, such as `%%time`, only says that it is timed."""
     name, _, words = head.removeprefix("%%").partition(" ")

@@ -6,14 +6,15 @@ definition that was corrected after it was used stays above its use.
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from nbdist import plain
 from nbdist.client.export.code import literal
+from nbdist.client.export.ipython_lines import inner
 from nbdist.errors import UsageError
 
 _RETRY = re.compile(r"^%dist\s+retry\b", re.MULTILINE)
@@ -27,11 +28,13 @@ class Pushed:
         name: On the ranks.
         literal: The value in Python's notation; "" where it has none.
         why_none: Why it has none, such as `a Tensor is no plain value`.
+        ranks: To which.
     """
 
     name: str
     literal: str
     why_none: str = ""
+    ranks: str = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,9 @@ class NotebookCell:
         pushed: What it has sent to the ranks, as far as it is known.
         runs: How often it has succeeded, where that is known.
         retried: Number of the failed run that its `%dist retry` ran again, where it is known.
+        ran: The code that it has run on ranks, in whichever way, as far as it is known.
+        failures: How often it has failed before it succeeded, where that is known.
+        was_edited: It has succeeded with another source before.
     """
 
     number: int
@@ -53,6 +59,9 @@ class NotebookCell:
     pushed: tuple[Pushed, ...] = ()
     retried: int | None = None
     runs: int = 1
+    ran: tuple[str, ...] = ()
+    failures: int = 0
+    was_edited: bool = False
 
 
 def pushed(name: str, value: object) -> Pushed:
@@ -72,11 +81,17 @@ class History:
 
     runs: list[tuple[str, NotebookCell]] = field(default_factory=list)  # each with what names it
     _pushed: list[Pushed] = field(default_factory=list)  # by the cell that runs
+    _ran: list[str] = field(default_factory=list)  # by the cell that runs
     _failed: tuple[int, str] | None = None  # the newest run of ranks that did, till it succeeds
 
-    def note_push(self, values: dict[str, Any]) -> None:
-        """Note what the cell that runs sends to the ranks."""
-        self._pushed += (pushed(name, value) for name, value in values.items())
+    def note_push(self, values: Mapping[str, Any], ranks: str = "all") -> None:
+        """Note what the cell that runs has sent to ranks."""
+        sent = (pushed(name, value) for name, value in values.items())
+        self._pushed += (replace(one, ranks=ranks) for one in sent)
+
+    def note_code(self, code: str) -> None:
+        """Note what the cell that runs has let ranks run."""
+        self._ran.append(code)
 
     def note_run(self, number: int, source: str, cell_id: str | None, *, has_failed: bool) -> None:
         """Note a cell that has ended; without an id, cells of the same source are one."""
@@ -85,28 +100,41 @@ class History:
         if _RETRY.search(source):
             # Each is a run of another cell, also where the notebook has but one such cell.
             key, retried = f"retry {number}", self._failed and self._failed[0]
-        if source.lstrip().startswith("%%distributed"):
+        if inner(source).startswith("%%distributed"):
             if has_failed:
                 self._failed = number, source
             elif self._failed and self._failed[1] == source:
                 self._failed = None
         elif retried is not None and not has_failed:
             self._failed = None
-        cell = NotebookCell(number, source, has_failed, tuple(self._pushed), retried)
+        sent, ran = tuple(self._pushed), tuple(self._ran)
+        cell = NotebookCell(number, source, has_failed, sent, retried, ran=ran)
         self._pushed.clear()
+        self._ran.clear()
         self.runs.append((key, cell))
 
     def cells(self) -> list[NotebookCell]:
         """Return the cells in the order of their first successes, each as it succeeded last."""
         newest: dict[str, NotebookCell] = {}
+        sources: dict[str, set[str]] = defaultdict(set)  # of successes
         for key, cell in self.runs:
+            if not cell.has_failed:
+                sources[key].add(cell.source)
             before = newest.get(key)
             if before is not None and before.has_failed and not cell.has_failed:
                 del newest[key]  # it stands where it succeeded first
             if before is None or before.has_failed or not cell.has_failed:
                 newest[key] = cell
-        successes = Counter(key for key, cell in self.runs if not cell.has_failed)
-        return [replace(cell, runs=max(1, successes[key])) for key, cell in newest.items()]
+        ended = Counter((key, cell.has_failed) for key, cell in self.runs)
+        return [
+            replace(
+                cell,
+                runs=max(1, ended[key, False]),
+                failures=0 if cell.has_failed else ended[key, True],
+                was_edited=len(sources[key]) > 1,
+            )
+            for key, cell in newest.items()
+        ]
 
 
 def read_notebook(path: Path) -> list[NotebookCell]:

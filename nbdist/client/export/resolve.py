@@ -14,7 +14,7 @@ from typing import Any
 from nbdist.client.export import code as code_of
 from nbdist.client.export.blocks import Block, consistent
 from nbdist.client.export.definitions import Definitions
-from nbdist.client.export.ipython_lines import is_timing, plain
+from nbdist.client.export.ipython_lines import inner, plain
 from nbdist.client.export.notebook_cells import NotebookCell, Pushed
 from nbdist.client.export.plotting_code import PlottingCode
 from nbdist.client.export.reasons import why_not
@@ -44,6 +44,7 @@ class Resolved:
         blocks: In the script's order.
         starts: The words of each `%dist start`, in order.
         written: What `%%writefile` cells have written, by the names of the files.
+        rewritten: Those of them that were another text before.
         features: Of `__future__`, which stand above all other code.
         rank: The name by which conditions know the rank; another where a cell takes that one.
     """
@@ -51,6 +52,7 @@ class Resolved:
     blocks: list[Block] = field(default_factory=list)
     starts: list[argparse.Namespace] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)
+    rewritten: set[str] = field(default_factory=set)
     features: list[str] = field(default_factory=list)
     rank: str = "rank"
 
@@ -98,23 +100,45 @@ class _Resolver:
         self._plots = PlottingCode()
         self._silent: set[str] = set()
         self._failed: tuple[NotebookCell, str, str] | None = None  # the last that did
+        self._sent: list[Pushed] = []  # by the cell, and not in the script yet
 
     def add(self, cell: NotebookCell) -> None:
-        first, _, rest = cell.source.lstrip("\n").partition("\n")
-        if not first.startswith("%%"):
-            self._add_own(cell)
-            return
-        magic, _, words = first[2:].partition(" ")
+        cell = replace(cell, source=inner(cell.source))
+        first, _, rest = cell.source.partition("\n")
+        magic, _, words = first[2:].partition(" ") if first.startswith("%%") else ("", "", "")
         if magic == "distributed":
             self._add_distributed(cell, first, words, rest)
+            return
+        self._sent = list(cell.pushed)
+        if not magic:
+            self._add_own(cell)
         elif magic == "writefile" and words.split():
-            *options, name = (word.strip("\"'") for word in words.split())
-            before = self.found.written.get(name, "") if {"-a", "--append"} & {*options} else ""
-            self.found.written[name] = f"{before}{rest}\n"
-        elif is_timing(first):
-            self._add_own(replace(cell, source=rest))
+            self._add_file(cell, words.split(), rest)
+        elif rest.lstrip().startswith("%%distributed") and self._is_chosen(cell, by_itself=True):
+            self._leave_out(cell, first, f"is a cell of %%{magic}", rest.partition("\n")[2])
         elif self._is_chosen(cell, by_itself=False):
             self._leave_out(cell, first, f"is a cell of %%{magic}")
+        self._add_what_else_was_sent(cell)
+
+    def _add_file(self, cell: NotebookCell, words: Sequence[str], text: str) -> None:
+        *options, name = (word.strip("\"'") for word in words)
+        before = self.found.written.get(name)
+        if cell.was_edited or before not in (None, f"{text}\n"):
+            self.found.rewritten.add(name)
+        before = (before or "") if {"-a", "--append"} & {*options} else ""
+        self.found.written[name] = f"{before}{text}\n"
+
+    def _add_what_else_was_sent(self, cell: NotebookCell) -> None:
+        """Add what the kernel knows that the notebook's own cell has sent, and no line tells."""
+        for one in list(self._sent):
+            self._add_push(cell, f"%dist push {one.name}", one.name, one.ranks)
+        if not self._is_chosen(cell, by_itself=True):
+            return
+        for code in cell.ran:
+            first = cell.source.partition("\n")[0]
+            self._leave_out(
+                cell, first, "has run code on the ranks by other means than %%distributed", code
+            )
 
     def _is_chosen(self, cell: NotebookCell, *, by_itself: bool) -> bool:
         return by_itself if self._chosen is None else cell.number in self._chosen
@@ -123,7 +147,9 @@ class _Resolver:
         self, cell: NotebookCell, heading: str, reason: str, body: str = "", **more: Any
     ) -> None:
         try:
-            binds = frozenset(code_of.bound(plain(body).code))
+            code = plain(body).code
+            shown = {"_"} if code_of.shows(code) else set()
+            binds = frozenset(code_of.bound(code) | shown)
         except (SyntaxError, ValueError):
             binds = frozenset()
         block = Block(cell.number, heading, "", reason, binds, **more)
@@ -137,7 +163,8 @@ class _Resolver:
         if not self._is_chosen(cell, by_itself=True):
             return
         if cell.has_failed:
-            self._leave_out(cell, first, "has failed", body, has_failed=True)
+            named = self._named(words) + body
+            self._leave_out(cell, first, "has failed", named, has_failed=True)
             return
         self._add_body(cell, first, words, body)
 
@@ -153,7 +180,7 @@ class _Resolver:
             return
         body, without, reason = self._as_plain(body)
         if reason:
-            self._leave_out(cell, first, reason, body)
+            self._leave_out(cell, first, reason, self._named(words) + body)
             return
         body = self._without_features(body)
         params = dict(asked.params)
@@ -175,6 +202,14 @@ class _Resolver:
         heading = "\n".join([first, *notes])
         self._add_block(cell, heading, text, params, least, without=without)
 
+    def _named(self, words: str) -> str:
+        """Return code that binds what a cell's `-p` would have given, for one that is left out."""
+        try:
+            asked = self._parse_distributed(words)
+        except UsageError:
+            return ""
+        return "".join(f"{name} = ...\n" for name, _ in (asked.params if asked else ()))
+
     def _add_block(
         self,
         cell: NotebookCell,
@@ -194,6 +229,7 @@ class _Resolver:
             frozenset(needs - set(params)),
             least,
             runs=cell.runs,
+            failures=cell.failures,
             **more,
         )
         self.found.blocks.append(block)
@@ -260,6 +296,8 @@ class _Resolver:
         elif asked.command == "push" and not cell.has_failed:
             for name in asked.names:
                 self._add_push(cell, line, name, asked.ranks)
+        elif asked.command == "run" and not cell.ran and self._is_chosen(cell, by_itself=True):
+            self._leave_out(cell, line, f"runs {asked.path} on the ranks")
         elif asked.command == "retry" and self._failed is not None and not cell.has_failed:
             failed, first, body = self._failed
             if cell.retried not in (None, failed.number):
@@ -274,7 +312,9 @@ class _Resolver:
             self._leave_out(cell, line, f"has {line!r}, which has no meaning in a script")
 
     def _add_push(self, cell: NotebookCell, line: str, name: str, words: str) -> None:
-        known = next((one for one in cell.pushed if one.name == name), None)
+        known = next((one for one in self._sent if one.name == name), None)
+        if known is not None:
+            self._sent.remove(known)  # a name may be sent more than once
         text, reason = self._value_of(name, known)
         if not text:
             binds = frozenset({name})

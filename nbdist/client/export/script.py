@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nbdist.client.export import code as code_of
-from nbdist.client.export.blocks import Block, not_given, ranks_needed
+from nbdist.client.export.blocks import Block, doubtful, not_given, ranks_needed
 from nbdist.client.export.resolve import Resolved
 from nbdist.formatting import counted
 
@@ -46,6 +46,7 @@ class Script:
         without: Cells with lines that the script does without, such as those of IPython.
         repeated: Cells that have run more than once in the notebook, and how often.
         not_given: Cells that take names which nothing in the script gives.
+        doubts: What may be other than in the notebook, in sentences.
         modules: Files that it needs beside it, also in folders below.
         needs_nbdist: Whether it imports nbdist, itself or by these files.
     """
@@ -58,6 +59,7 @@ class Script:
     without: tuple[tuple[int, tuple[str, ...]], ...]
     repeated: tuple[tuple[int, int], ...]
     not_given: tuple[tuple[int, tuple[str, ...]], ...]
+    doubts: tuple[str, ...]
     modules: tuple[str, ...]
     needs_nbdist: bool
 
@@ -101,6 +103,7 @@ def write(
         tuple((b.number, b.without) for b in blocks if b.without),
         tuple({b.number: b.runs for b in blocks if b.runs > 1 and not b.pushes}.items()),
         tuple((number, tuple(names)) for number, names in not_given(blocks).items()),
+        (*doubtful(resolved.blocks), *_rewritten(resolved, modules)),
         tuple(modules),
         needs_nbdist,
     )
@@ -123,6 +126,14 @@ def write(
     return replace(script, text=text)
 
 
+def _rewritten(resolved: Resolved, modules: Mapping[str, str]) -> list[str]:
+    return [
+        f"{name} was written more than once: the script imports it as it is now."
+        for name in modules
+        if name in resolved.rewritten
+    ]
+
+
 def _features(names: Sequence[str]) -> list[str]:
     return [f"from __future__ import {', '.join(sorted(set(names)))}\n"] if names else []
 
@@ -141,6 +152,9 @@ def _header(script: Script, notebook: str, own: Sequence[Block]) -> str:
     if script.left_out:
         lines += ["", "Left out:"]
         lines += [f"    cell {number}: it {reason}" for number, reason in script.left_out]
+    if script.doubts:
+        lines += ["", "What may be other than in the notebook:"]
+        lines += [f"    {doubt}" for doubt in script.doubts]
     if own:
         numbers = ", ".join(str(block.number) for block in own)
         lines += ["", f"The notebook's own cells, which are not for ranks: {numbers}."]

@@ -424,9 +424,12 @@ def _judge(session: Session, assertion: str) -> str:
 
 def take_over(session: Session, place: Path | None) -> None:
     """Make this the kernel's session; `place` is the folder where its runs are."""
+    from nbdist.client.notebook import export_command  # which asks this module
+
     global _current, _place
     _current, _place = session, place
     session.judge_by(_judge)
+    session.note_sent(export_command.note_sent)
     atexit.register(session.stop if session.detached is None else session.leave)
     _answer_terminals(session, place)
 

@@ -14,10 +14,13 @@ from nbdist.client.notebook.arguments import parse_dist, parse_distributed
 from nbdist.errors import UsageError
 
 _history = History()
+_is_watched = False
 
 
 def watch(shell: Any) -> None:
     """Note what this kernel runs from here on; what it ran before is taken as it stands."""
+    global _is_watched
+    _is_watched = True
     earlier = getattr(shell.history_manager, "input_hist_raw", [])
     for number, source in enumerate(earlier[:-1]):  # the last is the cell that loads nbdist
         if source:
@@ -25,9 +28,13 @@ def watch(shell: Any) -> None:
     shell.events.register("post_run_cell", _note_run)
 
 
-def note_push(values: Mapping[str, object]) -> None:
-    """Note what the cell that runs has sent to the ranks."""
-    _history.note_push(dict(values))
+def note_sent(code: str, values: Mapping[str, object], ranks: str) -> None:
+    """Note what the cell that runs has sent to ranks: code, or values."""
+    if not _is_watched:
+        return  # a program's session
+    if code:
+        _history.note_code(code)
+    _history.note_push(values, ranks)
 
 
 def _note_run(result: Any) -> None:

@@ -263,9 +263,7 @@ class NBDist(Magics):
         missing = [name for name in asked.names if name not in names]
         if missing:
             raise UsageError(f"There is no {missing[0]!r} in this notebook to push.")
-        values = {name: names[name] for name in asked.names}
-        current().push(values, asked.ranks)
-        export_command.note_push(values)
+        current().push({name: names[name] for name in asked.names}, asked.ranks)
 
     def _pull(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current

@@ -66,6 +66,7 @@ class Session:
         self._at_stop: list[Callable[[], None]] = []
         self._busy = threading.Lock()
         self._judge: Callable[[Session, str], str]
+        self._note_sent: Callable[[str, Mapping[str, Any], str], None] = lambda *_: None
         self._left: Mapping[str, Any] | None = None  # the cell that another kernel has left
 
     @property
@@ -348,6 +349,7 @@ class Session:
                 do="leave out -r, or leave out --checkpoint",
             )
         folder = str(self._showing.checkpoints)
+        self._note_sent(code, {}, ranks)
         return CellRequest(
             code, chosen, params=params or {}, profile=steps, checkpoints=folder, **more
         )
@@ -435,6 +437,10 @@ class Session:
         """Let `expect` answer by this function of a layer above."""
         self._judge = judge
 
+    def note_sent(self, note: "Callable[[str, Mapping[str, Any], str], None]") -> None:
+        """Let `note` hear what ranks are sent from here on: code, or values, and which ranks."""
+        self._note_sent = note
+
     def probe(self) -> LinkProbe:
         """Measure latency and bandwidth between the ranks; nothing else may run meanwhile.
 
@@ -460,6 +466,7 @@ class Session:
             TransferError: A value cannot be pickled; nothing was set.
         """
         push(self._cluster, values, self._ready_ranks(ranks))
+        self._note_sent("", values, ranks)
 
     def pull(self, name: str, ranks: str = "all") -> list[Any]:
         """Return the value of a name, one entry per rank; tensors arrive on the CPU.

@@ -481,3 +481,122 @@ def test_features_of_the_language_stand_above_the_script() -> None:
     ).text
     assert text.split('"""')[2].startswith("\n\nfrom __future__ import annotations\n\n\nimport os")
     assert "lr = 1\n# why\na = 1\nb = 1" in text
+
+
+@pytest.mark.parametrize("above", ["%%time", "%%capture out", "%%time\n%%capture"])
+def test_a_cell_of_ranks_below_what_times_or_captures_is_one(above: str) -> None:
+    assert code(f"{above}\n%%distributed\nf()") == code("%%distributed\nf()") != ""
+    other = reasons("%%debug\n%%distributed\nlr = 1", "%%distributed\nlr")
+    assert other == {1: "is a cell of %%debug", 2: "uses lr, which cell 1 would have given"}
+
+
+def test_a_function_that_reads_what_a_cell_left_out_would_have_given_is_no_older_one() -> None:
+    found = reasons(
+        "%%distributed\nlr = 0.1\ndef step(): return lr\ndef twice(): return 2 * step()",
+        "%%distributed\nlr = 0.3\ndisplay(lr)",
+        "%%distributed\nprint(twice())",
+        "%%distributed\nlr = 0.5\nprint(twice())",
+    )
+    reads = "uses twice, which reads step, which reads lr, which cell 2 would have given"
+    assert found.keys() == {2, 3}
+    assert found[3] == reads
+
+
+def history(*ran: tuple[str, dict[str, object], bool]) -> History:
+    """Return the history of cells, each of a source, what it sent, and whether it failed."""
+    found = History()
+    for number, (source, sent, has_failed) in enumerate(ran, 1):
+        for name, value in sent.items():
+            found.note_push({name: value})
+        found.note_run(number, source, source.partition("\n")[0], has_failed=has_failed)
+    return found
+
+
+def of_history(found: History) -> Script:
+    known = resolve(found.cells(), None, parse_dist, parse_distributed)
+    modules = beside(known.code, known.written, None)
+    return write(known, ScriptOptions(2, "cpu"), "train.py", "", modules)
+
+
+def test_a_value_that_a_failed_cell_may_have_set_anew_is_told() -> None:
+    found = script(
+        "%%distributed\nlr = 0.1",
+        "%%distributed -p lr=0.2\nprint(lr)",
+        "%%distributed\nprint(lr)",
+        failed=(2,),
+    )
+    told = "Cell 3 uses lr as cell 1 gave it; cell 2, which has failed, may have set it anew."
+    assert found.doubts == (told,)
+    assert told in found.text
+
+
+def test_a_cell_that_failed_before_it_succeeded_is_told() -> None:
+    found = History()
+    found.note_run(1, "%%distributed\nstep(losss)", "a", has_failed=True)
+    found.note_run(2, "%%distributed\nstep()", "a", has_failed=False)
+    (told,) = of_history(found).doubts
+    assert told.startswith("Cell 2 failed before it succeeded: what it had changed by then")
+
+
+@pytest.mark.parametrize(
+    ("source", "has_failed"),
+    [
+        ("if debug:\n    lr = 7.0\n    %dist push lr", False),
+        ("lr = 7.0\n%dist push lr\nraise RuntimeError", True),
+        ("%time %dist push lr", False),
+        ('session.push({"lr": 7.0})', False),
+    ],
+)
+def test_what_the_kernel_has_sent_is_in_the_script_however_it_was_sent(
+    source: str, has_failed: bool
+) -> None:
+    text = of_history(history((source, {"lr": 7.0}, has_failed), ("%%distributed\nlr", {}, False)))
+    assert "\nlr = 7.0\n" in text.text
+
+
+def test_a_name_that_a_cell_sends_twice_has_each_value_in_turn() -> None:
+    found = History()
+    for value in (0.1, 0.2):
+        found.note_push({"lr": value})
+    found.note_run(1, "lr = 0.1\n%dist push lr\nlr = 0.2\n%dist push lr", None, has_failed=False)
+    found.note_run(2, "%%distributed\nlr", None, has_failed=False)
+    text = of_history(found).text
+    assert text.index("lr = 0.1") < text.index("lr = 0.2")
+
+
+def test_ranks_that_a_value_was_sent_to_are_those_that_get_it() -> None:
+    found = History()
+    found.note_push({"lr": 0.1}, "1")
+    found.note_run(1, 'session.push({"lr": 0.1}, "1")', None, has_failed=False)
+    found.note_run(2, "%%distributed\nlr", None, has_failed=False)
+    assert "if rank == 1:\n    lr = 0.1" in of_history(found).text
+
+
+def test_code_that_ranks_ran_past_the_magic_is_told_and_gives_nothing() -> None:
+    found = History()
+    found.note_run(1, "%%distributed\nscale = 1.0", None, has_failed=False)
+    found.note_code("scale = 3.0")
+    found.note_run(2, "%dist run conf.py", None, has_failed=False)
+    found.note_run(3, "%%distributed\nprint(scale)", None, has_failed=False)
+    assert of_history(found).left_out == (
+        (2, "has run code on the ranks by other means than %%distributed"),
+        (3, "uses scale, which cell 2 would have given"),
+    )
+    assert reasons("%dist run conf.py", "%%distributed\n1") == {1: "runs conf.py on the ranks"}
+
+
+def test_a_module_that_was_written_again_is_told() -> None:
+    found = History()
+    for scale in (1, 100):
+        source = f"%%writefile netmod.py\nSCALE = {scale}"
+        found.note_run(scale, source, "a", has_failed=False)
+    found.note_run(101, "%%distributed\nimport netmod", "b", has_failed=False)
+    told = "netmod.py was written more than once: the script imports it as it is now."
+    assert of_history(found).doubts == (told,)
+
+
+def test_what_a_cell_left_out_has_shown_is_no_older_output() -> None:
+    found = reasons(
+        "%%distributed\nsum([1, 2])", "%%distributed\ndisplay(1)\n40 + 1", "%%distributed\n_ + 1"
+    )
+    assert found[3] == "uses _, which cell 2 would have given"
