@@ -1,16 +1,26 @@
-"""What of a cell draws, or shows widgets, taken out where it can be: imports and definitions. Pure.
+"""What of a cell draws, or shows widgets, taken out where it can be. Pure.
 
-A function that nobody calls draws nothing, and cells import matplotlib beside torch. So both are
-taken out alone; a cell stays out only where its own statements draw.
+A function that nobody calls draws nothing, cells import matplotlib beside torch, and trainings end
+with a plot. So these are taken out alone; a cell stays out where a statement may do more than draw.
 """
 
 import ast
+import builtins
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 
 from nbdist.client.export import code as code_of
 
 _DRAWS = {"matplotlib", "plotly", "seaborn", "bokeh", "altair"}
 _WIDGETS = {"ipywidgets", "ipympl", "anywidget", "IPython"}
+_SHOWS = ("display", "clear_output")  # IPython puts the first into each cell
+# Calls that leave what they are given as it is, beside Python's own functions.
+_READS = {
+    *("argmax", "copy", "cpu", "cumsum", "detach", "flatten", "float", "format", "item", "items"),
+    *("join", "keys", "max", "mean", "min", "numpy", "permute", "reshape", "round", "size"),
+    *("squeeze", "std", "sum", "tolist", "transpose", "unsqueeze", "values", "view"),
+}
+_ACTS = {"eval", "exec", "input", "next", "open", "print", "setattr", "delattr", "__import__"}
 
 
 class PlottingCode:
@@ -21,7 +31,7 @@ class PlottingCode:
     """
 
     def __init__(self) -> None:
-        self.reasons: dict[str, str] = {}
+        self.reasons = {name: f"calls {name}(), which only a notebook has" for name in _SHOWS}
 
     def taken_out(self, code: str) -> tuple[str, tuple[str, ...], str]:
         """Return code without what draws, the statements that went, and why it cannot be at all.
@@ -67,13 +77,59 @@ class PlottingCode:
             self.reasons |= {alias.asname or alias.name: reason for alias in statement.names}
             return ""
         if not isinstance(statement, ast.Import):
-            return None
+            return self._of_drawing(statement, reason)
         others = [alias for alias in statement.names if not _of_package(alias.name)]
         for alias in statement.names:
             if alias not in others:
                 name = alias.asname or alias.name.partition(".")[0]
                 self.reasons[name] = _of_package(alias.name)
         return ast.unparse(ast.Import(others)) if others else ""
+
+    def _of_drawing(self, statement: ast.stmt, reason: str) -> str | None:
+        """Return "" for a statement that does nothing but draw, and note its names; else None."""
+        if not _only_draws(statement, self.reasons.keys()):
+            return None
+        self.reasons |= dict.fromkeys(code_of.bound(ast.unparse(statement)), reason)
+        return ""
+
+
+def _only_draws(statement: ast.stmt, drawing: AbstractSet[str]) -> bool:
+    """Return whether a statement does nothing but draw, by names that do."""
+    text = ast.unparse(statement)
+    if not code_of.needed(text) & drawing:
+        return False
+    heads: list[ast.expr]
+    inside: list[ast.stmt] = []
+    match statement:
+        case ast.Expr(value) | ast.Assign(value=value):
+            heads = [value]
+        case ast.For(iter=head, body=inside, orelse=[]) | ast.If(test=head, body=inside, orelse=[]):
+            heads = [head]
+        case ast.With(items=items, body=inside):
+            heads = [item.context_expr for item in items]
+        case _:
+            return False
+    drawing = drawing | code_of.bound(text)  # such as the axes that a loop goes through
+    nodes = [node for head in heads for node in ast.walk(head)]
+    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+    acts = ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom
+    return (
+        all(_root(called) in drawing or _only_reads(called) for called in calls)
+        and not any(isinstance(node, acts) for node in nodes)
+        and all(_only_draws(one, drawing) for one in inside)
+    )
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _only_reads(called: ast.expr) -> bool:
+    if isinstance(called, ast.Attribute):
+        return called.attr in _READS
+    return isinstance(called, ast.Name) and called.id in vars(builtins).keys() - _ACTS
 
 
 def _packages(node: ast.AST) -> Iterator[str]:

@@ -4,7 +4,7 @@ import ast
 import warnings
 
 _ASKS = {"input", "getpass", "breakpoint"}
-_SHOWS = {"display", "clear_output", "get_ipython"}
+_SHOWS = {"get_ipython"}
 # Of nbdist, what needs a notebook.
 _NOTEBOOK = {"current", "start", "attach", "Session", "publish"}
 

@@ -264,7 +264,7 @@ def test_cells_that_failed_and_magics_without_meaning_are_left_out() -> None:
 
 def test_what_uses_a_name_of_a_cell_that_is_left_out_is_left_out_too() -> None:
     sources = (
-        "%%distributed\nimport matplotlib.pyplot as plt\nplt.plot([1])\nsize = 3",
+        "%%distributed\nimport matplotlib.pyplot as plt\nplt.plot(step())\nsize = 3",
         "%%distributed\ndef f():\n    return size",
         "%%distributed\nf()",
         "%%distributed\nb = 1",
@@ -493,7 +493,7 @@ def test_a_cell_of_ranks_below_what_times_or_captures_is_one(above: str) -> None
 def test_a_function_that_reads_what_a_cell_left_out_would_have_given_is_no_older_one() -> None:
     found = reasons(
         "%%distributed\nlr = 0.1\ndef step(): return lr\ndef twice(): return 2 * step()",
-        "%%distributed\nlr = 0.3\ndisplay(lr)",
+        "%%distributed\nlr = 0.3\ninput()",
         "%%distributed\nprint(twice())",
         "%%distributed\nlr = 0.5\nprint(twice())",
     )
@@ -597,6 +597,46 @@ def test_a_module_that_was_written_again_is_told() -> None:
 
 def test_what_a_cell_left_out_has_shown_is_no_older_output() -> None:
     found = reasons(
-        "%%distributed\nsum([1, 2])", "%%distributed\ndisplay(1)\n40 + 1", "%%distributed\n_ + 1"
+        "%%distributed\nsum([1, 2])", "%%distributed\ninput()\n40 + 1", "%%distributed\n_ + 1"
     )
     assert found[3] == "uses _, which cell 2 would have given"
+
+
+TRAINS_AND_DRAWS = """\
+%%distributed
+import matplotlib.pyplot as plt
+losses = [step() for _ in range(3)]
+fig, axes = plt.subplots(1, 2)
+axes[0].plot(range(len(losses)), [loss.item() for loss in losses])
+for ax, name in zip(axes, "ab"):
+    ax.set_title(f"{name}: {losses[-1]:.3f}")
+plt.show()
+display(fig)
+print(losses)
+"""
+
+
+def test_what_draws_below_a_training_is_taken_out_alone() -> None:
+    (block,) = resolved(TRAINS_AND_DRAWS).blocks
+    kept = [line for line in block.code.split("\n") if line and not line.startswith("pass  #")]
+    assert kept == ["losses = [step() for _ in range(3)]", "print(losses)"]
+    assert "axes[0].plot" in block.without[2]
+    later = reasons(TRAINS_AND_DRAWS, "%%distributed\nprint(len(losses))\nsave(fig)")
+    assert later == {2: "draws, with matplotlib"}
+
+
+@pytest.mark.parametrize(
+    "draws",
+    [
+        "plt.plot(step())",
+        "plt.plot(model(x).detach())",
+        "plt.plot(losses := [1])",
+        "plt.plot(next(batches))",
+        "for x in batches:\n    loss = step(x)\n    plt.plot(loss)",
+        "if step():\n    plt.plot(1)",
+        "values = f(plt)",
+    ],
+)
+def test_a_statement_that_may_do_more_than_draw_keeps_its_cell_out(draws: str) -> None:
+    cell = f"%%distributed\nimport matplotlib.pyplot as plt\na = 1\n{draws}"
+    assert reasons(cell) == {1: "draws, with matplotlib"}
