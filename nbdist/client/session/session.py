@@ -464,6 +464,7 @@ class Session:
 
         Raises:
             TransferError: A value cannot be pickled; nothing was set.
+            UsageError: No dict, or a key of it is no name.
         """
         push(self._cluster, values, self._ready_ranks(ranks))
         self._note_sent("", values, ranks)

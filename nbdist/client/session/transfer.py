@@ -24,8 +24,13 @@ _Futures = Mapping[int, PendingReply]
 
 def push(cluster: Cluster, values: Mapping[str, Any], ranks: Iterable[int]) -> None:
     """Set names on these living ranks; see `Session.push`."""
+    if not isinstance(values, Mapping):
+        raise UsageError(
+            f"push takes a dict of names and their values, not {values!r:.50}.",
+            do='for example session.push({"lr": 0.1})',
+        )
     for name in values:
-        if not name.isidentifier():
+        if not isinstance(name, str) or not name.isidentifier():
             raise UsageError(f"{name!r} is not a name that Python allows.")
     try:
         buffers = payload.pack(list(values.values()))
