@@ -1,5 +1,6 @@
 """A notebook as pytest sees it: a file with one test, which runs all cells."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ class NotebookItem(pytest.Item):
     """All cells of a notebook, in order, in one kernel.
 
     JUnit's properties are `cells`, `ranks` where they were given, `expect` for each line that
-    `%dist expect` has said, and `artifact` for each file that was kept.
+    `%dist expect` has said, `artifact` for each file that was kept, and `baseline` for the one that
+    was written.
     """
 
     def runtest(self) -> None:
@@ -42,9 +44,12 @@ class NotebookItem(pytest.Item):
         self.user_properties.append(("cells", str(len(outcome.code_cells(notebook.cells)))))
         for cell in outcome.code_cells(notebook.cells):
             cell.outputs = []  # those of an earlier run are no evidence of this one
+        before = self._baseline_state()
         try:
             run_notebook(notebook, self.path, options)
         finally:
+            if self._baseline_state() != before:
+                self.user_properties.append(("baseline", os.path.relpath(self._baseline)))
             self._keep(notebook)
 
     def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
@@ -62,6 +67,18 @@ class NotebookItem(pytest.Item):
         return RunOptions(
             option.nbdist_ranks, option.nbdist_cell_timeout, option.nbdist_writes_baseline
         )
+
+    @property
+    def _baseline(self) -> Path:
+        return self.path.with_suffix(".baseline.json")
+
+    def _baseline_state(self) -> tuple[int, int] | None:
+        """Return what is another after each time that the baseline is written."""
+        try:
+            told = self._baseline.stat()
+        except OSError:
+            return None
+        return told.st_ino, told.st_mtime_ns
 
     def _keep(self, notebook: Any) -> None:
         """Keep what was said and drawn, as properties and as files."""

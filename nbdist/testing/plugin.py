@@ -99,8 +99,14 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             terminalreporter.line(f"{report.nodeid}: {line}", yellow=True)
     if any(name == "artifact" for _, name, _ in told):
         terminalreporter.line(f"Boards and executed notebooks: {config.option.nbdist_artifacts}")
-    if config.option.nbdist_writes_baseline:
-        terminalreporter.line("Baselines were written beside the notebooks: commit *.baseline.json")
+    if not config.option.nbdist_writes_baseline:
+        return
+    if written := sorted(value for _, name, value in told if name == "baseline"):
+        terminalreporter.line(f"Baselines were written: commit {', '.join(written)}")
+    elif any(name == "cells" and report.passed for report, name, _ in told):
+        terminalreporter.line(
+            "No baseline was written: no %dist expect compares a run with another one."
+        )
 
 
 def _ranks(text: str) -> int:

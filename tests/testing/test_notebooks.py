@@ -18,7 +18,7 @@ def baseline(folder: Path) -> None:
     write(folder / "good.ipynb")
     made = run_pytest(folder, "--nbdist", "--nbdist-ranks", "2", "--nbdist-baseline", "good.ipynb")
     assert made.exit_code == 0, made.text
-    assert "commit *.baseline.json" in made.text
+    assert "Baselines were written: commit good.baseline.json" in made.text
 
 
 def run(folder: Path, names: tuple[str, ...], *words: str) -> Report:

@@ -78,3 +78,21 @@ def test_a_cell_that_hears_no_interrupt_is_told_by_the_time_that_was_asked_for_a
     assert told.startswith("Cell 1 of 1 took longer than 1.25 s: import signal, time")
     assert told.endswith("It did not end when it was interrupted, so its kernel was killed.")
     assert "Timeout" not in f"{told}{caplog.text}"  # nbclient's own, with another number
+
+
+def test_baselines_are_named_where_some_were_written_and_none_is_promised_elsewhere(
+    folder: Path,
+) -> None:
+    words = ("--nbdist", "--nbdist-baseline")
+    assert "No baseline was written: no %dist expect" in run_pytest(folder, *words, ".").text
+    for name, source in (
+        ("stores", "import pathlib; pathlib.Path('stores.baseline.json').write_text('{}')"),
+        ("fails", "1 / 0"),
+    ):
+        nbformat.write(new_notebook(cells=[new_code_cell(source)]), folder / f"{name}.ipynb")
+    stored = run_pytest(folder, *words, ".")
+    assert "Baselines were written: commit stores.baseline.json\n" in stored.text
+    assert stored.properties("stores", "baseline") == ["stores.baseline.json"]
+    failed = run_pytest(folder, *words, "fails.ipynb")
+    assert "1 failed" in failed.text
+    assert "written" not in failed.text
