@@ -31,8 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: The words after `nbdist`; those of this process by default.
     """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    of_export: list[str] = []
+    if words[:1] == ["export"]:  # a parser of its own reads the rest: to make it costs imports
+        words, of_export = words[:1], words[1:]
     parser = build_parser()
-    known, others = parser.parse_known_args(arguments)
+    known, others = parser.parse_known_args(words)
     if others and known.command != "lab":
         parser.error(f"unrecognized arguments: {' '.join(others)}")
     try:
@@ -46,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case "status" | "stacks" | "board" | "stop":
                 return ask(known)
             case "export":
-                return export(known)
+                return export(of_export)
             case "doctor":
                 return doctor()
             case _:
@@ -113,10 +117,9 @@ def build_parser() -> argparse.ArgumentParser:
             words.add_argument(
                 "--watch", action="store_true", help="again every 3 s until the cell ends"
             )
-    export_words = commands.add_parser(
+    commands.add_parser(
         "export", help="write a notebook's %%%%distributed cells as a script for torchrun"
     )
-    export_words.add_argument("words", nargs=argparse.REMAINDER, metavar="NOTEBOOK PATH ...")
     commands.add_parser("doctor", help="check this machine and suggest fixes")
     return parser
 
@@ -277,7 +280,7 @@ def show_anew(said: str) -> None:
         print(f"{said}\n", flush=True)
 
 
-def export(known: argparse.Namespace) -> int:
+def export(words: Sequence[str]) -> int:
     """Write a notebook's cells as a script, without a kernel."""
     from nbdist.client.notebook.arguments import add_export
     from nbdist.client.notebook.export_command import export_file
@@ -288,7 +291,7 @@ def export(known: argparse.Namespace) -> int:
     )
     parser.add_argument("notebook", metavar="NOTEBOOK", help="the notebook's file")
     add_export(parser, "which code cells, counted from 1, such as 3,5-8")
-    print(export_file(parser.parse_args(known.words)))
+    print(export_file(parser.parse_args(words)))
     return 0
 
 

@@ -152,3 +152,14 @@ def test_stop_ends_a_process_that_ignores_being_asked(monkeypatch: pytest.Monkey
         cli.stop_group(process)
 
         assert process.returncode == -9
+
+
+def test_the_help_of_export_shows_its_options_wherever_they_stand(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["export", "--help"])
+    shown = capsys.readouterr().out
+    assert all(option in shown for option in ("NOTEBOOK", "--cells", "--format", "--force"))
+    assert cli.main(["export", "--force", "train.txt", "train.py"]) == 1
+    assert "train.txt is none" in capsys.readouterr().err
