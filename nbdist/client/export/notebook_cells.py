@@ -27,7 +27,7 @@ class Pushed:
     Attributes:
         name: On the ranks.
         literal: The value in Python's notation; "" where it has none.
-        why_none: Why it has none, such as `a Tensor is no plain value`.
+        why_none: Why it has none, such as `a torch.Tensor is no plain value`.
         ranks: To which.
     """
 
@@ -68,9 +68,11 @@ def pushed(name: str, value: object) -> Pushed:
     """Return what is remembered of a value that is sent to the ranks now."""
     if plain.is_plain(value):
         return Pushed(name, literal(value))
-    kind = type(value).__name__
+    kind, module = type(value).__name__, type(value).__module__
     if isinstance(value, list | tuple | dict | str):
         return Pushed(name, "", f"its {kind} is too large, or holds more than plain values")
+    if module not in ("builtins", "__main__"):
+        kind = f"{module}.{kind}"  # there is a bool of numpy's
     article = "an" if kind[0].lower() in "aeiou" else "a"
     return Pushed(name, "", f"{article} {kind} is no plain value")
 

@@ -2,6 +2,7 @@
 
 from textwrap import dedent
 
+import numpy
 import pytest
 
 from nbdist.client.export.modules import beside
@@ -134,6 +135,7 @@ def test_a_value_that_was_pushed_is_what_the_kernel_had_then() -> None:
     assert [one.code for one in found] == ["x = 0.5", "x = [1, float('inf')]", ""]
     assert found[2].reason == "pushes x: an object is no plain value, and no cell defines x"
     assert pushed("word", "infinite").literal == "'infinite'"
+    assert pushed("flag", numpy.bool_(True)).why_none == "a numpy.bool is no plain value"
 
 
 @pytest.mark.parametrize(
