@@ -54,15 +54,15 @@ class ClusterOptions:
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense on any machine."""
-        _require_word("--device", self.device, _DEVICES)
+        _require_word("device", self.device, _DEVICES)
         _require_word("tap", self.tap, _TAPS)
         _require_word("check", self.check, _CHECKS)
         if self.n < 1:
             raise UsageError(f"-n is the number of ranks, at least 1, not {self.n}.")
         if self.threads < 1:
-            raise UsageError(f"--threads is at least 1, not {self.threads}.")
+            raise UsageError(f"threads is at least 1, not {self.threads}.")
         if not self.timeout > 0:
-            raise UsageError(f"--timeout is a number of seconds above 0, not {self.timeout:g}.")
+            raise UsageError(f"timeout is a number of seconds above 0, not {self.timeout:g}.")
         if not self.quiet >= 0:
             raise UsageError(f"quiet is a number of seconds, 0 for never, not {self.quiet:g}.")
         if self.peer_snapshots < 0:
@@ -106,7 +106,7 @@ def choose_options(
         UsageError: A word or a number makes no sense.
     """
     if backend is not None:
-        _require_word("--backend", backend, ("gloo", "nccl"))
+        _require_word("backend", backend, ("gloo", "nccl"))
     device = device or ("cuda" if gpus else "cpu")
     if n is None:
         n = slots or (gpus if device == "cuda" and gpus else 2)
@@ -125,7 +125,7 @@ def choose_options(
     if slots is None and n > most:
         raise UsageError(f"-n {n} is too many for this machine; use at most {most}.")
     if backend == "nccl" and device == "cpu":
-        raise UsageError("--backend nccl needs --device cuda; on the CPU it is gloo.")
+        raise UsageError("backend nccl needs device cuda; on the CPU it is gloo.")
     if device == "cuda" and backend != "gloo" and gpus < n:
         raise StartError(
             f"{n} ranks need {n} GPUs, and this machine has {gpus}.",
@@ -143,7 +143,9 @@ def is_loopback(address: str) -> bool:
 
 def _require_word(name: str, word: str, words: tuple[str, ...]) -> None:
     if word not in words:
-        raise UsageError(f"{name} is {', '.join(words[:-1])} or {words[-1]}, not {word!r}.")
+        # Named as in Python: %dist start, %config and nbdist.init(), in a script, all give it.
+        *most, last = [f'"{known}"' for known in words]
+        raise UsageError(f"{name} is {', '.join(most)} or {last}, not {word!r}.")
 
 
 def _cores() -> int:

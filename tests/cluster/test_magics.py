@@ -102,7 +102,7 @@ def test_the_kernel_never_imports_torch_for_cells_and_arrays(notebook: Kernel) -
         ("%dist strat", "did you mean start?"),
         ("%dist frobnicate", "it is one of start, attach, status"),
         ("%dist start -n many", "-n"),
-        ("%dist start --device tpu", "--device is cpu or cuda"),
+        ("%dist start --device tpu", 'device is "cpu" or "cuda"'),
         ("%dist start -n 0", "at least 1"),
         ("%dist push", "missing: NAME"),
         ("%dist push nowhere", "There is no 'nowhere'"),

@@ -45,15 +45,15 @@ def test_a_cluster_is_described_in_a_line() -> None:
     ("asked", "sentence"),
     [
         ({"n": 0}, "-n is the number of ranks, at least 1, not 0."),
-        ({"threads": 0}, "--threads is at least 1, not 0."),
-        ({"device": "tpu"}, "--device is cpu or cuda, not 'tpu'."),
-        ({"backend": "mpi"}, "--backend is gloo or nccl, not 'mpi'."),
-        ({"tap": "all"}, "tap is off, counts or full, not 'all'."),
-        ({"check": "on"}, "check is shared, store or off, not 'on'."),
-        ({"timeout": 0.0}, "--timeout is a number of seconds above 0, not 0."),
-        ({"timeout": float("nan")}, "--timeout is a number of seconds above 0, not nan."),
+        ({"threads": 0}, "threads is at least 1, not 0."),
+        ({"device": "tpu"}, 'device is "cpu" or "cuda", not \'tpu\'.'),
+        ({"backend": "mpi"}, 'backend is "gloo" or "nccl", not \'mpi\'.'),
+        ({"tap": "all"}, 'tap is "off", "counts" or "full", not \'all\'.'),
+        ({"check": "on"}, 'check is "shared", "store" or "off", not \'on\'.'),
+        ({"timeout": 0.0}, "timeout is a number of seconds above 0, not 0."),
+        ({"timeout": float("nan")}, "timeout is a number of seconds above 0, not nan."),
         ({"quiet": -1.0}, "quiet is a number of seconds, 0 for never, not -1."),
-        ({"backend": "nccl"}, "--backend nccl needs --device cuda; on the CPU it is gloo."),
+        ({"backend": "nccl"}, "backend nccl needs device cuda; on the CPU it is gloo."),
     ],
 )
 def test_what_makes_no_sense_is_one_sentence(asked: dict[str, Any], sentence: str) -> None:
