@@ -135,7 +135,11 @@ def test_a_layout_that_cannot_have_these_ranks_ends_the_script_with_one_error(
     ran = torchrun(script, 2)
     assert ran.returncode == 1
     assert ran.stderr.count("LayoutError: fsdp=2 x tp=2 needs 4 ranks") == 1
-    assert 'Do:  let nbdist fill one in: "fsdp=-1 tp=2"' in ran.stderr
+    assert (
+        "Do:  torchrun --nproc-per-node 4 train.py    "
+        '(or let nbdist fill one in: "fsdp=-1 tp=2" gives fsdp=1)'
+    ) in ran.stderr
+    assert "cluster" not in ran.stderr
     assert "ran" not in ran.stdout
 
 

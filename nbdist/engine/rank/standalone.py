@@ -208,9 +208,22 @@ def _require_layouts(layouts: Sequence[str], here: ThisRank) -> None:
         if _ranks_on_host is None:  # the notebook's ranks: an error of the cell
             raise
         if here.rank == 0:
+            error.do = _on_other_ranks(mesh.ranks_needed(text), here.world_size, error.do)
             print(f"LayoutError: {error}", file=sys.stderr, flush=True)
         dist.barrier()  # torchrun ends all at the first that fails: rank 0 must have spoken
         raise SystemExit(1) from None
+
+
+def _on_other_ranks(needed: int | None, world_size: int, do: str) -> str:
+    """Return what to do about a layout: first to start as many ranks as it needs, if one knows."""
+    if needed is None:
+        return do
+    script = os.path.basename(sys.argv[0]) or "SCRIPT"
+    is_one_node = _ranks_on_host == world_size
+    start = (
+        f"torchrun --nproc-per-node {needed} {script}" if is_one_node else f"start {needed} ranks"
+    )
+    return f"{start}    (or {do})" if do else start
 
 
 def _begin(here: ThisRank, records: str | os.PathLike[str] | None) -> None:

@@ -163,6 +163,14 @@ def fits(text: str, world_size: int, ranks_on_host: int | None = None) -> bool:
     return True
 
 
+def ranks_needed(text: str) -> int | None:
+    """Return the one number of ranks that a layout can have; None where several fit, or none."""
+    sizes = re.findall(r"=\s*(\d+)", str(text))
+    needed = math.prod(map(int, sizes))
+    is_only_one = bool(sizes) and fits(text, needed) and not fits(text, 2 * needed)
+    return needed if is_only_one else None
+
+
 def _shape(text: str, world_size: int, ranks_on_host: int | None) -> MeshShape:
     if not isinstance(text, str):
         raise Misfit(
@@ -296,16 +304,16 @@ def _fill(sizes: dict[str, int], names: Sequence[str], world_size: int) -> dict[
     if open_axes:
         if world_size % fixed:
             raise Misfit(
-                f"{shown} does not divide the {world_size} ranks of this cluster.",
+                f"{shown} does not divide the {world_size} ranks.",
                 why=f"{open_axes[0]}=-1 takes what is left, and {world_size} / {fixed} is no "
                 "whole number",
                 do=f"use a divisor of {world_size}: {_divisors(world_size)}",
             )
         return {**sizes, open_axes[0]: world_size // fixed}
     if fixed != world_size:
-        plural = "rank" if fixed == 1 else "ranks"
+        plural, are = "rank" if fixed == 1 else "ranks", "is" if world_size == 1 else "are"
         raise Misfit(
-            f"{shown} needs {fixed} {plural}, and this cluster has {world_size}.",
+            f"{shown} needs {fixed} {plural}, and there {are} {world_size}.",
             why="the product of all degrees must equal the world size",
             tries=fill_ins(sizes, names, world_size),
             do=f'leave one axis to nbdist, as "dp=-1", and use divisors of {world_size} for the '

@@ -3,6 +3,7 @@
 import pytest
 import torch.distributed as dist
 
+from nbdist.engine.rank import standalone
 from nbdist.engine.rank.standalone import _place, init
 from nbdist.errors import UsageError
 from nbdist.options import LOOPBACK
@@ -41,3 +42,25 @@ def test_a_group_that_others_have_made_is_refused_with_what_to_do() -> None:
         dist.destroy_process_group()
     assert "There is a process group already" in refused.value.what
     assert "put it below nbdist.init()" in refused.value.do
+
+
+def test_a_script_whose_layout_needs_other_ranks_is_started_with_them_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/home/ada/train.py"])
+    monkeypatch.setattr(standalone, "_ranks_on_host", 2)
+    assert standalone._on_other_ranks(4, 2, "fill one in") == (
+        "torchrun --nproc-per-node 4 train.py    (or fill one in)"
+    )
+    assert standalone._on_other_ranks(8, 4, "") == "start 8 ranks"
+    assert standalone._on_other_ranks(None, 2, "keep one of the two") == "keep one of the two"
+
+
+def test_a_device_that_nobody_has_is_refused_without_the_words_of_a_magic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (TOLD | {"LOCAL_WORLD_SIZE": "4"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError) as refused:
+        init(device="gpu")
+    assert str(refused.value) == 'device is "cpu" or "cuda", not \'gpu\'.'

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbdist.engine.layout.spec.axis_facts import AXES
-from nbdist.engine.layout.spec.mesh import MeshShape, parse
+from nbdist.engine.layout.spec.mesh import MeshShape, parse, ranks_needed
 from nbdist.errors import LayoutError
 
 
@@ -117,10 +117,16 @@ def test_a_single_rank_still_has_an_axis() -> None:
 
 def test_too_few_ranks_name_both_numbers_and_the_fix() -> None:
     assert refusal("dp=3 tp=2", 8) == (
-        "dp=3 x tp=2 needs 6 ranks, and this cluster has 8.\n"
+        "dp=3 x tp=2 needs 6 ranks, and there are 8.\n"
         "Why: the product of all degrees must equal the world size\n"
         'Do:  let nbdist fill one in: "dp=-1 tp=2" gives dp=4'
     )
+
+
+def test_a_layout_of_numbers_alone_needs_their_product_of_ranks() -> None:
+    assert [ranks_needed(text) for text in ("fsdp=2 tp=2", "dp = 3", "zero3 tp=2")] == [4, 3, None]
+    assert [ranks_needed(text) for text in ("ddp", "dp=2 fsdp=-1", "dp=0", "xp=2")] == [None] * 4
+    assert ranks_needed(["dp=2"]) is None  # type: ignore[arg-type]
 
 
 def test_a_fill_in_is_sought_on_every_axis() -> None:
