@@ -41,6 +41,7 @@ from IPython.core.ultratb import VerboseTB
 from nbdist import origins
 from nbdist.engine.kernel import interrupts, location, tracebacks
 from nbdist.error_text import ToldError, cut
+from nbdist.errors import UsageError
 
 Lent = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -70,6 +71,7 @@ def install(
     _name_cells_alike(kernel)
     _refuse_input(kernel)
     _refuse_exit(kernel)
+    refuse_magics(kernel.shell)
     _shorten_tracebacks(kernel, was_freed)
     tracebacks.install(kernel)
     _repeat_lost_interrupts()
@@ -266,6 +268,25 @@ def _refuse_input(kernel: Any) -> None:
     kernel.raw_input = refuse
     kernel.getpass = refuse
     sys.breakpointhook = refuse_debugger
+
+
+def refuse_magics(shell: Any) -> None:
+    """Make the notebook's magics say on a rank where they belong."""
+
+    def refuse_line(line: str) -> None:
+        raise UsageError(
+            f"%dist {line}".rstrip() + " is for the notebook, and this cell runs on the ranks.",
+            do="put the line into a cell of its own",
+        )
+
+    def refuse_cell(line: str, cell: str) -> None:
+        raise UsageError(
+            "%%distributed is for the notebook, and this cell runs on the ranks already.",
+            do="keep one %%distributed, as the cell's first line",
+        )
+
+    shell.register_magic_function(refuse_line, "line", "dist")
+    shell.register_magic_function(refuse_cell, "cell", "distributed")
 
 
 def _refuse_exit(kernel: Any) -> None:
