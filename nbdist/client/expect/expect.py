@@ -69,9 +69,9 @@ def metric_names(trained: "TrainedCell | None") -> list[str]:
     from nbdist.client.metrics.recent import recent_steps, values_of_run
 
     series = trained.telemetry.series
-    return list(
-        dict.fromkeys(["loss", *trained.telemetry.keys(), *values_of_run(recent_steps(series))])
-    )
+    names = dict.fromkeys(["loss", *trained.telemetry.keys(), *values_of_run(recent_steps(series))])
+    names.pop("step_s", None)  # people know it as step_ms
+    return list(names)
 
 
 def _nothing_trained() -> ClusterError:
@@ -168,7 +168,7 @@ def _variable(
                 "with it; of a metric, first(loss) is known."
             ) from error
         known = metric_names(trained)
-        close = get_close_matches(name, known, n=1, cutoff=0.75)
+        close = get_close_matches(name, known, n=1, cutoff=0.7)  # step is step_ms
         hint = f"did you mean {close[0]}?" if close else f"the metrics are {', '.join(known)}."
         raise UsageError(
             f"{name} is neither a metric of the newest training nor a variable of the ranks; {hint}"
