@@ -96,6 +96,10 @@ def test_an_error_names_the_scripts_line_and_frees_the_others(
     exits = script(tmp_path, "import sys\nsys.exit('no such option')\n", "exits.py")
     with pytest.raises(RankError, match=r"called sys.exit\(no such option\)"):
         session.run_script(exits)
+    parses = "import argparse\nparser = argparse.ArgumentParser()\n"
+    parses += "parser.add_argument('--steps', type=int)\nparser.parse_args()\n"
+    with pytest.raises(RankError, match="look at the words after parses"):
+        session.run_script(script(tmp_path, parses, "parses.py"), ["--steps", "x"])
 
 
 ENDS = {

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import os
+import shlex
 import time
 import tokenize
 import warnings
@@ -69,7 +70,7 @@ class CellRequest:
     @property
     def ran(self) -> WhatRan:
         """How texts about it speak of it."""
-        return WhatRan(Path(self.script).name)
+        return WhatRan(Path(self.script).name, has_words=bool(self.argv))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,24 +185,47 @@ def read_script(file: Path) -> str:
     """Return the source of a script that compiles, as it can be a cell's.
 
     Raises:
-        UsageError: It cannot be read.
+        UsageError: It cannot be read, or is a notebook.
         CellSyntaxError: It does not compile.
     """
+    if file.suffix == ".ipynb":
+        notebook, script = shlex.quote(file.name), shlex.quote(f"{file.stem}.py")
+        raise UsageError(
+            f"{file.name} is a notebook, not a script.",
+            do=f"nbdist export {notebook} {script} in a terminal, then %dist run {script}",
+        )
     try:
         with tokenize.open(file) as opened:
             code = opened.read()
+    except OSError as error:
+        raise UsageError(f"The script {file} cannot be read: {error.strerror}.") from None
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise _not_in_its_encoding(file, str(error)) from None
+    try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             compile(code, str(file), "exec", dont_inherit=True)
-    except OSError as error:
-        raise UsageError(f"The script {file} cannot be read: {error.strerror}.") from None
     except SyntaxError as error:
         told = describe_syntax_error(error).replace("the cell", file.name, 1)
         raise CellSyntaxError(told) from None
-    except ValueError as error:  # bytes that are no text
+    except ValueError as error:  # a null byte, before Python 3.12
         raise UsageError(f"The script {file} cannot be read: {error}.") from None
     # IPython drops empty lines above a cell, and all others would have other numbers.
     return f"#{code}" if code[:1].isspace() else code
+
+
+def _not_in_its_encoding(file: Path, told: str) -> UsageError:
+    """Return the error of a script whose bytes are no text, as `tokenize` or a codec has told."""
+    is_unnamed = "missing encoding" in told or "'utf-8' codec" in told
+    return UsageError(
+        f"The script {file} is not UTF-8."
+        if is_unnamed
+        else f"The script {file} is not in the encoding that it names: {told}.",
+        why="Python reads a script as UTF-8 where its first two lines name no other encoding"
+        if is_unnamed
+        else "",
+        do="save it as UTF-8, or name its encoding in the first line: # -*- coding: latin-1 -*-",
+    )
 
 
 def _compile(code: str) -> None:

@@ -17,9 +17,10 @@ _MAKE_AGAIN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class WhatRan:
-    """What ran on the ranks: a cell, or with its file's name a script."""
+    """What ran on the ranks: a cell, or with its file's name a script, and whether it had words."""
 
     script: str = ""
+    has_words: bool = False
 
     @property
     def name(self) -> str:
@@ -58,6 +59,14 @@ class WhatRan:
         file, _, line = place.partition(", ")
         where = f"{line} of {file}" if line.startswith("line ") else self.script
         return f"fix {where}, then {self.again(kept=True)}."
+
+    @property
+    def look_at_words(self) -> str:
+        """What to do about words that a script has refused."""
+        return (
+            f"look at the words after {self.script}: sys.exit(2) is how argparse refuses them, and "
+            f"what it said stands above; {_KEPT}."
+        )
 
     def loops(self, *, unchanged: bool = False) -> str:
         """Return what follows where loops over loaders were in its midst.

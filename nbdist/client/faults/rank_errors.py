@@ -434,8 +434,15 @@ def _advice(groups: Sequence[Group], ran: WhatRan) -> str:
         own = [line for line in causes[0].evalue.split("\n") if line.startswith(_DO)]
         if own:
             return own[-1].removeprefix(_DO)
+    if ran.has_words and all(_refuses_words(cause) for cause in causes):
+        return ran.look_at_words
     place = place_of(causes[0]) if len(causes) == 1 and isinstance(causes[0], Failure) else ""
     return _shared_memory_advice(causes) or ran.fix(place)
+
+
+def _refuses_words(cause: Failure | Death) -> bool:
+    """Return whether a script has ended as argparse ends one."""
+    return isinstance(cause, Failure) and (cause.ename, cause.evalue) == ("SystemExit", "2")
 
 
 def _shared_memory_advice(causes: Iterable[Failure | Death]) -> str:

@@ -1,11 +1,12 @@
 """A cell that cannot compile is told from one that can."""
 
 import warnings
+from pathlib import Path
 
 import pytest
 
-from nbdist.client.cells.request import check_syntax
-from nbdist.errors import CellSyntaxError
+from nbdist.client.cells.request import check_syntax, read_script
+from nbdist.errors import CellSyntaxError, UsageError
 
 
 @pytest.mark.parametrize(
@@ -51,3 +52,33 @@ def test_the_caret_points_at_the_place() -> None:
     assert "line 3" in what
     assert line == "    x = = 2"
     assert caret.index("^") == line.index("= 2")
+
+
+def test_a_notebook_is_no_script_and_is_exported_first() -> None:
+    with pytest.raises(UsageError) as refused:
+        read_script(Path("/work/my train.ipynb"))
+    assert refused.value.what == "my train.ipynb is a notebook, not a script."
+    assert refused.value.do == (
+        "nbdist export 'my train.ipynb' 'my train.py' in a terminal, then %dist run 'my train.py'"
+    )
+
+
+@pytest.mark.parametrize("above", [b"", b"\n\n\n"])
+def test_a_script_that_is_not_utf_8_says_so_and_what_to_do(tmp_path: Path, above: bytes) -> None:
+    file = tmp_path / "train.py"
+    file.write_bytes(above + "name = 'Größe'\n".encode("latin-1"))
+    with pytest.raises(UsageError) as refused:
+        read_script(file)
+    assert refused.value.what == f"The script {file} is not UTF-8."
+    assert "# -*- coding: latin-1 -*-" in refused.value.do
+    file.write_bytes(b"# -*- coding: latin-1 -*-\n" + file.read_bytes())
+    assert "Größe" in read_script(file)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "nonsense"])
+def test_a_script_that_names_a_wrong_encoding_is_told_of_it(tmp_path: Path, encoding: str) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(f"# coding: {encoding}\nname = 'Größe'\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="not in the encoding that it names") as refused:
+        read_script(file)
+    assert refused.value.do.startswith("save it as UTF-8")
