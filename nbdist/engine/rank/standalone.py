@@ -27,7 +27,8 @@ import torch.distributed as dist
 
 from nbdist.engine.kernel import environment, location
 from nbdist.engine.rank.printed import PrintedNumbers
-from nbdist.errors import LayoutError, NBDistError, UsageError
+from nbdist.errors import LayoutError, NBDistError, StartError, UsageError
+from nbdist.formatting import counted
 from nbdist.options import LOOPBACK, ClusterOptions, choose_options
 from nbdist.placement import HERE, Place
 from nbdist.wire import Batch
@@ -81,6 +82,7 @@ def init(
 
     Raises:
         SystemExit: A layout does not fit; rank 0 has said which numbers would.
+        StartError: This machine has fewer GPUs than ranks, and nccl is asked for.
         UsageError: torchrun has not started this process, or a word makes no sense. Or the script
             runs once more, imported by a process that it has spawned, such as a loader's worker. Or
             there is a process group already.
@@ -93,7 +95,7 @@ def init(
     _refuse_group()
     rank, place = _place(os.environ)
     options = choose_options(
-        torch.cuda.device_count(),
+        _gpus(torch.cuda.device_count(), place.local_size, device, backend),
         n=int(os.environ["WORLD_SIZE"]),
         device=device,
         backend=backend,
@@ -165,6 +167,23 @@ def _place(environ: Mapping[str, str]) -> tuple[int, Place]:
     address = LOOPBACK if nodes == 1 else _address_towards(environ["MASTER_ADDR"])
     place = Place(host, address, local_rank, local_size, node, nodes, leads=local_rank == 0)
     return rank, place
+
+
+def _gpus(here: int, local_size: int, device: str | None, backend: str | None) -> int:
+    """Return how many GPUs all machines have for their ranks, each of which looks at its own.
+
+    Raises:
+        StartError: This machine has fewer than ranks, and nccl is what they would use.
+    """
+    wants = backend != "gloo" and (device == "cuda" or (device is None and here > 0))
+    if wants and here < local_size:
+        fewer = f"torchrun --nproc-per-node {here}, or " if here else ""
+        raise StartError(
+            f"{counted(local_size, 'rank')} of this machine need as many GPUs, and it has {here}.",
+            why="with nccl each rank has a GPU of its own.",
+            do=f'{fewer}nbdist.init(device="cpu")',
+        )
+    return int(os.environ["WORLD_SIZE"]) if here else 0
 
 
 def _address_towards(host: str) -> str:

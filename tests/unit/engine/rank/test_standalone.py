@@ -4,8 +4,8 @@ import pytest
 import torch.distributed as dist
 
 from nbdist.engine.rank import standalone
-from nbdist.engine.rank.standalone import _place, init
-from nbdist.errors import UsageError
+from nbdist.engine.rank.standalone import _gpus, _place, init
+from nbdist.errors import StartError, UsageError
 from nbdist.options import LOOPBACK
 from nbdist.placement import HERE
 
@@ -64,3 +64,14 @@ def test_a_device_that_nobody_has_is_refused_without_the_words_of_a_magic(
     with pytest.raises(UsageError) as refused:
         init(device="gpu")
     assert str(refused.value) == 'device is "cpu" or "cuda", not \'gpu\'.'
+
+
+def test_each_machine_needs_gpus_for_its_own_ranks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    assert _gpus(8, 8, "cuda", None) == _gpus(8, 8, None, None) == 16
+    assert _gpus(0, 8, None, None) == 0
+    assert _gpus(2, 8, "cuda", "gloo") == 16
+    with pytest.raises(StartError) as refused:
+        _gpus(4, 8, None, None)
+    assert str(refused.value).startswith("8 ranks of this machine need as many GPUs, and it has 4.")
+    assert 'torchrun --nproc-per-node 4, or nbdist.init(device="cpu")' in str(refused.value)
