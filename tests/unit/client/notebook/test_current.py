@@ -14,8 +14,8 @@ from nbdist.errors import UsageError
     ("asked", "sentence"),
     [
         ({"n": 0}, "at least 1, not 0"),
-        ({"device": "tpu"}, "cpu or cuda, not 'tpu'"),
-        ({"n": 2, "device": "cpu", "backend": "nccl"}, "needs --device cuda"),
+        ({"device": "tpu"}, 'device is "cpu" or "cuda", not .tpu'),
+        ({"n": 2, "device": "cpu", "backend": "nccl"}, "backend nccl needs device cuda"),
         ({"n": 10**6}, "use at most"),
     ],
 )
