@@ -168,8 +168,8 @@ def _nothing(resolved: Resolved, chosen: Sequence[int] | None) -> UsageError:
     what = "None of these cells" if chosen else "No %%distributed cell"
     return UsageError(
         f"{what} can be exported; nothing was written.",
-        why=why or "none has run so far",
-        do="run the cells that train, then %dist export again",
+        why=why or "there is none that has run",
+        do="run the %%distributed cells that train, and export again",
     )
 
 

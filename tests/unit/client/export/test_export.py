@@ -119,7 +119,7 @@ def test_a_place_that_cannot_be_written_to_is_refused(tmp_path: Path, name: str,
 def test_without_a_cell_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         exported(tmp_path / "train.py", [])
-    assert caught.value.why == "none has run so far"
+    assert caught.value.why == "there is none that has run"
     with pytest.raises(UsageError) as caught:
         exported(tmp_path / "train.py", CELLS[2:])
     assert caught.value.why == "cell 3 has failed"
