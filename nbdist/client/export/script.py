@@ -10,6 +10,15 @@ from nbdist.formatting import counted
 
 # Imported once more: a cell may have given the name to something else.
 _END = "import torch.distributed as dist\n\ndist.destroy_process_group()\n"
+# What nbdist.init() does at the end of a script that uses it.
+_END_OF_TORCH = """\
+import time
+
+import torch.distributed as dist
+
+dist.destroy_process_group()
+time.sleep(0.1)  # gloo's thread drops its last collective, for which torch may abort at an exit
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +128,7 @@ def write(
             else []
         ),
         *map(_part, resolved.blocks),
-        _END,
+        _END if needs_nbdist else _END_OF_TORCH,
     ]
     text = "\n\n".join(part for part in parts if part)
     compile(text, name, "exec", dont_inherit=True)

@@ -17,6 +17,7 @@ import os
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -33,6 +34,7 @@ from nbdist.options import LOOPBACK, ClusterOptions, choose_options
 from nbdist.placement import HERE, Place
 from nbdist.wire import Batch
 
+_LET_GO_S = 0.1
 _RUN_IT = "torchrun --nproc-per-node 2 {}    (or %dist run in a notebook)"
 
 
@@ -292,6 +294,9 @@ def _end(rank: int) -> None:
     lines = (*weighting.take_notices(), *position.take_notices(), *save.end_cell())
     if rank == 0 and lines:
         print(*lines, sep="\n", flush=True)
+    # A thread of gloo's drops the last collective and needs the GIL for it. An interpreter that
+    # ends meanwhile ends the thread, and the process with SIGABRT (pytorch/pytorch#190489).
+    time.sleep(_LET_GO_S)
 
 
 def _recorder(rank: int, folder: Path) -> Any:
