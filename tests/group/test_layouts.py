@@ -146,7 +146,7 @@ def refusals() -> list[dict[str, str]]:
     ("case", "words"),
     [
         ("unknown word", ["zeor3", "zero3"]),
-        ("product", ["needs 3 ranks", "has 2", '"dp=-1" gives dp=2']),
+        ("product", ["needs 3 ranks", "there are 2", '"dp=-1" gives dp=2']),
         ("cp", ["cp needs one list of equal blocks, and found layer_1, layer_2 in ConvNet"]),
         ("policy", ["object is not a policy", "policies are", "TensorParallel", "Precision"]),
         ("no module", ["got a str", "torch.nn.Module"]),
