@@ -251,7 +251,8 @@ def test_slurms_controller_may_be_away_while_ranks_train_and_is_told_of_at_a_sta
         assert not [line for line in slurm.left_running() if "salloc" in line]
 
         slurm.start_controller()
-        assert [line.split()[0] for line in slurm.jobs()] == [job]
+        # Slurm itself may have ended the job by now, whose nodes run nothing; there is no other.
+        assert {line.split()[0] for line in slurm.jobs()} <= {job}
 
 
 def test_a_wait_in_the_queue_goes_on_when_slurms_controller_comes_back(slurm: Slurm) -> None:
