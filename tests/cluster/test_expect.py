@@ -38,6 +38,18 @@ def train(session: Session, more: str = "", name: str = "small") -> None:
     session.run(MODEL + TRAIN.format(more=more), run_name=name, track=False)
 
 
+def expect_when_measured(session: Session, assertion: str) -> str:
+    """Return what is told of a time, and train again where the machine was too full for one."""
+    for _ in range(5):
+        try:
+            return session.expect(assertion)
+        except UsageError as error:
+            if "measured fewer" not in str(error):
+                raise
+            train(session)
+    return session.expect(assertion)
+
+
 @pytest.mark.parametrize(
     ("assertion", "found"),
     [
@@ -80,8 +92,9 @@ def test_what_does_not_hold_is_one_error_with_the_number(trained: Session) -> No
 
 def test_a_run_is_compared_with_the_one_of_its_name_before_it(trained: Session) -> None:
     train(trained)
-    for assertion in ("collectives == last", "bytes 0 %", "step <= 10 x last"):
+    for assertion in ("collectives == last", "bytes 0 %"):
         assert "the run of small before" in trained.expect(assertion)
+    assert "the run of small before" in expect_when_measured(trained, "step <= 10 x last")
     train(trained, more="dist.all_reduce(torch.ones(100))")
     with pytest.raises(ExpectationError, match=r"makes 2 all_reduce, and .* it made 1 all_reduce"):
         trained.expect("collectives == last")

@@ -286,9 +286,11 @@ class _Compared:
             sent = _bytes(self._text, now), _bytes(self._text, other)
             return judge.judge_bytes(self._text, *sent, asked.share, whose)
         if now.time is None or other.time is None or now.time.steps < _FEWEST_STEPS:
+            is_now = now.time is None or now.time.steps < _FEWEST_STEPS
             raise UsageError(
                 f"%dist expect {self._text}: a time is told of {_FEWEST_STEPS} steps or more, and "
-                f"this training measured {now.time.steps if now.time else 0}."
+                f"{'this training' if is_now else whose} measured fewer.",
+                do="train longer, or once more while less else runs",
             )
         return judge.judge_step(self._text, now.time, other.time, asked.factor, whose)
 
