@@ -16,6 +16,9 @@ _TAPS = ("off", "counts", "full")
 _CHECKS = ("shared", "store", "off")
 
 
+TIMEOUT_S = 1800.0  # torch's own
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
     """What a cluster is started with. It checks itself when made, in the notebook and on a rank.
@@ -43,7 +46,7 @@ class ClusterOptions:
     device: str
     backend: str
     threads: int
-    timeout: float = 1800.0
+    timeout: float = TIMEOUT_S
     tap: str = "full"
     hooks: bool = True
     grad_norm: bool = False

@@ -93,9 +93,9 @@ def _what_lacks(blocks: Sequence[Block], later: Sequence[dict[str, set[str]]], p
         of = _giver(blocks, place, name)
         if of is None:
             continue
-        if not of.code:
-            return f"{ways[name]}, which cell {of.number} would have given"
-        inside = later[blocks.index(of)].get(name, set()) - ways.keys() - blocks[place].binds
+        if not blocks[of].code:
+            return f"{ways[name]}, which cell {blocks[of].number} would have given"
+        inside = later[of].get(name, set()) - ways.keys() - blocks[place].binds
         ways |= {one: f"{ways[name]}, which reads {one}" for one in inside}
         waiting += sorted(inside)
     return ""
@@ -107,11 +107,11 @@ def doubtful(blocks: Sequence[Block]) -> list[str]:
     for place, block in enumerate(blocks):
         for name in sorted(block.needs) if block.code else ():
             of = _giver(blocks, place, name)
-            since = blocks[blocks.index(of) + 1 : place] if of in blocks[:place] else ()
+            since = () if of is None else blocks[of + 1 : place]
             failed = [b.number for b in since if b.has_failed and name in b.binds]
             if of is not None and failed:
                 said.append(
-                    f"Cell {block.number} uses {name} as cell {of.number} gave it; "
+                    f"Cell {block.number} uses {name} as cell {blocks[of].number} gave it; "
                     f"cell {failed[-1]}, which has failed, may have set it anew."
                 )
     failed_first = sorted({block.number for block in blocks if block.code and block.failures})
@@ -123,17 +123,17 @@ def doubtful(blocks: Sequence[Block]) -> list[str]:
     return said
 
 
-def _giver(blocks: Sequence[Block], place: int, name: str) -> Block | None:
-    """Return the block by which the one at `place` has a name; None where no cell gives it.
+def _giver(blocks: Sequence[Block], place: int, name: str) -> int | None:
+    """Return the place of the block that gives a name to the one at `place`; None where none does.
 
     That is the newest before it, else one after it, as for a function that was defined too late. A
     cell that has failed may have got as far or not: it counts where there is no other.
     """
     giving = [(n, b) for n, b in enumerate(blocks) if name in b.binds and not b.is_notebooks]
     kept = [(n, b) for n, b in giving if not b.has_failed] or giving
-    before = [block for n, block in kept if n < place]
-    after = [block for n, block in kept if n > place]
-    return next(iter([*reversed(before), *(b for b in after if b.code), *after]), None)
+    before = [n for n, _ in kept if n < place]
+    after = [n for n, _ in kept if n > place]
+    return next(iter([*reversed(before), *(n for n in after if blocks[n].code), *after]), None)
 
 
 def not_given(blocks: Sequence[Block]) -> dict[int, list[str]]:

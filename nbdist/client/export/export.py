@@ -17,10 +17,9 @@ from nbdist.client.export.resolve import Parse, Resolved, resolve
 from nbdist.client.export.script import Script, ScriptOptions, write
 from nbdist.errors import UsageError
 from nbdist.formatting import counted
-from nbdist.options import ClusterOptions
+from nbdist.options import TIMEOUT_S, ClusterOptions
 
 _OF_JOBS = (".sbatch", ".sh", ".yaml")  # what lies around a script
-_TORCHS_TIMEOUT_S = 1800.0
 _TAKEN = {*sys.stdlib_module_names, "nbdist", "numpy", "torch"}
 
 TORCHRUN = "torchrun"
@@ -196,7 +195,7 @@ def _options(
     threads, timeout = word("threads"), word("timeout")
     if running and not resolved.starts:  # by nbdist.start
         threads = running.threads
-        timeout = None if running.timeout == _TORCHS_TIMEOUT_S else running.timeout
+        timeout = None if running.timeout == TIMEOUT_S else running.timeout
     return ScriptOptions(
         n,
         str(device),

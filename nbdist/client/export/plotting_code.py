@@ -20,7 +20,11 @@ _READS = {
     *("join", "keys", "max", "mean", "min", "numpy", "permute", "reshape", "round", "size"),
     *("squeeze", "std", "sum", "tolist", "transpose", "unsqueeze", "values", "view"),
 }
-_ACTS = {"eval", "exec", "input", "next", "open", "print", "setattr", "delattr", "__import__"}
+# Python's functions that do more, or call what they are given.
+_ACTS = {
+    *("__import__", "delattr", "eval", "exec", "filter", "input", "map", "next", "open", "print"),
+    "setattr",
+}
 
 
 class PlottingCode:

@@ -11,14 +11,8 @@ from nbdist.formatting import counted
 # Imported once more: a cell may have given the name to something else.
 _END = "import torch.distributed as dist\n\ndist.destroy_process_group()\n"
 # What nbdist.init() does at the end of a script that uses it.
-_END_OF_TORCH = """\
-import time
-
-import torch.distributed as dist
-
-dist.destroy_process_group()
-time.sleep(0.1)  # gloo's thread drops its last collective, for which torch may abort at an exit
-"""
+_LET_GO = "gloo's thread drops its last collective, for which torch may abort at an exit"
+_END_OF_TORCH = f"import time\n\n{_END}time.sleep(0.1)  # {_LET_GO}\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nbdist.client.board.views import require_view
 from nbdist.client.cells.interrupts import Interrupts, hold_interrupts
@@ -36,7 +36,7 @@ from nbdist.client.session.terminal_requests import TerminalRequests
 from nbdist.detached import name_for
 from nbdist.doctor.findings import Finding
 from nbdist.errors import ClusterError, UsageError
-from nbdist.options import LOOPBACK, choose_options
+from nbdist.options import LOOPBACK, TIMEOUT_S, choose_options
 
 if TYPE_CHECKING:
     from nbdist.client.tracking.compare import Comparison
@@ -211,7 +211,7 @@ def start(
     pod_wait: float = 20.0,
     device: str | None = None,
     backend: str | None = None,
-    timeout: float = 1800.0,
+    timeout: float = TIMEOUT_S,
     threads: int | None = None,
     tracking_uri: str | None = None,
     interface: str = LOOPBACK,
@@ -422,14 +422,19 @@ def _judge(session: Session, assertion: str) -> str:
     return expect(session, assertion)
 
 
+def _note_sent(code: str, values: Mapping[str, Any], ranks: str) -> None:
+    # Notebooks have imported it; no start of a program waits for it.
+    from nbdist.client.notebook import export_command
+
+    export_command.note_sent(code, values, ranks)
+
+
 def take_over(session: Session, place: Path | None) -> None:
     """Make this the kernel's session; `place` is the folder where its runs are."""
-    from nbdist.client.notebook import export_command  # which asks this module
-
     global _current, _place
     _current, _place = session, place
     session.judge_by(_judge)
-    session.note_sent(export_command.note_sent)
+    session.note_sent(_note_sent)
     atexit.register(session.stop if session.detached is None else session.leave)
     _answer_terminals(session, place)
 

@@ -30,7 +30,7 @@ from nbdist.engine.kernel import environment, location
 from nbdist.engine.rank.printed import PrintedNumbers
 from nbdist.errors import LayoutError, NBDistError, StartError, UsageError
 from nbdist.formatting import counted
-from nbdist.options import LOOPBACK, ClusterOptions, choose_options
+from nbdist.options import LOOPBACK, TIMEOUT_S, ClusterOptions, choose_options
 from nbdist.placement import HERE, Place
 from nbdist.wire import Batch
 
@@ -57,7 +57,7 @@ def init(
     device: str | None = None,
     backend: str | None = None,
     threads: int | None = None,
-    timeout: float = 1800.0,
+    timeout: float = TIMEOUT_S,
     records: str | os.PathLike[str] | None = None,
 ) -> ThisRank:
     """Make this process, which torchrun has started, a rank as a cell of a notebook finds it.

@@ -633,6 +633,7 @@ def test_what_draws_below_a_training_is_taken_out_alone() -> None:
         "plt.plot(model(x).detach())",
         "plt.plot(losses := [1])",
         "plt.plot(next(batches))",
+        "plt.plot(list(map(step, batches)))",
         "for x in batches:\n    loss = step(x)\n    plt.plot(loss)",
         "if step():\n    plt.plot(1)",
         "values = f(plt)",
