@@ -3,7 +3,6 @@
 Main thread.
 """
 
-import gc
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from nbdist.engine.compat import torch_modules
+from nbdist.engine.compat import heap, torch_modules
 from nbdist.engine.layout.layout import layout_of
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
 from nbdist.errors import LayoutError
@@ -95,7 +94,7 @@ def _holders(optim: Optimizer) -> list[nn.Module]:
     Looks at all objects of the process (some 0.1 s), for an optimizer knows no modules.
     """
     own = {id(p) for group in optim.param_groups for p in group["params"]}
-    known = [m for m in gc.get_objects() if issubclass(type(m), nn.Module) and _is_built(m)]
+    known = [m for m in heap.living(nn.Module) if _is_built(m)]
     parents: dict[int, list[nn.Module]] = {}
     for module in known:
         for child in module._modules.values():
