@@ -92,7 +92,7 @@ def start(
 ) -> Any:
     """Return a function that gives four ranks which keep snapshots every so many steps."""
 
-    def begin(every: int) -> Session:
+    def start(every: int) -> Session:
         if every not in four or not four[every].is_running:
             for other in four.values():
                 other.stop()
@@ -102,15 +102,20 @@ def start(
             four[every] = nbdist.start(n=4, device="cpu", peer_snapshots=every)
         return four[every]
 
-    return begin
+    return start
+
+
+def begin(flag: Path, layout: str, dies: tuple[int, ...], **options: Any) -> str:
+    """Return the cell that makes the model and what trains it."""
+    of_all = {"freeze": "", "parameters": "", "dropout": 0.0, "alike": 1, **options}
+    return BEGIN.format(flag=str(flag), layout=layout, dies=dies, **of_all)
 
 
 def train(
     session: Session, flag: Path, layout: str, dies: tuple[int, ...] = (), **options: Any
 ) -> list[Any]:
     """Train with one retry a death, and return each rank's parts of the parameters."""
-    of_all = {"freeze": "", "parameters": "", "dropout": 0.0, "alike": 1, **options}
-    session.run(BEGIN.format(flag=str(flag), layout=layout, dies=dies, **of_all))
+    session.run(begin(flag, layout, dies, **options))
     loop = PIPELINED if "pp" in layout else LOOP
     return list(session.run(loop, retry=1, track=False, timeout_s=100).value_list)
 
@@ -142,17 +147,7 @@ def test_what_a_living_rank_holds_too_comes_from_there_and_no_bit_differs(
 
 def test_it_is_said_who_held_the_same_part(start: Any, tmp_path: Path) -> None:
     session = start(0)
-    session.run(
-        BEGIN.format(
-            flag=str(tmp_path / "flag"),
-            layout="dp=2 fsdp=2",
-            dies=(1,),
-            freeze="",
-            parameters="",
-            dropout=0.0,
-            alike=1,
-        )
-    )
+    session.run(begin(tmp_path / "flag", "dp=2 fsdp=2", (1,)))
     told = fail(session, LOOP, track=False)
     assert (
         "The part of Sequential that died was copied from a rank that holds the same: rank 1's "
@@ -200,17 +195,7 @@ def test_the_rank_that_kept_a_part_dies_and_then_the_rank_whose_part_it_was(
     """What a peer has lost it gets again at the first step after the recovery."""
     session = start(3)
     unbroken = train(session, tmp_path / "unbroken", "zero3")
-    session.run(
-        BEGIN.format(
-            flag=str(tmp_path / "broken"),
-            layout="zero3",
-            dies=(2,),
-            freeze="",
-            parameters="",
-            dropout=0.0,
-            alike=1,
-        )
-    )
+    session.run(begin(tmp_path / "broken", "zero3", (2,)))
     fail(session, LOOP, track=False)
     session.run(SECOND_DEATH, track=False)
     broken = session.run(LOOP, go_on=True, retry=1, track=False, timeout_s=100).value_list
@@ -222,17 +207,7 @@ def test_it_is_said_how_far_all_went_back_and_from_whose_memory_the_part_came(
     start: Any, tmp_path: Path
 ) -> None:
     session = start(3)
-    session.run(
-        BEGIN.format(
-            flag=str(tmp_path / "flag"),
-            layout="zero3",
-            dies=(1,),
-            freeze="",
-            parameters="",
-            dropout=0.0,
-            alike=1,
-        )
-    )
+    session.run(begin(tmp_path / "flag", "zero3", (1,)))
     told = fail(session, LOOP, track=False)
     # Snapshots are of steps 1, 4 and 7; at the end of step 8 all wait until the last is whole.
     # The step that rank 1 did not end the others may have made.
@@ -250,18 +225,7 @@ def test_a_part_whose_optimizer_is_held_beside_what_is_lost_is_refused_and_the_c
     session = start(3)
     kept = "\nshadow = opt, [p.detach().clone() for p in model.parameters()]\ndel opt, plan\n"
     loop = LOOP.replace("opt.", "shadow[0].").replace(" plan.step()", "")
-    session.run(
-        BEGIN.format(
-            flag=str(tmp_path / "flag"),
-            layout="zero3",
-            dies=(1,),
-            freeze="",
-            parameters="",
-            dropout=0.0,
-            alike=1,
-        )
-        + kept
-    )
+    session.run(begin(tmp_path / "flag", "zero3", (1,)) + kept)
     told = fail(session, loop, track=False)
     assert "A part that a peer had kept for rank 1 could not be given back" in told
     with pytest.raises(nbdist.RankError, match="its state is not whole"):
@@ -325,16 +289,8 @@ def test_in_a_notebook_a_retried_cell_ends_as_if_no_rank_had_been_killed(
         assert "Started 2 ranks" in kernel.run(start, timeout_s=2 * LONGEST_S).text
         ends = []
         for flag, dies in (("unbroken", ()), ("broken", (1,))):
-            begin = BEGIN.format(
-                flag=str(tmp_path / flag),
-                layout="zero3",
-                dies=dies,
-                freeze="",
-                parameters="",
-                dropout=0.2,
-                alike=1,
-            )
-            assert kernel.cell(begin, "--no-track").error is None
+            made = kernel.cell(begin(tmp_path / flag, "zero3", dies, dropout=0.2), "--no-track")
+            assert made.error is None
             ran = kernel.cell(KILLED_ONCE, "--retry 1 --no-track", timeout_s=2 * LONGEST_S)
             assert ran.error is None, ran.error
             ends.append(set(re.findall(r"whole: \S+", ran.text)))

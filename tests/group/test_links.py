@@ -120,36 +120,18 @@ def test_links_that_nothing_was_done_to_are_silent_unless_an_end_lacks_a_core(
             assert starved_s > LEAST_OF * slow.lost_s, slow
 
 
-def test_a_rank_whose_sending_the_kernels_own_queue_shapes_is_named() -> None:
-    if shutil.which("tc") is None or shutil.which("unshare") is None:
-        pytest.skip("NOT TESTED: a link shaped by tc, which is not here")
-    probe = "ip link set lo up && tc qdisc add dev lo root htb"
-    allowed = subprocess.run(["unshare", "-rn", "sh", "-c", probe], capture_output=True, text=True)
+def slow_link_of_own_network(
+    what: str, tools: tuple[str, ...], probe: str, program: str, *arguments: str
+) -> SlowLink:
+    """Return the link that is named where a program has made one slow in a network of its own."""
+    if any(shutil.which(tool) is None for tool in (*tools, "unshare")):
+        pytest.skip(f"NOT TESTED: {what}, for there is no {' or '.join((*tools, 'unshare'))}")
+    own = ["unshare", "-rn"]
+    allowed = subprocess.run([*own, "sh", "-c", probe], capture_output=True, text=True, timeout=20)
     if allowed.returncode:
-        pytest.skip(f"NOT TESTED: a link shaped by tc is not permitted here: {allowed.stderr}")
+        pytest.skip(f"NOT TESTED: {what} is not permitted here: {allowed.stderr}")
     ran = subprocess.run(
-        ["unshare", "-rn", sys.executable, "-m", "tests.group.shaped", "3", "2", "320mbit"],
-        cwd=Path(__file__).resolve().parents[2],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert ran.returncode == 0, ran.stderr
-    slow = slow_link(json.loads(ran.stdout))
-    assert slow is not None
-    assert slow.rank == 2
-    assert slow.rate == pytest.approx(40e6, rel=0.3)
-
-
-def test_a_rank_whose_packets_arrive_late_is_named_with_its_round_trip() -> None:
-    probe = "ip link set lo up && ip tuntap add dev probe mode tun && ip rule"
-    if shutil.which("ip") is None or shutil.which("unshare") is None:
-        pytest.skip("NOT TESTED: a delayed link, for there is no ip or unshare")
-    allowed = subprocess.run(["unshare", "-rn", "sh", "-c", probe], capture_output=True, text=True)
-    if allowed.returncode:
-        pytest.skip(f"NOT TESTED: a delayed link is not permitted here: {allowed.stderr}")
-    ran = subprocess.run(
-        ["unshare", "-rn", sys.executable, "-m", "tests.group.delayed", "3", "2", "0.01"],
+        [*own, sys.executable, "-m", program, *arguments],
         cwd=Path(__file__).resolve().parents[2],
         capture_output=True,
         text=True,
@@ -158,7 +140,25 @@ def test_a_rank_whose_packets_arrive_late_is_named_with_its_round_trip() -> None
     assert ran.returncode == 0, ran.stderr
     slow = slow_link(json.loads(ran.stdout))
     assert slow is not None
-    print(slow)
+    return slow
+
+
+def test_a_rank_whose_sending_the_kernels_own_queue_shapes_is_named() -> None:
+    slow = slow_link_of_own_network(
+        *("a link shaped by tc", ("tc", "ip")),
+        "ip link set lo up && tc qdisc add dev lo root htb",
+        *("tests.group.shaped", "3", "2", "320mbit"),
+    )
+    assert slow.rank == 2
+    assert slow.rate == pytest.approx(40e6, rel=0.3)
+
+
+def test_a_rank_whose_packets_arrive_late_is_named_with_its_round_trip() -> None:
+    slow = slow_link_of_own_network(
+        *("a delayed link", ("ip",)),
+        "ip link set lo up && ip tuntap add dev probe mode tun && ip rule",
+        *("tests.group.delayed", "3", "2", "0.01"),
+    )
     assert slow.rank == 2
     assert slow.rtt_s > 0.005  # TCP's smoothed one comes near the delay from below
 
