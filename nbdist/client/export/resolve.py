@@ -6,6 +6,7 @@ script.
 """
 
 import argparse
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from nbdist.ranks import NAMES_OF_A_RANK, parse_ranks
 Parse = Callable[[str], argparse.Namespace | None]
 
 _MOST_RANKS = 1 << 20
+_LONGEST_LINE = 100
 # Commands that change what a training is, and have no part in a script.
 _MEANINGLESS = {"chaos", "scale", "restart", "attach"}
 # What a script does without, and where it can be had.
@@ -346,9 +348,23 @@ class _Resolver:
 
 
 def _with_params(text: str, params: Mapping[str, Any]) -> str:
-    """Return code after its parameters; a list runs it once a value."""
+    """Return code after its parameters; with lists, once for each combination of their values.
+
+    Each run begins with all of them set anew, as in the notebook, whatever the one before has
+    made of them: so combinations are written out, and the others stand inside of the loop.
+    """
     single = {name: value for name, value in params.items() if not isinstance(value, list)}
     lists = {name: value for name, value in params.items() if isinstance(value, list)}
-    for name, values in reversed(lists.items()):
-        text = f"for {name} in {code_of.literal(values)}:\n{code_of.indent(text)}"
-    return "".join(f"{name} = {code_of.literal(value)}\n" for name, value in single.items()) + text
+    text = "".join(f"{name} = {code_of.literal(value)}\n" for name, value in single.items()) + text
+    if not lists:
+        return text
+    names = ", ".join(lists)
+    if len(lists) == 1:
+        tried = [code_of.literal(value) for value in lists[names]]
+    else:
+        tried = [code_of.literal(values) for values in itertools.product(*lists.values())]
+    line = f"for {names} in [{', '.join(tried)}]:"
+    if len(line) > _LONGEST_LINE:
+        inner = "".join(f"{code_of.INDENT}{one},\n" for one in tried)
+        line = f"for {names} in [\n{inner}]:"
+    return f"{line}\n{code_of.indent(text)}"

@@ -1,44 +1,15 @@
 """Cells to blocks of plain Python, and to scripts: pure."""
 
-from textwrap import dedent
-
 import numpy
 import pytest
 
 from nbdist.client.export.modules import beside
-from nbdist.client.export.notebook_cells import History, NotebookCell, choose, pushed
-from nbdist.client.export.resolve import Resolved, resolve
+from nbdist.client.export.notebook_cells import History, choose, pushed
+from nbdist.client.export.resolve import resolve
 from nbdist.client.export.script import Script, ScriptOptions, write
 from nbdist.client.notebook.arguments import parse_dist, parse_distributed
 from nbdist.errors import UsageError
-
-
-def cells(*sources: str, failed: tuple[int, ...] = ()) -> list[NotebookCell]:
-    return [
-        NotebookCell(number, dedent(source).strip("\n"), number in failed)
-        for number, source in enumerate(sources, 1)
-    ]
-
-
-def resolved(
-    *sources: str, failed: tuple[int, ...] = (), chosen: tuple[int, ...] | None = None
-) -> Resolved:
-    return resolve(cells(*sources, failed=failed), chosen, parse_dist, parse_distributed)
-
-
-def code(*sources: str) -> str:
-    return "\n".join(block.code for block in resolved(*sources).blocks if block.code)
-
-
-def reasons(*sources: str, failed: tuple[int, ...] = ()) -> dict[int, str]:
-    found = resolved(*sources, failed=failed).blocks
-    return {one.number: one.reason for one in found if one.reason and not one.is_notebooks}
-
-
-def script(*sources: str, n: int = 2, failed: tuple[int, ...] = ()) -> Script:
-    found = resolved(*sources, failed=failed)
-    modules = beside(found.code, found.written, None)
-    return write(found, ScriptOptions(n, "cpu"), "train.py", "a.ipynb", modules)
+from tests.unit.client.export.exported import cells, code, reasons, resolved, script
 
 
 @pytest.mark.parametrize(
@@ -48,11 +19,11 @@ def script(*sources: str, n: int = 2, failed: tuple[int, ...] = ()) -> Script:
         ('%%distributed -p opt="sgd" -p n=(1, 2)\na = 1', "opt = 'sgd'\nn = (1, 2)\na = 1"),
         (
             "%%distributed -p lr=[1e-3,3e-4] -p wd=0.1\na = lr * wd",
-            "wd = 0.1\nfor lr in [0.001, 0.0003]:\n    a = lr * wd",
+            "for lr in [0.001, 0.0003]:\n    wd = 0.1\n    a = lr * wd",
         ),
         (
             "%%distributed -p lr=[1,2] -p wd=[3,4]\na = lr",
-            "for lr in [1, 2]:\n    for wd in [3, 4]:\n        a = lr",
+            "for lr, wd in [(1, 3), (1, 4), (2, 3), (2, 4)]:\n    a = lr",
         ),
         ("%%distributed -r 1\na = 1", "if rank == 1:\n    a = 1"),
         ("%%distributed -r 0,2-3\na = 1", "if rank in (0, 2, 3):\n    a = 1"),
@@ -70,6 +41,22 @@ def script(*sources: str, n: int = 2, failed: tuple[int, ...] = ()) -> Script:
 )
 def test_the_line_of_a_cell_becomes_plain_python(cell: str, expected: str) -> None:
     assert code(cell) == expected
+
+
+def test_each_run_of_a_sweep_begins_with_its_parameters_set_anew() -> None:
+    words = "-p lr=[1.0,2.0] -p seen=[(),({},)] -p bs=8 -p more={}"
+    body = "runs.append((lr, len(seen and seen[0]), bs, len(more)))\nlr, bs = lr / 2, bs + 1"
+    changes = "more[bs] = 1\nif seen: seen[0][bs] = 1"
+    runs: list[tuple[float, ...]] = []
+    exec(code(f"%%distributed {words}\n{body}\n{changes}"), {"runs": runs})
+    assert runs == [(1.0, 0, 8, 0), (1.0, 0, 8, 0), (2.0, 0, 8, 0), (2.0, 0, 8, 0)]
+
+
+def test_a_sweep_of_many_combinations_has_a_line_for_each() -> None:
+    lists = " ".join(f"-p {name}={list(range(4))}" for name in ("first", "second"))
+    lines = code(f"%%distributed {lists}\na = first").split("\n")
+    assert lines[:2] == ["for first, second in [", "    (0, 0),"]
+    assert lines[-3:] == ["    (3, 3),", "]:", "    a = first"]
 
 
 def test_texts_over_several_lines_keep_their_lines_where_a_cell_is_indented() -> None:
