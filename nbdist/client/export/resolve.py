@@ -15,6 +15,7 @@ from typing import Any
 from nbdist.client.export import code as code_of
 from nbdist.client.export.blocks import Block, consistent
 from nbdist.client.export.definitions import Definitions
+from nbdist.client.export.group_made import SILENT
 from nbdist.client.export.ipython_lines import inner, plain
 from nbdist.client.export.notebook_cells import NotebookCell, Pushed
 from nbdist.client.export.plotting_code import PlottingCode
@@ -100,7 +101,7 @@ class _Resolver:
         self._parse_dist, self._parse_distributed = parse_dist, parse_distributed
         self._definitions = Definitions()
         self._plots = PlottingCode()
-        self._silent: set[str] = set()
+        self._silent = {*SILENT}
         self._failed: tuple[NotebookCell, str, str] | None = None  # the last that did
         self._sent: list[Pushed] = []  # by the cell, and not in the script yet
 
@@ -275,7 +276,7 @@ class _Resolver:
                 self._leave_out(cell, "", reason, body)
             else:
                 shown = f"{self._rank} == 0"
-                text = code_of.with_print(self._without_features(body), shown)
+                text = code_of.with_print(self._without_features(body), shown, SILENT)
                 self._add_block(cell, "", text, {}, without=without)
         elif self._chosen is None:
             reason = "has failed" if cell.has_failed else "runs in the notebook, not on ranks"

@@ -5,11 +5,17 @@ from dataclasses import dataclass, replace
 
 from nbdist.client.export import code as code_of
 from nbdist.client.export.blocks import Block, doubtful, not_given, ranks_needed
+from nbdist.client.export.group_made import makers, taken_as_done
 from nbdist.client.export.resolve import Resolved
 from nbdist.formatting import counted
 
-# Imported once more: a cell may have given the name to something else.
-_END = "import torch.distributed as dist\n\ndist.destroy_process_group()\n"
+# Imported once more: a cell may have given the name to something else, or have ended the group.
+_END = """\
+import torch.distributed as dist
+
+if dist.is_initialized():
+    dist.destroy_process_group()
+"""
 # What nbdist.init() does at the end of a script that uses it.
 _LET_GO = "gloo's thread drops its last collective, for which torch may abort at an exit"
 _END_OF_TORCH = f"import time\n\n{_END}time.sleep(0.1)  # {_LET_GO}\n"
@@ -95,6 +101,7 @@ def write(
     blocks = [block for block in resolved.blocks if block.code]
     texts = (resolved.code, *modules.values())
     needs_nbdist = any(map(code_of.uses_nbdist, texts))
+    made_again = [] if needs_nbdist else makers(modules)
     left_out = [b for b in resolved.blocks if not b.code]
     cells = tuple(dict.fromkeys(block.number for block in blocks))
     script = Script(
@@ -106,7 +113,7 @@ def write(
         tuple((b.number, b.without) for b in blocks if b.without),
         tuple({b.number: b.runs for b in blocks if b.runs > 1 and not b.pushes}.items()),
         tuple((number, tuple(names)) for number, names in not_given(blocks).items()),
-        (*doubtful(resolved.blocks), *_rewritten(resolved, modules)),
+        (*doubtful(resolved.blocks), *_rewritten(resolved, modules), *made_again),
         tuple(modules),
         needs_nbdist,
     )
@@ -121,7 +128,7 @@ def write(
             if resolved.rank != "rank"
             else []
         ),
-        *map(_part, resolved.blocks),
+        *(_part(b if needs_nbdist else _in_a_group(b, resolved)) for b in resolved.blocks),
         _END if needs_nbdist else _END_OF_TORCH,
     ]
     text = "\n\n".join(part for part in parts if part)
@@ -231,6 +238,10 @@ def _refusal(blocks: Sequence[Block], name: str) -> list[str]:
         "    raise SystemExit(1)",
     ]
     return ["\n".join(lines) + "\n"]
+
+
+def _in_a_group(block: Block, resolved: Resolved) -> Block:
+    return replace(block, code=taken_as_done(block.code, resolved.code))
 
 
 def _part(block: Block) -> str:

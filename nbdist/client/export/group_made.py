@@ -1,0 +1,80 @@
+"""Cells that make the process group, in a script that has made it: taken as done. Pure.
+
+In the notebook ranks have their group before any cell runs, and `init_process_group` is taken as
+done there (`engine/compat/torch_init`); so it is below `nbdist.init()`. Torch itself raises.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+
+_INIT = "init_process_group"
+_MODULE = "torch.distributed"
+_MADE = "is_initialized"  # as of `dist.is_initialized()`
+SILENT = frozenset({_INIT, "destroy_process_group"})
+"""Functions of it that return nothing, so that a cell which ends with one shows nothing."""
+
+
+def taken_as_done(code: str, whole: str) -> str:
+    """Return code in which each statement that makes the group does so only where there is none.
+
+    `dist.init_process_group("gloo")` becomes `dist.is_initialized() or dist.init_process_group(
+    "gloo")`, also inside of functions. All else stays as it was typed.
+
+    Args:
+        code: Of a cell.
+        whole: Of all cells: it says under which names they know `torch.distributed`.
+    """
+    lines = code.encode().split(b"\n")  # as syntax trees count columns
+    for line, column, guard in sorted(_places(code, whole), reverse=True):
+        before, after = lines[line - 1][:column], lines[line - 1][column:]
+        lines[line - 1] = before + guard.encode() + after
+    return b"\n".join(lines).decode()
+
+
+def makers(modules: Mapping[str, str]) -> list[str]:
+    """Return in sentences which files beside a script make the group, and would raise there.
+
+    Args:
+        modules: What is in them, by their names; "" of what is no Python.
+    """
+    return [
+        f"{name} calls {_INIT}, which the script has done: it raises there, unless it asks "
+        "torch.distributed.is_initialized() first."
+        for name, text in modules.items()
+        if any(True for _ in _places(text, text))
+    ]
+
+
+def _places(code: str, whole: str) -> Iterator[tuple[int, int, str]]:
+    """Yield where statements make the group, as line and column, and what asks for it there."""
+    modules, functions = _names(whole)
+    waiting: list[ast.AST] = [ast.parse(code)]
+    for node in waiting:
+        if isinstance(node, ast.If) and _MADE in ast.unparse(node.test):
+            continue  # it asks by itself
+        waiting += ast.iter_child_nodes(node)
+        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
+            continue
+        called = ast.unparse(node.value.func)
+        module, dot, name = called.rpartition(".")
+        if name == _INIT and module in modules:
+            yield node.lineno, node.col_offset, f"{module}.{_MADE}() or "
+        elif not dot and called in functions:
+            yield node.lineno, node.col_offset, f"{_MODULE}.{_MADE}() or "
+
+
+def _names(code: str) -> tuple[set[str], set[str]]:
+    """Return the names under which code knows `torch.distributed`, and its function."""
+    modules, functions = {_MODULE, "dist"}, set()  # those that each rank finds set
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            modules |= {alias.asname for alias in _of(node.names, _MODULE) if alias.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module == "torch":
+            modules |= {alias.asname or alias.name for alias in _of(node.names, "distributed")}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_MODULE):
+            functions |= {alias.asname or alias.name for alias in _of(node.names, _INIT)}
+    return modules, functions
+
+
+def _of(names: Sequence[ast.alias], wanted: str) -> list[ast.alias]:
+    return [alias for alias in names if alias.name == wanted]

@@ -1,0 +1,70 @@
+"""The process group, which cells make or end themselves: in the script as in the notebook."""
+
+import pytest
+
+from nbdist.client.export.group_made import makers, taken_as_done
+from tests.unit.client.export.exported import script
+
+
+@pytest.mark.parametrize(
+    ("before", "call", "guard"),
+    [
+        ("", 'dist.init_process_group("gloo")  # why', "dist"),
+        ("a = 'ü'; ", "torch.distributed.init_process_group(\n    t,\n)", "torch.distributed"),
+        ("import torch.distributed as d\ndef f():\n    ", "d.init_process_group()", "d"),
+        ("from torch import distributed\n", "distributed.init_process_group()", "distributed"),
+        (
+            "from torch.distributed import init_process_group as init\n",
+            "init()",
+            "torch.distributed",
+        ),
+    ],
+)
+def test_a_statement_that_makes_the_group_is_taken_as_done(
+    before: str, call: str, guard: str
+) -> None:
+    code = before + call
+    assert taken_as_done(code, code) == f"{before}{guard}.is_initialized() or {call}"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "if not dist.is_initialized():\n    dist.init_process_group()",
+        "trainer.init_process_group()",
+        "init = dist.init_process_group",
+        "print(1)",
+    ],
+)
+def test_all_else_stays_as_it_was_typed(code: str) -> None:
+    assert taken_as_done(code, code) == code
+
+
+def test_a_cell_that_makes_the_group_prints_nothing_in_a_script() -> None:
+    made = script('%%distributed\ndist.init_process_group("gloo")').text
+    assert '\ndist.is_initialized() or dist.init_process_group("gloo")\n' in made
+
+
+def test_below_nbdist_init_the_call_stays_as_it_is_taken_as_done_there() -> None:
+    made = script(
+        '%%distributed\ndist.init_process_group("gloo")', "%%distributed\nnbdist.log(a=1)"
+    )
+    assert '\ndist.init_process_group("gloo")\n' in made.text
+
+
+def test_the_end_of_a_script_leaves_a_group_alone_that_a_cell_has_ended() -> None:
+    made = script("%%distributed\ndist.destroy_process_group()").text
+    assert "\ndist.destroy_process_group()\n" in made
+    assert made.rstrip().split("\n")[-3:-1] == [
+        "if dist.is_initialized():",
+        "    dist.destroy_process_group()",
+    ]
+
+
+def test_a_file_beside_the_script_that_makes_the_group_is_told() -> None:
+    written = "%%writefile setup_ranks.py\nimport torch.distributed as dist\ndef f():\n    "
+    uses = "%%distributed\nimport setup_ranks"
+    (told,) = script(f"{written}dist.init_process_group()", uses).doubts
+    assert told.startswith("setup_ranks.py calls init_process_group, which the script has done")
+    assert script(f"{written}dist.barrier()", uses).doubts == ()
+    assert makers({"data.py": ""}) == []
