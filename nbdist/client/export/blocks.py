@@ -27,6 +27,7 @@ class Block:
         without: Lines of IPython's, and what draws, that the code does without.
         runs: How often the cell has succeeded in the notebook.
         failures: How often it has failed before that.
+        sets: What it sets beside names, such as `torch.manual_seed`; see `settings_in`.
         pushes: The name that `%dist push` has sent; others that the code binds are the notebook's.
     """
 
@@ -42,6 +43,7 @@ class Block:
     without: tuple[str, ...] = ()
     runs: int = 1
     failures: int = 0
+    sets: tuple[str, ...] = ()
     pushes: str = ""
 
 

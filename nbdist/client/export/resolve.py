@@ -15,11 +15,13 @@ from typing import Any
 from nbdist.client.export import code as code_of
 from nbdist.client.export.blocks import Block, consistent
 from nbdist.client.export.definitions import Definitions
+from nbdist.client.export.environment_lost import variables_in
 from nbdist.client.export.group_made import SILENT
 from nbdist.client.export.ipython_lines import inner, plain
 from nbdist.client.export.notebook_cells import NotebookCell, Pushed
 from nbdist.client.export.plotting_code import PlottingCode
 from nbdist.client.export.reasons import why_not
+from nbdist.client.export.settings_lost import settings_in
 from nbdist.errors import UsageError
 from nbdist.ranks import NAMES_OF_A_RANK, parse_ranks
 
@@ -28,7 +30,7 @@ Parse = Callable[[str], argparse.Namespace | None]
 _MOST_RANKS = 1 << 20
 _LONGEST_LINE = 100
 # Commands that change what a training is, and have no part in a script.
-_MEANINGLESS = {"chaos", "scale", "restart", "attach"}
+_MEANINGLESS = {"chaos", "scale", "attach"}
 # What a script does without, and where it can be had.
 _WITHOUT = {
     "retry": "--retry: a script starts again from nbdist.save and nbdist.restore",
@@ -49,6 +51,9 @@ class Resolved:
         written: What `%%writefile` cells have written, by the names of the files.
         rewritten: Those of them that were another text before.
         features: Of `__future__`, which stand above all other code.
+        commands: `start`, `stop` and `restart` of all ranks, each with the number of its cell.
+        variables: Numbers of the notebook's own cells that set variables of the environment, and
+            which.
         rank: The name by which conditions know the rank; another where a cell takes that one.
     """
 
@@ -57,6 +62,8 @@ class Resolved:
     written: dict[str, str] = field(default_factory=dict)
     rewritten: set[str] = field(default_factory=set)
     features: list[str] = field(default_factory=list)
+    commands: list[tuple[int, str]] = field(default_factory=list)
+    variables: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
     rank: str = "rank"
 
     @property
@@ -152,10 +159,10 @@ class _Resolver:
         try:
             code = plain(body).code
             shown = {"_"} if code_of.shows(code) else set()
-            binds = frozenset(code_of.bound(code) | shown)
+            binds, sets = frozenset(code_of.bound(code) | shown), settings_in(code)
         except (SyntaxError, ValueError):
-            binds = frozenset()
-        block = Block(cell.number, heading, "", reason, binds, **more)
+            binds, sets = frozenset(), ()
+        block = Block(cell.number, heading, "", reason, binds, sets=sets, **more)
         self.found.blocks.append(block)
 
     # -- cells of the ranks
@@ -233,6 +240,7 @@ class _Resolver:
             least,
             runs=cell.runs,
             failures=cell.failures,
+            sets=settings_in(text),
             **more,
         )
         self.found.blocks.append(block)
@@ -281,6 +289,8 @@ class _Resolver:
         elif self._chosen is None:
             reason = "has failed" if cell.has_failed else "runs in the notebook, not on ranks"
             self._leave_out(cell, "", reason, is_notebooks=True)
+        if not self._is_chosen(cell, by_itself=False):
+            self.found.variables.append((cell.number, variables_in(plain(body).code)))
 
     def _define(self, cell: NotebookCell, lines: list[str]) -> None:
         if not cell.has_failed:
@@ -294,6 +304,9 @@ class _Resolver:
             return
         if asked is None:
             return
+        is_of_all = getattr(asked, "ranks", "all") == "all"
+        if asked.command in ("start", "stop", "restart") and is_of_all and not cell.has_failed:
+            self.found.commands.append((cell.number, asked.command))
         if asked.command == "start":
             self.found.starts.append(asked)
         elif asked.command == "push" and not cell.has_failed:
@@ -311,7 +324,7 @@ class _Resolver:
             if self._chosen is None or failed.number in self._chosen:
                 words = first.partition(" ")[2]
                 self._add_body(replace(failed, number=cell.number), first, words, body)
-        elif asked.command in _MEANINGLESS:
+        elif asked.command in _MEANINGLESS or (asked.command == "restart" and not is_of_all):
             self._leave_out(cell, line, f"has {line!r}, which has no meaning in a script")
 
     def _add_push(self, cell: NotebookCell, line: str, name: str, words: str) -> None:

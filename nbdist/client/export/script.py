@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 
 from nbdist.client.export import code as code_of
 from nbdist.client.export.blocks import Block, doubtful, not_given, ranks_needed
+from nbdist.client.export.environment_lost import variables_lost
 from nbdist.client.export.group_made import makers, taken_as_done
 from nbdist.client.export.resolve import Resolved
+from nbdist.client.export.settings_lost import settings_lost, started_anew
 from nbdist.formatting import counted
 
 # Imported once more: a cell may have given the name to something else, or have ended the group.
@@ -101,7 +103,6 @@ def write(
     blocks = [block for block in resolved.blocks if block.code]
     texts = (resolved.code, *modules.values())
     needs_nbdist = any(map(code_of.uses_nbdist, texts))
-    made_again = [] if needs_nbdist else makers(modules)
     left_out = [b for b in resolved.blocks if not b.code]
     cells = tuple(dict.fromkeys(block.number for block in blocks))
     script = Script(
@@ -113,7 +114,7 @@ def write(
         tuple((b.number, b.without) for b in blocks if b.without),
         tuple({b.number: b.runs for b in blocks if b.runs > 1 and not b.pushes}.items()),
         tuple((number, tuple(names)) for number, names in not_given(blocks).items()),
-        (*doubtful(resolved.blocks), *_rewritten(resolved, modules), *made_again),
+        (*_doubts(resolved, modules), *([] if needs_nbdist else makers(modules))),
         tuple(modules),
         needs_nbdist,
     )
@@ -134,6 +135,18 @@ def write(
     text = "\n\n".join(part for part in parts if part)
     compile(text, name, "exec", dont_inherit=True)
     return replace(script, text=text)
+
+
+def _doubts(resolved: Resolved, modules: Mapping[str, str]) -> list[str]:
+    """Return in sentences what may be other than in the notebook."""
+    texts = (resolved.code, *modules.values())
+    return [
+        *doubtful(resolved.blocks),
+        *settings_lost(resolved.blocks),
+        *started_anew(resolved.commands, resolved.blocks),
+        *variables_lost(resolved.variables, resolved.commands, texts),
+        *_rewritten(resolved, modules),
+    ]
 
 
 def _rewritten(resolved: Resolved, modules: Mapping[str, str]) -> list[str]:
