@@ -4,26 +4,29 @@ Called by `%dist export`, with what the kernel knows, and by `nbdist export`, wi
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nbdist.client.cluster.launchers.slurm_words import read_lines
 from nbdist.client.export import jobs
-from nbdist.client.export.modules import beside
+from nbdist.client.export.modules import beside, other_folders
 from nbdist.client.export.notebook_cells import NotebookCell, choose
+from nbdist.client.export.place import require_own_name, require_place, write_all
 from nbdist.client.export.resolve import Parse, Resolved, resolve
 from nbdist.client.export.script import Script, ScriptOptions, write
 from nbdist.errors import UsageError
 from nbdist.formatting import counted
 from nbdist.options import TIMEOUT_S, ClusterOptions
 
-_OF_JOBS = (".sbatch", ".sh", ".yaml")  # what lies around a script
-_TAKEN = {*sys.stdlib_module_names, "nbdist", "numpy", "torch"}
-
 TORCHRUN = "torchrun"
 FORMATS = (TORCHRUN, *jobs.FORMATS)
+# Words of a job that not all formats have a place for, and those that do.
+_KNOWN_BY = {
+    "--time": ("sbatch", "trainjob", "skypilot", "sagemaker", "vertex", "azureml"),
+    "--partition": ("sbatch",),
+    "--sbatch": ("sbatch",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +116,17 @@ def export(
     """
     if request.format not in FORMATS:
         raise UsageError(f"--format is {', '.join(FORMATS)}, not {request.format!r}.")
-    _require_place(request.path, force=request.force)
+    _require_words(request)
+    require_place(request.path, force=request.force)
     chosen = choose(cells, request.cells) if request.cells else None
     resolved = resolve(cells, chosen, parse_dist, parse_distributed)
     if not any(block.code for block in resolved.blocks):
         raise _nothing(resolved, chosen)
     options = _options(resolved, running, request.nodes)
     modules = beside(resolved.code, resolved.written, folder)
-    script = write(resolved, options, request.path.name, notebook, modules)
+    code = "\n".join([resolved.code, *modules.values()])
+    doubts = other_folders(code, folder) if folder else []
+    script = write(resolved, options, request.path.name, notebook, modules, doubts)
     if request.path.name in {*resolved.written, *script.modules}:
         raise UsageError(
             f"{request.path.name} is a module that the script needs; nothing was written.",
@@ -130,32 +136,33 @@ def export(
     if request.format != TORCHRUN:
         started = resolved.starts[0] if resolved.starts else argparse.Namespace()
         files |= jobs.files(request.format, _job(request, script, started))
+    require_own_name(request.path.name, files)
     place = request.path.parent
     for name in files:
-        _require_place(place / name, force=request.force)
-    for name, text in files.items():
-        (place / name).write_text(text, encoding="utf-8")
+        require_place(place / name, force=request.force)
+    write_all(place, files)
     lacking = [module for module in script.modules if not (place / module).exists()]
     has_them = folder is not None and any((folder / module).exists() for module in lacking)
     made = tuple(place / name for name in files)
     return Exported(made, script, folder if has_them else None)
 
 
-def _require_place(path: Path, *, force: bool) -> None:
-    if path.suffix not in (".py", *_OF_JOBS):
-        script = path.with_suffix(".py") if path.name else "train.py"
-        raise UsageError(f"%dist export writes a script, such as {script}, not {path}.")
-    if path.stem in _TAKEN:
-        raise UsageError(
-            f"A script called {path.name} would be imported in the place of Python's {path.stem}.",
-            do=f"export to another name, such as train_{path.name}",
-        )
-    if not path.parent.is_dir():
-        raise UsageError(f"There is no folder {path.parent} to write {path.name} to.")
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder; give the name of a script in it.")
-    if path.exists() and not force:
-        raise UsageError(f"{path} is there already; --force overwrites it.")
+def _require_words(request: ExportRequest) -> None:
+    """Refuse words that would change nothing of what is written."""
+    given = {
+        "--time": request.time_limit,
+        "--partition": request.partition,
+        "--sbatch": request.sbatch,
+    }
+    for word, formats in _KNOWN_BY.items():
+        if given[word] and request.format not in formats:
+            what = "the script alone" if request.format == TORCHRUN else request.format
+            raise UsageError(
+                f"{word} means nothing for {what}; nothing was written.",
+                do=f"leave it out, or use --format {' or '.join(formats)}",
+            )
+    if request.nodes is not None and request.nodes < 1:
+        raise UsageError(f"--nodes {request.nodes}: ranks need one machine or more.")
 
 
 def _nothing(resolved: Resolved, chosen: Sequence[int] | None) -> UsageError:
@@ -173,9 +180,13 @@ def _nothing(resolved: Resolved, chosen: Sequence[int] | None) -> UsageError:
 
 
 def _options(
-    resolved: Resolved, running: ClusterOptions | None, nodes: int | None
+    resolved: Resolved, running: ClusterOptions | None, asked_nodes: int | None
 ) -> ScriptOptions:
-    """Return what the script is started with: as the first `%dist start`, which cells began on."""
+    """Return what the script is started with: as the first `%dist start`, which cells began on.
+
+    Raises:
+        UsageError: So many machines are asked for that the ranks cannot be spread over evenly.
+    """
     asked = resolved.starts[0] if resolved.starts else argparse.Namespace()
 
     def word(name: str) -> object:
@@ -185,11 +196,18 @@ def _options(
     assert isinstance(n, int)
     device = word("device") or (running.device if running else "cpu")
     hosts = str(word("hosts") or "")
-    nodes = nodes or word("nodes") or (len(hosts.split(",")) if hosts else 1)  # type: ignore[assignment]
+    nodes = asked_nodes or word("nodes") or (len(hosts.split(",")) if hosts else 1)
     assert isinstance(nodes, int)
     per_node = word("gpus_per_node")
     if isinstance(per_node, int):
         n = per_node * nodes
+    if n % nodes and asked_nodes:
+        fitting = ", ".join(str(number) for number in range(1, n + 1) if n % number == 0)
+        raise UsageError(
+            f"--nodes {nodes}: {counted(n, 'rank')} cannot be spread over {nodes} machines evenly.",
+            why="torchrun starts as many ranks on each machine",
+            do=f"--nodes takes {fitting} here",
+        )
     if n % nodes:
         nodes = 1
     threads, timeout = word("threads"), word("timeout")

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 
 _OURS = {"nbdist", "torch"}  # which lie in the folder only where somebody develops them
+_PUTS = {"sys.path.insert", "sys.path.append", "sys.path.extend"}
 
 
 def beside(code: str, written: Mapping[str, str], folder: Path | None) -> dict[str, str]:
@@ -35,7 +36,7 @@ def _written(code: str, written: Mapping[str, str]) -> dict[str, str]:
 
 
 def _imported(code: str, folder: Path) -> dict[str, str]:
-    names = set(_imports(code)) - _OURS
+    names = set(imports(code)) - _OURS
     found = [folder / f"{name}.py" for name in names]
     for name in names:
         if (folder / name / "__init__.py").is_file():
@@ -48,6 +49,39 @@ def _imported(code: str, folder: Path) -> dict[str, str]:
     return {name: text if _parsed(text) else "" for name, text in texts.items()}
 
 
+def other_folders(code: str, folder: Path) -> list[str]:
+    """Return in sentences which folders code puts on `sys.path`, and what it imports from there.
+
+    Args:
+        code: The script's.
+        folder: Where they are looked for; others than those written down below it are not known.
+    """
+    tree = _parsed(code) or ast.Module([], [])
+    texts = [
+        node.value.rstrip("/")
+        for put in ast.walk(tree)
+        if isinstance(put, ast.Call) and ast.unparse(put.func) in _PUTS
+        for node in ast.walk(put)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    names = sorted(set(imports(code)) - _OURS)
+    found = {
+        text: [name for name in names if _lies_in(folder / text, name)]
+        for text in dict.fromkeys(texts)
+        if not PurePath(text).is_absolute() and PurePath(text).parts
+    }
+    return [
+        f"It imports {', '.join(of)} from {text}/, which a cell puts on sys.path: {text}/ must lie"
+        " beside the script, and travel with it."
+        for text, of in found.items()
+        if of
+    ]
+
+
+def _lies_in(folder: Path, name: str) -> bool:
+    return (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()
+
+
 def _parsed(text: str) -> ast.Module | None:
     try:
         return ast.parse(text)
@@ -55,7 +89,7 @@ def _parsed(text: str) -> ast.Module | None:
         return None
 
 
-def _imports(code: str) -> Iterator[str]:
+def imports(code: str) -> Iterator[str]:
     """Yield the top-level packages that code imports; what is no Python imports none."""
     for node in ast.walk(_parsed(code) or ast.Module([], [])):
         if isinstance(node, ast.Import):

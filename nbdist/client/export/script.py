@@ -90,6 +90,7 @@ def write(
     name: str,
     notebook: str,
     modules: Mapping[str, str],
+    doubts: Sequence[str] = (),
 ) -> Script:
     """Return the script.
 
@@ -99,6 +100,7 @@ def write(
         name: Of its file.
         notebook: Of the notebook, for the header; "" where it is not known.
         modules: Files that it needs beside it, and what is in those of Python; see `beside`.
+        doubts: More of them, of what only files tell.
     """
     blocks = [block for block in resolved.blocks if block.code]
     texts = (resolved.code, *modules.values())
@@ -114,7 +116,7 @@ def write(
         tuple((b.number, b.without) for b in blocks if b.without),
         tuple({b.number: b.runs for b in blocks if b.runs > 1 and not b.pushes}.items()),
         tuple((number, tuple(names)) for number, names in not_given(blocks).items()),
-        (*_doubts(resolved, modules), *([] if needs_nbdist else makers(modules))),
+        (*_doubts(resolved, modules), *([] if needs_nbdist else makers(modules)), *doubts),
         tuple(modules),
         needs_nbdist,
     )

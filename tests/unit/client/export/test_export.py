@@ -1,17 +1,20 @@
 """Where an export is written, and what it says: files, and nothing else."""
 
+import errno
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nbdist import cli
-from nbdist.client.export.export import Exported, ExportRequest, export
+from nbdist.client.export.export import FORMATS, Exported, ExportRequest, export
 from nbdist.client.export.notebook_cells import NotebookCell, read_notebook
 from nbdist.client.notebook.arguments import parse_dist, parse_distributed
 from nbdist.errors import UsageError
 from nbdist.options import ClusterOptions
 
+NO_TIME = {"torchrun", "ray", "spark"}
 CELLS = [
     NotebookCell(1, "%dist start -n 4 --device cpu --threads 1 --timeout 60"),
     NotebookCell(2, '%%distributed\nnbdist.parallelize(model, "ddp")'),
@@ -114,6 +117,111 @@ def test_a_place_that_cannot_be_written_to_is_refused(tmp_path: Path, name: str,
     (tmp_path / "folder.py").mkdir()
     with pytest.raises(UsageError, match=told):
         exported(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [("ray.py", "ray"), ("pyspark.py", "spark"), ("pandas.py", "torchrun")],
+)
+def test_a_name_that_the_script_or_its_driver_imports_is_refused(
+    tmp_path: Path, name: str, format: str
+) -> None:
+    cells = [NotebookCell(1, "%%distributed\nimport pandas.io")]
+    with pytest.raises(UsageError, match=f"A script called {name} would be imported in the place"):
+        exported(tmp_path / name, cells, format=format)
+    assert list(tmp_path.iterdir()) == []
+    exported(tmp_path / f"train_{name}", cells, format=format)
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_in_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Path.write_text
+
+    def fill_up(path: Path, text: str, **more: str) -> int:
+        if path.name.endswith(".sbatch.new"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, text, **more)
+
+    (tmp_path / "train.py").write_text("mine")
+    monkeypatch.setattr(Path, "write_text", fill_up)
+    with pytest.raises(UsageError) as caught:
+        exported(tmp_path / "train.py", format="sbatch", force=True)
+    assert caught.value.what == f"{tmp_path / 'train.sbatch'} cannot be written; nothing was."
+    assert caught.value.why == "No space left on device"
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+    with pytest.raises(UsageError, match="cannot be written; nothing was"):
+        exported(tmp_path / f"{'a' * 300}.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "do"),
+    [
+        (
+            {"nodes": 3},
+            "--nodes 3: 4 ranks cannot be spread over 3 machines evenly.",
+            "--nodes takes 1, 2, 4 here",
+        ),
+        ({"nodes": 0}, "--nodes 0: ranks need one machine or more.", ""),
+        ({"nodes": -1}, "--nodes -1: ranks need one machine or more.", ""),
+        (
+            {"partition": "gpus"},
+            "--partition means nothing for the script alone; nothing was written.",
+            "leave it out, or use --format sbatch",
+        ),
+        (
+            {"sbatch": ("--mem=4G",), "format": "ray"},
+            "--sbatch means nothing for ray; nothing was written.",
+            "leave it out, or use --format sbatch",
+        ),
+    ],
+)
+def test_words_that_would_change_nothing_are_refused(
+    tmp_path: Path, words: dict[str, Any], told: str, do: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        exported(tmp_path / "train.py", **words)
+    assert (caught.value.what, caught.value.do) == (told, do)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("format", sorted({*FORMATS} - NO_TIME))
+def test_a_time_limit_is_in_what_is_written(tmp_path: Path, format: str) -> None:
+    made = exported(tmp_path / "train.py", format=format, time_limit="1-02:03:04")
+    text = "".join(path.read_text() for path in made.files[1:])
+    assert "1-02:03:04" in text or "93784" in text
+
+
+@pytest.mark.parametrize("format", sorted(NO_TIME))
+def test_a_time_limit_is_refused_where_nothing_knows_it(tmp_path: Path, format: str) -> None:
+    with pytest.raises(UsageError, match="--time means nothing for"):
+        exported(tmp_path / "train.py", format=format, time_limit="30")
+
+
+def test_nodes_are_known_by_the_script_alone(tmp_path: Path) -> None:
+    made = exported(tmp_path / "train.py", nodes=2)
+    assert "--nnodes 2" in made.script.command
+    assert made.script.command.endswith("--nproc-per-node 2 train.py")
+
+
+def test_a_folder_that_cells_put_on_the_path_must_travel_too(tmp_path: Path) -> None:
+    (tmp_path / "src" / "shapes").mkdir(parents=True)
+    for name in ("src/lib1.py", "src/shapes/__init__.py", "src/unused.py"):
+        (tmp_path / name).write_text("")
+    cells = [
+        NotebookCell(
+            1, '%%distributed\nimport sys, os\nsys.path.insert(0, os.path.abspath("src"))'
+        ),
+        NotebookCell(2, '%%distributed\nsys.path.append("data/")\nimport lib1, shapes.round'),
+    ]
+    request = ExportRequest(tmp_path / "train.py")
+    made = export(request, cells, parse_dist, parse_distributed, folder=tmp_path)
+    (told,) = made.script.doubts
+    assert told == (
+        "It imports lib1, shapes from src/, which a cell puts on sys.path: src/ must lie beside the"
+        " script, and travel with it."
+    )
+    assert told in (tmp_path / "train.py").read_text()
 
 
 def test_without_a_cell_nothing_is_written(tmp_path: Path) -> None:
