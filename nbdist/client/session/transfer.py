@@ -1,6 +1,7 @@
 """Values from the notebook to ranks and back; each waits on the main thread until all have them."""
 
 import logging
+import re
 import signal
 import time
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,7 @@ from nbdist.ranks import begin_with_ranks
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 600.0
+_BY_NAME = re.compile(r"Can't get attribute '([\w.]+)' on <module '__main__'")
 _INTERRUPT_TIMEOUT_S = 3.0
 
 _Futures = Mapping[int, PendingReply]
@@ -91,8 +93,21 @@ def _answers(futures: _Futures, what: str, timeout_s: float) -> dict[int, Any]:
         except ClusterError:
             raise
         except Exception as error:
-            raise TransferError(f"{what} failed: {error}") from error
+            raise _failed(what, str(error)) from error
     return answers
+
+
+def _failed(what: str, told: str) -> TransferError:
+    """Return the error of a rank that could not do it, by what it has told. Pure."""
+    by_name = _BY_NAME.search(told) if what == "push" else None
+    if by_name is None:
+        return TransferError(f"{what} failed: {told}")
+    return TransferError(
+        f"{what} failed: {told}",
+        why=f"{by_name[1]} is pickled by its name, as functions of functools.cache are, and the "
+        "ranks have no such name",
+        do=f"define {by_name[1]} in a %%distributed cell, or push the function that it wraps",
+    )
 
 
 def _name_culprit(values: Mapping[str, Any]) -> TransferError | None:

@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from nbdist.client.cluster.cluster import Cluster
-from nbdist.client.session.transfer import push
+from nbdist.client.session.transfer import _failed, push
 from nbdist.errors import UsageError
 
 NO_CLUSTER = cast("Cluster", None)
@@ -23,3 +23,12 @@ def test_push_of_a_key_that_is_no_name_says_which() -> None:
     for name in (1, "my lr"):
         with pytest.raises(UsageError, match=f"{name!r} is not a name that Python allows"):
             push(NO_CLUSTER, cast("Any", {name: 0.1}), [0])
+
+
+def test_push_of_what_is_pickled_by_its_name_says_why_and_what_to_do() -> None:
+    told = "rank 0: AttributeError: Can't get attribute 'f5' on <module '__main__' (built-in)>"
+    failed = _failed("push", told)
+    assert failed.what == f"push failed: {told}"
+    assert failed.why.startswith("f5 is pickled by its name, as functions of functools.cache are")
+    assert failed.do == ("define f5 in a %%distributed cell, or push the function that it wraps")
+    assert _failed("push", "rank 0: ValueError: 3").why == ""
