@@ -1,7 +1,7 @@
 """Read what `%dist expect` asserts: pure.
 
-One line is one assertion. Numbers are compared as Python compares them, `loss < 0.3`; the others
-have words of their own.
+One line is one assertion. Numbers are compared as Python compares them, `loss < 0.3`, and texts in
+quotes, `name == "sgd"`; the others have words of their own.
 """
 
 import ast
@@ -40,6 +40,7 @@ _COLLECTIVES = re.compile(r"collectives\s*==\s*(last|baseline)")
 _BYTES = re.compile(rf"bytes\s+{_NUMBER}\s*%(?:\s+of\s+(last|baseline|explain))?")
 _STEP = re.compile(rf"step(?:_ms)?\s*(<=?)\s*(?:{_NUMBER}\s*[x*]\s*)?(last|baseline)")
 _PARITY = re.compile(r"parity(?:\s+([^\W\d]\w*))?")
+_TEXT = re.compile(r"""([^\W\d]\w*)\s*(==|!=)\s*("[^"]*"|'[^']*')""")
 _PREFIX = re.compile(rf"\b({'|'.join(OVER_STEPS)})\s+([^\W\d]\w*)")
 _COMPARED = re.compile(r"[<>=!]")
 _ARITHMETIC = ast.BinOp, ast.UnaryOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.USub, ast.UAdd
@@ -56,6 +57,16 @@ class Numbers:
     text: str
     compare: ast.Compare
     names: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SameText:
+    """A variable of the ranks is this text, or another value where not `is_equal`."""
+
+    text: str
+    name: str
+    value: str
+    is_equal: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +105,7 @@ class StepWithin:
 
 
 Assertion: TypeAlias = (
-    Numbers | LayoutParity | SameCollectives | BytesWithin | NoAlarms | StepWithin
+    Numbers | SameText | LayoutParity | SameCollectives | BytesWithin | NoAlarms | StepWithin
 )
 
 
@@ -104,6 +115,8 @@ def parse(text: str) -> Assertion:
     Raises:
         UsageError: It is none of `FORMS`; the text says what is right.
     """
+    if found := _TEXT.fullmatch(text.strip()):
+        return SameText(text.strip(), found[1], ast.literal_eval(found[3]), found[2] == "==")
     line = " ".join(text.split())
     if found := _PARITY.fullmatch(line):
         return LayoutParity(found[1])

@@ -23,6 +23,7 @@ from nbdist.client.expect.assertion import (
     NoAlarms,
     Numbers,
     SameCollectives,
+    SameText,
     StepWithin,
     parse,
 )
@@ -48,6 +49,8 @@ def expect(session: "Session", assertion: str) -> str:
     if isinstance(asked, LayoutParity):
         ok, proof = session.prove(asked.handle)
         return judge.judge_parity(text, ok=ok, proof=proof)
+    if isinstance(asked, SameText):
+        return judge.judge_text(asked, _values(asked.name, session))
     trained = session.trained
     if isinstance(asked, Numbers):
         return _expect_numbers(asked, session, trained)
@@ -80,6 +83,16 @@ def _nothing_trained() -> ClusterError:
         why="no cell of this session has made an optimizer step, or called nbdist.log",
         do="run the %%distributed cell that trains, then %dist expect",
     )
+
+
+def _values(name: str, session: "Session") -> list[object]:
+    """Return what a variable is on each rank."""
+    try:
+        return session.pull(name)
+    except TransferError as error:
+        raise UsageError(
+            f"{name} is no variable of the ranks, and only of these some are texts."
+        ) from error
 
 
 # -- numbers

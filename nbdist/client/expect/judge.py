@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nbdist.client.expect.assertion import Numbers, called
+from nbdist.client.expect.assertion import Numbers, SameText, called
 from nbdist.client.metrics.analysis.values import Verdict
 from nbdist.client.metrics.usual_step import RunFigures, StepTime
 from nbdist.errors import ExpectationError
@@ -97,6 +97,21 @@ def _number(node: ast.expr, text: str, values: Mapping[tuple[str, str], float]) 
             left, right = (_number(side, text, values) for side in (node.left, node.right))
             return float(_OPERATORS[type(node.op)](left, right))
     raise AssertionError(f"parse lets {ast.dump(node)} not pass")
+
+
+def judge_text(asked: SameText, values: Sequence[object]) -> str:
+    """Judge what a variable is on each rank; a number is never a text."""
+    equal = [isinstance(value, str) and value == asked.value for value in values]
+    broken = [rank for rank, is_equal in enumerate(equal) if is_equal != asked.is_equal]
+    shown = [f"{value!r:.60}" for value in values]
+    said = f"{asked.name} is {shown[0]} on all ranks"
+    if len({*shown}) > 1:
+        of = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(shown))
+        said = f"{asked.name} is {of}"
+    if not broken:
+        return found(asked.text, said)
+    where = "" if len(values) == 1 else f" on {name_ranks(broken)}"
+    raise ExpectationError(f"{asked.text} does not hold{where}: {said}.")
 
 
 def judge_parity(text: str, *, ok: bool, proof: str) -> str:

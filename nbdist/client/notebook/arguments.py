@@ -360,7 +360,8 @@ def parse_dist(line: str) -> argparse.Namespace | None:
     Raises:
         UsageError: A word is wrong; one line says what is right.
     """
-    words = _words("%dist", line, shlex.split)
+    is_expect = line.split()[:1] == ["expect"]
+    words = _words("%dist", line, _as_typed if is_expect else shlex.split)
     if not words:
         words = ["status"]
     if not words[0].startswith("-") and words[0] not in COMMANDS:
@@ -408,6 +409,12 @@ def _of_board(asked: argparse.Namespace) -> argparse.Namespace:
 
 def _add_ranks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-r", "--ranks", default="all", metavar="RANKS", help="all, 0, 0,2 or 1-3")
+
+
+def _as_typed(line: str) -> list[str]:
+    """Return the words of an assertion with their quotes, but for those around all of it."""
+    words = shlex.split(line, posix=False)
+    return shlex.split(line) if len(words) == 2 else words
 
 
 def _words(magic: str, line: str, split: Callable[[str], list[str]]) -> list[str]:

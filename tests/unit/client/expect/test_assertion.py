@@ -8,6 +8,7 @@ from nbdist.client.expect.assertion import (
     NoAlarms,
     Numbers,
     SameCollectives,
+    SameText,
     StepWithin,
     parse,
 )
@@ -76,6 +77,27 @@ def test_what_is_no_assertion_is_refused_with_what_is_right(text: str, says: str
     with pytest.raises(UsageError) as refused:
         parse(text)
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('seen == "1"  # a text', SameText('seen == "1"', "seen", "1", True)),
+        ("name != 'max  loss'", SameText("name != 'max  loss'", "name", "max  loss", False)),
+        ("\"seen == '1'\"", SameText("seen == '1'", "seen", "1", True)),
+    ],
+)
+def test_what_stands_in_quotes_is_a_text(line: str, expected: SameText) -> None:
+    asked = parse_dist(f"expect {line}")
+    assert asked is not None
+    assert parse(" ".join(asked.words)) == expected
+    assert isinstance(parse("seen == 1"), Numbers)
+
+
+def test_quotes_around_a_whole_assertion_mean_nothing() -> None:
+    asked = parse_dist('expect "loss < 0.3"')
+    assert asked is not None
+    assert asked.words == ["loss < 0.3"]
 
 
 def test_a_magics_line_is_one_assertion() -> None:

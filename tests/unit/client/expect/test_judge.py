@@ -6,7 +6,7 @@ from math import nan
 import pytest
 
 from nbdist.client.expect import judge
-from nbdist.client.expect.assertion import Numbers, parse
+from nbdist.client.expect.assertion import Numbers, SameText, parse
 from nbdist.client.metrics.analysis.values import Verdict
 from nbdist.client.metrics.usual_step import RunFigures, StepTime
 from nbdist.errors import ExpectationError, NBDistError
@@ -51,6 +51,16 @@ def test_what_each_rank_has_must_hold_on_all_and_those_where_not_are_named() -> 
     assert "holds" in numbers("seen == 1", seen=[1, 1, 1])
     with pytest.raises(ExpectationError, match="on ranks 1-2"):
         numbers("seen == 1", seen=[1, 2, 2])
+
+
+def test_a_text_is_compared_with_texts_alone() -> None:
+    is_one, is_none = (SameText("text", "seen", "1", equal) for equal in (True, False))
+    assert judge.judge_text(is_one, ["1", "1"]) == "text holds: seen is '1' on all ranks."
+    with pytest.raises(ExpectationError, match="text does not hold on rank 1: seen is '1' on ran"):
+        judge.judge_text(is_one, ["1", 1])
+    with pytest.raises(ExpectationError, match="text does not hold on ranks 0-1: seen is 1 on all"):
+        judge.judge_text(is_one, [1, 1])
+    assert "holds" in judge.judge_text(is_none, ["2", 1])
 
 
 def test_an_expectation_that_fails_is_an_assertion_and_an_error_of_ours() -> None:
