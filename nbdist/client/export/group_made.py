@@ -7,10 +7,13 @@ done there (`engine/compat/torch_init`); so it is below `nbdist.init()`. Torch i
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 
-_INIT = "init_process_group"
+from nbdist.client.export.blocks import Block
+from nbdist.client.export.settings_lost import running
+
+_INIT, _END = "init_process_group", "destroy_process_group"
 _MODULE = "torch.distributed"
 _MADE = "is_initialized"  # as of `dist.is_initialized()`
-SILENT = frozenset({_INIT, "destroy_process_group"})
+SILENT = frozenset({_INIT, _END})
 """Functions of it that return nothing, so that a cell which ends with one shows nothing."""
 
 
@@ -43,6 +46,25 @@ def makers(modules: Mapping[str, str]) -> list[str]:
         for name, text in modules.items()
         if any(True for _ in _places(text, text))
     ]
+
+
+def ended_early(blocks: Sequence[Block]) -> list[str]:
+    """Return in sentences which cells end the group that cells after them had in the notebook."""
+    said = []
+    kept = [block for block in blocks if block.code]
+    for place, block in enumerate(kept):
+        later = "\n".join(other.code for other in kept[place + 1 :])
+        if later and _INIT not in later and _calls(block.code, _END):
+            said.append(
+                f"Cell {block.number} calls {_END}: the notebook makes the group anew after such a"
+                " cell, and the script does not for the cells that follow."
+            )
+    return said
+
+
+def _calls(code: str, name: str) -> bool:
+    nodes = (node for node in running(ast.parse(code)) if isinstance(node, ast.Call))
+    return any(ast.unparse(node.func).rpartition(".")[2] == name for node in nodes)
 
 
 def _places(code: str, whole: str) -> Iterator[tuple[int, int, str]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from nbdist.client.export import code as code_of
 from nbdist.client.export.blocks import Block, doubtful, not_given, ranks_needed
 from nbdist.client.export.environment_lost import variables_lost
-from nbdist.client.export.group_made import makers, taken_as_done
+from nbdist.client.export.group_made import ended_early, makers, taken_as_done
 from nbdist.client.export.resolve import Resolved
 from nbdist.client.export.settings_lost import settings_lost, started_anew
 from nbdist.formatting import counted
@@ -145,6 +145,7 @@ def _doubts(resolved: Resolved, modules: Mapping[str, str]) -> list[str]:
     return [
         *doubtful(resolved.blocks),
         *settings_lost(resolved.blocks),
+        *ended_early(resolved.blocks),
         *started_anew(resolved.commands, resolved.blocks),
         *variables_lost(resolved.variables, resolved.commands, texts),
         *_rewritten(resolved, modules),

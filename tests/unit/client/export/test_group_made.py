@@ -61,6 +61,15 @@ def test_the_end_of_a_script_leaves_a_group_alone_that_a_cell_has_ended() -> Non
     ]
 
 
+def test_a_group_that_is_ended_before_other_cells_is_told() -> None:
+    ends, uses = "%%distributed\ndist.destroy_process_group()", "%%distributed\ndist.barrier()"
+    (told,) = script(uses, ends, uses).doubts
+    assert told.startswith("Cell 2 calls destroy_process_group: the notebook makes the group anew")
+    assert script(uses, ends).doubts == ()
+    assert script(ends, "%%distributed\ndist.init_process_group()", uses).doubts == ()
+    assert script("%%distributed\ndef end(): dist.destroy_process_group()", uses).doubts == ()
+
+
 def test_a_file_beside_the_script_that_makes_the_group_is_told() -> None:
     written = "%%writefile setup_ranks.py\nimport torch.distributed as dist\ndef f():\n    "
     uses = "%%distributed\nimport setup_ranks"
