@@ -17,7 +17,7 @@ _OF_TORCH = r"(?:torch\.(?:\w+\.)*)?"
 _SEEDS = re.compile(
     rf"{_OF_TORCH}(?:manual_seed|set_rng_state)(?:_all)?|torch\.(?:\w+\.)*seed(?:_all)?"
     r"|random\.(?:seed|setstate)|numpy\.random\.(?:seed|set_state)"
-    r"|(?:\w+\.)*(?:set_seed|seed_everything)"
+    r"|(?:\w+\.)*(?:(?:set|fix|setup)_(?:random_)?seeds?|seed_everything|seed_all)"
 )
 _SETTERS = re.compile(
     rf"{_OF_TORCH}(?:set_default_(?:dtype|device|tensor_type)|use_deterministic_algorithms"

@@ -20,7 +20,7 @@ TRAINS = "%%distributed\nx = torch.randn(3)"
         ("import numpy as np, random\nrandom.seed(0)", ("random.seed",)),
         ("np.random.seed(0)", ("numpy.random.seed",)),
         ("from torch import manual_seed as seed_it\nseed_it(0)", ("torch.manual_seed",)),
-        ("transformers.set_seed(1)", ("transformers.set_seed",)),
+        ("transformers.set_seed(1); fix_seed(2)", ("transformers.set_seed", "fix_seed")),
         ("torch.random.set_rng_state(state)", ("torch.random.set_rng_state",)),
         ("torch.set_default_dtype(torch.float64)", ("torch.set_default_dtype",)),
         ("torch.use_deterministic_algorithms(True)", ("torch.use_deterministic_algorithms",)),
