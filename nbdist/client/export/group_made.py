@@ -13,6 +13,14 @@ from nbdist.client.export.settings_lost import running
 _INIT, _END = "init_process_group", "destroy_process_group"
 _MODULE = "torch.distributed"
 _MADE = "is_initialized"  # as of `dist.is_initialized()`
+_FOR_MODULES = """\
+# As in the notebook, it is taken as done where these make the group: {names}
+def taken_as_done(make_group):
+    return lambda *args, **more: torch.distributed.is_initialized() or make_group(*args, **more)
+
+
+torch.distributed.init_process_group = taken_as_done(torch.distributed.init_process_group)
+"""
 SILENT = frozenset({_INIT, _END})
 """Functions of it that return nothing, so that a cell which ends with one shows nothing."""
 
@@ -34,18 +42,16 @@ def taken_as_done(code: str, whole: str) -> str:
     return b"\n".join(lines).decode()
 
 
-def makers(modules: Mapping[str, str]) -> list[str]:
-    """Return in sentences which files beside a script make the group, and would raise there.
+def for_modules(modules: Mapping[str, str]) -> list[str]:
+    """Return the lines by which files beside a script make the group only where there is none.
+
+    Files stay as they are: others may use them too.
 
     Args:
         modules: What is in them, by their names; "" of what is no Python.
     """
-    return [
-        f"{name} calls {_INIT}, which the script has done: it raises there, unless it asks "
-        "torch.distributed.is_initialized() first."
-        for name, text in modules.items()
-        if any(True for _ in _places(text, text))
-    ]
+    names = [name for name, text in modules.items() if any(True for _ in _places(text, text))]
+    return [_FOR_MODULES.format(names=", ".join(names))] if names else []
 
 
 def ended_early(blocks: Sequence[Block]) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from nbdist.client.export import code as code_of
 from nbdist.client.export.blocks import Block, doubtful, not_given, ranks_needed
 from nbdist.client.export.environment_lost import variables_lost
-from nbdist.client.export.group_made import ended_early, makers, taken_as_done
+from nbdist.client.export.group_made import ended_early, for_modules, taken_as_done
 from nbdist.client.export.resolve import Resolved
 from nbdist.client.export.settings_lost import settings_lost, started_anew
 from nbdist.formatting import counted
@@ -116,7 +116,7 @@ def write(
         tuple((b.number, b.without) for b in blocks if b.without),
         tuple({b.number: b.runs for b in blocks if b.runs > 1 and not b.pushes}.items()),
         tuple((number, tuple(names)) for number, names in not_given(blocks).items()),
-        (*_doubts(resolved, modules), *([] if needs_nbdist else makers(modules)), *doubts),
+        (*_doubts(resolved, modules), *doubts),
         tuple(modules),
         needs_nbdist,
     )
@@ -125,6 +125,7 @@ def write(
         _header(script, notebook, [b for b in left_out if b.is_notebooks]),
         *_features(resolved.features),
         prelude(options, [word for text in texts for word in code_of.layouts(text)]),
+        *([] if needs_nbdist else for_modules(modules)),
         *_refusal(blocks, name),
         *(
             [f"{resolved.rank} = rank  # which a cell takes for something else\n"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbdist.client.export.group_made import makers, taken_as_done
+from nbdist.client.export.group_made import for_modules, taken_as_done
 from tests.unit.client.export.exported import script
 
 
@@ -70,10 +70,14 @@ def test_a_group_that_is_ended_before_other_cells_is_told() -> None:
     assert script("%%distributed\ndef end(): dist.destroy_process_group()", uses).doubts == ()
 
 
-def test_a_file_beside_the_script_that_makes_the_group_is_told() -> None:
+def test_files_beside_the_script_make_the_group_only_where_there_is_none() -> None:
     written = "%%writefile setup_ranks.py\nimport torch.distributed as dist\ndef f():\n    "
     uses = "%%distributed\nimport setup_ranks"
-    (told,) = script(f"{written}dist.init_process_group()", uses).doubts
-    assert told.startswith("setup_ranks.py calls init_process_group, which the script has done")
-    assert script(f"{written}dist.barrier()", uses).doubts == ()
-    assert makers({"data.py": ""}) == []
+    told = (
+        "\n# As in the notebook, it is taken as done where these make the group: setup_ranks.py\n"
+    )
+    makes = f"{written}dist.init_process_group()"
+    assert told in script(makes, uses).text
+    assert told not in script(f"{written}dist.barrier()", uses).text
+    assert told not in script(makes, uses, "%%distributed\nnbdist.log(a=1)").text
+    assert for_modules({"data.py": ""}) == []
