@@ -113,7 +113,8 @@ class NBDist(Magics):
         asked = arguments.parse_dist(line)
         if asked is None:
             return None
-        names = self._shell.user_ns if local_ns is None else local_ns
+        # In a function both: a line there may name what is the notebook's.
+        names = {**self._shell.user_ns, **(local_ns or {})}
         command: Callable[[Any, dict[str, Any]], Any] = getattr(self, f"_{asked.command}")
         try:
             return command(asked, names)
