@@ -2,9 +2,10 @@
 
 import ast
 import builtins
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from nbdist.client.export import code as code_of
+from nbdist.client.export.as_sent import is_as_sent
 from nbdist.ranks import NAMES_OF_A_RANK
 
 _STAND_ALONE = (
@@ -23,17 +24,22 @@ _CHANGING = {
 }
 
 
+class NotAsSent(LookupError):
+    """A cell says something else than what was sent."""
+
+
 class Definitions:
     """What the cells so far have bound, each name by its newest statement."""
 
     def __init__(self) -> None:
         self._statements: dict[str, tuple[int, ast.stmt, str]] = {}  # order, statement, source
+        self._cells: dict[int, int] = {}  # the cell's number, by the statement's order
         self._count = 0
         self._changed: set[str] = set()  # names whose values are another since they were bound
         self.features: list[str] = []  # of `__future__`, which the notebook has had from then on
 
-    def add(self, body: str) -> None:
-        """Take in a cell of the notebook; one that is no plain Python is passed over."""
+    def add(self, body: str, number: int) -> None:
+        """Take in code of the notebook's cell `number`; what is no plain Python is passed over."""
         try:
             body, features = code_of.without_features(body)
             tree = ast.parse(body)
@@ -49,23 +55,35 @@ class Definitions:
             if len(lines[first - 1]) - len(lines[first - 1].lstrip()) or ";" in lines[first - 1]:
                 source = ast.unparse(statement)
             self._count += 1
+            self._cells[self._count] = number
             self._changed |= set(_changes(statement))
             for name in _names(statement, source):
                 self._statements[name] = self._count, statement, source
                 self._changed.discard(name)
 
-    def source_of(self, name: str) -> str:
+    def source_of(self, name: str, known: Mapping[str, str]) -> str:
         """Return the statements that define a name, with those that they stand on, in order.
+
+        Args:
+            name: What was sent.
+            known: What it stood on then; see `as_sent`.
 
         Raises:
             LookupError: It stands on something that is computed; the text says which.
+            NotAsSent: A statement is not as it was sent; the text says which cell's.
         """
         wanted: dict[int, str] = {}
-        self._collect(name, wanted, set(), is_first=True)
+        self._collect(name, wanted, set(), known, is_first=True)
         return "\n\n".join(dict.fromkeys(wanted[order] for order in sorted(wanted)))
 
     def _collect(
-        self, name: str, wanted: dict[int, str], seen: set[str], *, is_first: bool = False
+        self,
+        name: str,
+        wanted: dict[int, str],
+        seen: set[str],
+        known: Mapping[str, str],
+        *,
+        is_first: bool = False,
     ) -> None:
         if name in seen:
             return
@@ -78,6 +96,12 @@ class Definitions:
         order, statement, source = self._statements[name]
         if not isinstance(statement, _STAND_ALONE) and not _is_literal(statement):
             raise LookupError(f"{name} is computed in the notebook")
+        if not is_as_sent(name, statement, known):
+            what = "what was sent" if is_first else f"what {name} was"
+            raise NotAsSent(
+                f"cell {self._cells[order]} no longer says {what}: it was defined anew by a cell"
+                " that failed, or where no cell shows it"
+            )
         if name in self._changed and not isinstance(statement, ast.Import | ast.ImportFrom):
             raise LookupError(f"{name} is changed in the notebook after it is made")
         for other in code_of.needed_at_once(source) & self._statements.keys():
@@ -86,10 +110,10 @@ class Definitions:
         wanted[order] = source
         declared = code_of.bound(source) - set(_names(statement, source))
         for other in declared & self._statements.keys():
-            self._collect(other, wanted, seen)
+            self._collect(other, wanted, seen, known)
         future = f"from __future__ import {', '.join(self.features)}\n" if self.features else ""
         for other in code_of.needed(future + source):
-            self._collect(other, wanted, seen)
+            self._collect(other, wanted, seen, known)
 
 
 def _names(statement: ast.stmt, source: str) -> set[str]:

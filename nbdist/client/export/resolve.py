@@ -14,11 +14,12 @@ from typing import Any
 
 from nbdist.client.export import code as code_of
 from nbdist.client.export.blocks import Block, consistent
-from nbdist.client.export.definitions import Definitions
+from nbdist.client.export.definitions import Definitions, NotAsSent
 from nbdist.client.export.environment_lost import variables_in
 from nbdist.client.export.group_made import SILENT
 from nbdist.client.export.ipython_lines import inner, plain
 from nbdist.client.export.notebook_cells import NotebookCell, Pushed
+from nbdist.client.export.order import ran_later, without_repeats
 from nbdist.client.export.plotting_code import PlottingCode
 from nbdist.client.export.reasons import why_not
 from nbdist.client.export.settings_lost import settings_in
@@ -55,6 +56,7 @@ class Resolved:
         variables: Numbers of the notebook's own cells that set variables of the environment, and
             which.
         rank: The name by which conditions know the rank; another where a cell takes that one.
+        doubts: What the order of runs may have made other than it is here, in sentences.
     """
 
     blocks: list[Block] = field(default_factory=list)
@@ -65,6 +67,7 @@ class Resolved:
     commands: list[tuple[int, str]] = field(default_factory=list)
     variables: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
     rank: str = "rank"
+    doubts: list[str] = field(default_factory=list)
 
     @property
     def code(self) -> str:
@@ -92,8 +95,11 @@ def resolve(
             resolver.add(cell)
         if not any("rank" in block.binds for block in resolver.found.blocks if block.code):
             break
-    resolver.found.blocks = consistent(resolver.found.blocks)
-    return resolver.found
+    found = resolver.found
+    keys = {cell.number: cell.key for cell in cells}
+    found.blocks = consistent(without_repeats(found.blocks, keys))
+    found.doubts = ran_later(found.blocks)
+    return found
 
 
 class _Resolver:
@@ -107,6 +113,7 @@ class _Resolver:
         self._chosen = None if chosen is None else set(chosen)
         self._parse_dist, self._parse_distributed = parse_dist, parse_distributed
         self._definitions = Definitions()
+        self._defined = 0  # how many of `NotebookCell.before` the definitions know of
         self._plots = PlottingCode()
         self._silent = {*SILENT}
         self._failed: tuple[NotebookCell, str, str] | None = None  # the last that did
@@ -119,6 +126,10 @@ class _Resolver:
         if magic == "distributed":
             self._add_distributed(cell, first, words, rest)
             return
+        if cell.before:
+            for number, source in cell.before[self._defined :]:
+                self._define(number, _without_commands(inner(source)))
+            self._defined = len(cell.before)
         self._sent = list(cell.pushed)
         if not magic:
             self._add_own(cell)
@@ -268,14 +279,14 @@ class _Resolver:
         fresh: list[str] = []  # lines of which the definitions do not know yet
         for line in cell.source.split("\n"):
             if re.match(r"%dist\b", line):
-                self._define(cell, fresh)
+                self._define_here(cell, fresh)
                 self._add_line(cell, line)
             else:
                 kept.append(line)
                 fresh.append(line)
-        self._define(cell, fresh)
+        self._define_here(cell, fresh)
         body = "\n".join(kept).strip("\n")
-        if not body.strip():
+        if not body.strip() or cell.is_past:
             return
         if self._chosen is not None and cell.number in self._chosen:
             body, without, reason = self._as_plain(body)
@@ -292,10 +303,15 @@ class _Resolver:
         if not self._is_chosen(cell, by_itself=False):
             self.found.variables.append((cell.number, variables_in(plain(body).code)))
 
-    def _define(self, cell: NotebookCell, lines: list[str]) -> None:
-        if not cell.has_failed:
-            self._definitions.add(plain("\n".join(lines)).code)
+    def _define_here(self, cell: NotebookCell, lines: list[str]) -> None:
+        """Take in lines of a cell, unless it has failed, or its runs tell what counts and when."""
+        if not cell.has_failed and (cell.before is None or cell.has_sent):
+            self._define(cell.number, "\n".join(lines))
         lines.clear()
+
+    def _define(self, number: int, source: str) -> None:
+        if not source.startswith("%%"):
+            self._definitions.add(plain(source).code, number)
 
     def _add_line(self, cell: NotebookCell, line: str) -> None:
         try:
@@ -323,7 +339,8 @@ class _Resolver:
             self.found.blocks = [b for b in gone if b.code or b.number != failed.number]
             if self._chosen is None or failed.number in self._chosen:
                 words = first.partition(" ")[2]
-                self._add_body(replace(failed, number=cell.number), first, words, body)
+                again = replace(failed, number=cell.number, failures=1)
+                self._add_body(again, first, words, body)
         elif asked.command in _MEANINGLESS or (asked.command == "restart" and not is_of_all):
             self._leave_out(cell, line, f"has {line!r}, which has no meaning in a script")
 
@@ -334,7 +351,8 @@ class _Resolver:
         text, reason = self._value_of(name, known)
         if not text:
             binds = frozenset({name})
-            block = Block(cell.number, line, "", f"pushes {name}: {reason}", binds)
+            reason = f"pushes {name}: {reason}"
+            block = Block(cell.number, line, "", reason, binds, pushes=name)
             self.found.blocks.append(block)
             return
         least = 1
@@ -352,13 +370,19 @@ class _Resolver:
         if known is not None and known.literal:
             return f"{name} = {known.literal}", ""
         try:
-            source = self._definitions.source_of(name)
+            source = self._definitions.source_of(name, known.known if known else {})
+        except NotAsSent as error:
+            return "", str(error)
         except LookupError as error:
             if known is None:
                 return "", f"{error}; the kernel knows its value: %dist export in the notebook"
             return "", f"{known.why_none}, and {error}"
         self.found.features += self._definitions.features
         return source, ""
+
+
+def _without_commands(source: str) -> str:
+    return "\n".join(line for line in source.split("\n") if not re.match(r"%dist\b", line))
 
 
 def _with_params(text: str, params: Mapping[str, Any]) -> str:

@@ -145,6 +145,7 @@ def _doubts(resolved: Resolved, modules: Mapping[str, str]) -> list[str]:
     texts = (resolved.code, *modules.values())
     return [
         *doubtful(resolved.blocks),
+        *resolved.doubts,
         *settings_lost(resolved.blocks),
         *ended_early(resolved.blocks),
         *started_anew(resolved.commands, resolved.blocks),

@@ -429,12 +429,19 @@ def _note_sent(code: str, values: Mapping[str, Any], ranks: str) -> None:
     export_command.note_sent(code, values, ranks)
 
 
+def _note_failed_attempt() -> None:
+    from nbdist.client.notebook import export_command
+
+    export_command.note_failed_attempt()
+
+
 def take_over(session: Session, place: Path | None) -> None:
     """Make this the kernel's session; `place` is the folder where its runs are."""
     global _current, _place
     _current, _place = session, place
     session.judge_by(_judge)
     session.note_sent(_note_sent)
+    session.note_failed_attempts(_note_failed_attempt)
     atexit.register(session.stop if session.detached is None else session.leave)
     _answer_terminals(session, place)
 

@@ -37,6 +37,12 @@ def note_sent(code: str, values: Mapping[str, object], ranks: str) -> None:
     _history.note_push(values, ranks)
 
 
+def note_failed_attempt() -> None:
+    """Note that what the cell that runs let ranks run has failed, and runs again."""
+    if _is_watched:
+        _history.note_failed_attempt()
+
+
 def _note_run(result: Any) -> None:
     info = result.info
     if info is None or not info.store_history or not info.raw_cell:

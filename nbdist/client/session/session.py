@@ -441,6 +441,10 @@ class Session:
         """Let `note` hear what ranks are sent from here on: code, or values, and which ranks."""
         self._note_sent = note
 
+    def note_failed_attempts(self, note: Callable[[], None]) -> None:
+        """Let `note` hear of each attempt of a cell that fails from here on, and runs again."""
+        self._attempts.note_failed = note
+
     def probe(self) -> LinkProbe:
         """Measure latency and bandwidth between the ranks; nothing else may run meanwhile.
 

@@ -1,0 +1,100 @@
+"""The order of a script against that of the notebook's runs. Pure.
+
+A `%%distributed` cell stands where it succeeded first, as it succeeded last, and in the notebook
+something may have come between. Blocks know their runs by their numbers, which only grow.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from nbdist.client.export import code as code_of
+from nbdist.client.export.blocks import Block
+
+
+def without_repeats(blocks: Sequence[Block], keys: Mapping[int, str]) -> list[Block]:
+    """Return the blocks; what a cell has sent again stands once where nothing tells the two apart.
+
+    That is where all that took the first has run again since, as when a cell is corrected and all
+    below it run anew: it stands where it was sent first, above what takes it, as it was sent last.
+
+    Args:
+        blocks: In the script's order, those of the notebook's own cells in that of their runs.
+        keys: What is the same in all runs of a cell, by the numbers of runs; "" is of none.
+    """
+    found: list[Block] = []
+    for block in blocks:
+        key = keys.get(block.number, "")
+        earlier = [
+            place
+            for place, one in enumerate(found)
+            if key and keys.get(one.number) == key and _says_again(block, one)
+        ]
+        others = [one for one in blocks if keys.get(one.number) != key]
+        if earlier and not any(_is_between(found[earlier[-1]], one, block) for one in others):
+            found[earlier[-1]] = block
+        else:
+            found.append(block)
+    return found
+
+
+def _says_again(block: Block, earlier: Block) -> bool:
+    """Return whether a block of the same cell gives all that an earlier one gave."""
+    if block.number == earlier.number or block.is_notebooks or earlier.is_notebooks:
+        return False
+    if block.pushes or earlier.pushes:
+        return block.pushes == earlier.pushes and _condition(block) in ("", _condition(earlier))
+    return not (block.code or earlier.code) and block == _numbered(earlier, block.number)
+
+
+def _numbered(block: Block, number: int) -> Block:
+    return replace(block, number=number)
+
+
+def _condition(block: Block) -> str:
+    """Return `if rank == 1:` of what was sent to some ranks."""
+    head = block.code.partition("\n")[0]
+    return head if head.startswith("if ") else ""
+
+
+def _is_between(first: Block, one: Block, last: Block) -> bool:
+    """Return whether a block ran between two others, and took what they give or gave it itself."""
+    is_of_ranks = bool(one.code) and not one.pushes
+    given = {last.pushes} if last.pushes else last.binds
+    return first.number < one.number < last.number and (is_of_ranks or bool(one.binds & given))
+
+
+def ran_later(blocks: Sequence[Block]) -> list[str]:
+    """Return in sentences which cells stand above what gave them a name when they ran last."""
+    kept = [block for block in blocks if block.code]
+    reads: dict[str, set[str]] = {}
+    for block in kept:
+        for name, inside in code_of.needed_later(block.code).items():
+            reads.setdefault(name, set()).update(inside)
+    said = []
+    for place, block in enumerate(kept):
+        below = [one for one in kept[place + 1 :] if one.number < block.number]
+        needs = _all_needs(block, reads) if below else set()
+        for other in below:
+            for name in sorted(needs & _gives_anew(other)):
+                said.append(
+                    f"Cell {block.number} ran last after cell {other.number} had set {name}: it"
+                    f" stands above cell {other.number}, where it succeeded first."
+                )
+    return said
+
+
+def _all_needs(block: Block, reads: Mapping[str, set[str]]) -> set[str]:
+    """Return the names that a block takes, also in functions that it calls."""
+    waiting = list(block.needs)
+    for name in waiting:
+        waiting += reads.get(name, set()) - set(waiting)
+    return set(waiting)
+
+
+def _gives_anew(block: Block) -> set[str]:
+    """Return what a block gives; an import of the same again changes nothing."""
+    return {
+        name
+        for name, texts in code_of.bindings(block.code).items()
+        if not all(text.startswith(code_of.IMPORTED) for text in texts)
+    }

@@ -1,0 +1,215 @@
+"""Cells that ran more than once, and what they sent: a script as the notebook's last runs were."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from nbdist.client.export.modules import beside
+from nbdist.client.export.notebook_cells import History, choose
+from nbdist.client.export.resolve import resolve
+from nbdist.client.export.script import Script, ScriptOptions, write
+from nbdist.client.notebook.arguments import parse_dist, parse_distributed
+
+NO_ID = ""
+
+
+@dataclass
+class Notebook:
+    """A kernel's history, each run with the cell's id; `sends` are values or functions."""
+
+    history: History = field(default_factory=History)
+    count: int = 0
+
+    def run(
+        self, cell_id: str, source: str, *, failed: bool = False, attempts: int = 0, **sends: object
+    ) -> None:
+        self.count += 1
+        for name, value in sends.items():
+            self.history.note_push({name: value})
+        for _ in range(attempts):
+            self.history.note_failed_attempt()
+        self.history.note_run(self.count, source, cell_id or None, has_failed=failed)
+
+    def script(self) -> Script:
+        found = resolve(self.history.cells(), None, parse_dist, parse_distributed)
+        modules = beside(found.code, found.written, None)
+        return write(found, ScriptOptions(2, "cpu"), "train.py", "", modules)
+
+    def code(self) -> list[str]:
+        found = resolve(self.history.cells(), None, parse_dist, parse_distributed)
+        return [block.code for block in found.blocks if block.code]
+
+
+def step(x: int) -> int:
+    return x
+
+
+STEP = "def step(x): return x + 1"
+OTHER = "def step(x): return x + 100"
+USE = "%%distributed\nprint(step(1))"
+PUSH = "%dist push step"
+
+
+@pytest.mark.parametrize("id_of_other", ["a", "d"])
+def test_a_function_that_is_pushed_again_is_the_one_of_then_in_each_place(id_of_other: str) -> None:
+    notebook = Notebook()
+    notebook.run("a", STEP)
+    notebook.run("b", PUSH, step=step)
+    notebook.run("c", USE)
+    notebook.run(id_of_other, OTHER)
+    notebook.run("b", PUSH, step=step)
+    notebook.run("f", USE)
+    assert notebook.code() == [STEP, "print(step(1))", OTHER, "print(step(1))"]
+
+
+def test_a_value_that_is_pushed_again_is_the_one_of_then_in_each_place() -> None:
+    notebook = Notebook()
+    for value, user in ((0.1, "b"), (0.2, "c")):
+        notebook.run("a", f"lr = {value}\n%dist push lr", lr=value)
+        notebook.run(user, "%%distributed\nprint(lr)")
+    assert notebook.code() == ["lr = 0.1", "print(lr)", "lr = 0.2", "print(lr)"]
+
+
+def test_a_definition_that_was_not_pushed_again_changes_nothing() -> None:
+    notebook = Notebook()
+    notebook.run("a", STEP)
+    notebook.run("b", PUSH, step=step)
+    notebook.run("c", USE)
+    notebook.run("a", OTHER)
+    notebook.run("c", USE)
+    assert notebook.code() == [STEP, "print(step(1))"]
+
+
+def test_cells_that_all_ran_again_stand_once_as_they_ran_last() -> None:
+    notebook = Notebook()
+    for source, rate in ((STEP, 0.1), (OTHER, 0.2)):
+        notebook.run("a", source)
+        notebook.run("b", PUSH, step=step)
+        notebook.run("c", f"lr = {rate}\n%dist push lr", lr=rate)
+        notebook.run("d", "%%distributed\nprint(step(lr))")
+    assert notebook.code() == [OTHER, "lr = 0.2", "print(step(lr))"]
+    assert not notebook.script().doubts
+
+
+def test_what_another_cell_sends_in_between_keeps_both_values() -> None:
+    notebook = Notebook()
+    for cell_id, rate in (("a", 0.1), ("b", 0.5), ("a", 0.1)):
+        notebook.run(cell_id, f"lr = {rate}\n%dist push lr", lr=rate)
+    notebook.run("c", "%%distributed\nprint(lr)")
+    assert notebook.code() == ["lr = 0.1", "lr = 0.5", "lr = 0.1", "print(lr)"]
+
+
+def test_a_cell_that_stands_above_what_it_took_last_is_told() -> None:
+    notebook = Notebook()
+    notebook.run("x", "%%distributed\ndef train(): return lr")
+    notebook.run("a", "lr = 0.1\n%dist push lr", lr=0.1)
+    notebook.run("b", "%%distributed\nloss = train()")
+    notebook.run("c", "%%distributed\nprint(loss)")
+    notebook.run("a", "lr = 0.2\n%dist push lr", lr=0.2)
+    notebook.run("b", "%%distributed\nloss = train()")
+    (told,) = notebook.script().doubts
+    assert told.startswith("Cell 6 ran last after cell 5 had set lr: it stands above cell 5")
+
+
+def test_code_that_ranks_ran_again_by_other_means_stands_where_it_ran() -> None:
+    notebook = Notebook()
+    for cell_id, source in (
+        ("a", "%dist run conf.py"),
+        ("b", "%%distributed\nscale = 3"),
+        ("a", "%dist run conf.py"),
+        ("c", "%%distributed\nprint(scale)"),
+    ):
+        if cell_id == "a":
+            notebook.history.note_code("scale = 1")
+        notebook.run(cell_id, source)
+    assert notebook.script().left_out[-1] == (
+        4,
+        "uses scale, which cell 3 would have given",
+    )
+
+
+def test_runs_of_a_cell_that_has_sent_are_one_cell_to_those_who_choose() -> None:
+    notebook = Notebook()
+    for rate in (0.1, 0.2):
+        notebook.run("a", f"lr = {rate}\n%dist push lr", lr=rate)
+        notebook.run(NO_ID, "%%distributed\nlr")
+    assert choose(notebook.history.cells(), "1-4") == [2, 3, 4]
+
+
+def test_cells_of_equal_text_are_two_where_no_id_says_otherwise() -> None:
+    notebook = Notebook()
+    for source in (STEP, OTHER):
+        notebook.run(NO_ID, source)
+        notebook.run(NO_ID, PUSH, step=step)
+        notebook.run(NO_ID, USE)
+    assert notebook.code() == [STEP, "print(step(1))", OTHER, "print(step(1))"]
+    assert not notebook.script().repeated
+    assert not notebook.script().doubts
+
+
+def test_without_ids_a_cell_that_is_tried_again_failed_before_it_succeeded() -> None:
+    notebook = Notebook()
+    notebook.run(NO_ID, USE)
+    notebook.run(NO_ID, USE, failed=True)
+    notebook.run(NO_ID, STEP)
+    notebook.run(NO_ID, USE)
+    notebook.run(NO_ID, USE)
+    assert [cell.number for cell in notebook.history.cells()] == [1, 3, 4, 5]
+    (told,) = notebook.script().doubts
+    assert told.startswith("Cell 4 failed before it succeeded")
+
+
+def test_a_failure_after_the_last_success_is_none_before_it() -> None:
+    notebook = Notebook()
+    notebook.run("a", "%%distributed\na = 1")
+    notebook.run("a", "%%distributed\na = 1", failed=True)
+    assert not notebook.script().doubts
+    notebook.run("a", "%%distributed\na = 1")
+    assert len(notebook.script().doubts) == 1
+
+
+def test_attempts_that_failed_within_a_cell_are_told() -> None:
+    notebook = Notebook()
+    notebook.run("a", "%%distributed --retry 2\na = 1", attempts=1)
+    notebook.run("b", "%%distributed --retry 2\nb = 1")
+    (told,) = notebook.script().doubts
+    assert told.startswith("Cell 1 failed before it succeeded: what it had changed by then")
+
+
+def test_a_cell_that_a_retry_ran_again_failed_before_it_succeeded() -> None:
+    notebook = Notebook()
+    notebook.run("a", "%%distributed\ncount += 1", failed=True)
+    notebook.run("b", "%dist retry")
+    (told,) = notebook.script().doubts
+    assert told.startswith("Cell 2 failed before it succeeded")
+
+
+def test_without_ids_a_cell_that_a_retry_ran_may_run_once_more() -> None:
+    notebook = Notebook()
+    notebook.run(NO_ID, "%%distributed\ncount += 1", failed=True)
+    notebook.run(NO_ID, "%dist retry")
+    notebook.run(NO_ID, "%%distributed\ncount += 1")
+    assert notebook.code() == ["count += 1", "count += 1"]
+    (told,) = notebook.script().doubts
+    assert told.startswith("Cell 2 failed before it succeeded")
+
+
+def test_what_a_cell_had_sent_before_it_failed_stands_in_its_place() -> None:
+    notebook = Notebook()
+    notebook.run("a", "%dist push lr\nfails", failed=True, lr=0.1)
+    notebook.run("b", "%%distributed\nprint(lr)")
+    notebook.run("a", "%dist push lr", lr=0.2)
+    notebook.run("c", "%%distributed\nprint(lr)")
+    assert notebook.code() == ["lr = 0.1", "print(lr)", "lr = 0.2", "print(lr)"]
+    assert not notebook.script().doubts
+
+
+def test_a_number_of_too_many_digits_has_no_literal_and_breaks_nothing() -> None:
+    notebook = Notebook()
+    notebook.run("a", "%dist push big lr", big=[10**5000], lr=0.1)
+    notebook.run("b", "%%distributed\nprint(lr)")
+    script = notebook.script()
+    assert "\nlr = 0.1\n" in script.text
+    ((number, reason),) = script.left_out
+    assert number == 1
+    assert reason.startswith("pushes big: it holds a number of more digits than Python writes")
