@@ -184,6 +184,8 @@ def _options(
 ) -> ScriptOptions:
     """Return what the script is started with: as the first `%dist start`, which cells began on.
 
+    Where `%dist scale` came before the last of them, their number of ranks is what it left.
+
     Raises:
         UsageError: So many machines are asked for that the ranks cannot be spread over evenly.
     """
@@ -192,14 +194,14 @@ def _options(
     def word(name: str) -> object:
         return getattr(asked, name, None)
 
-    n = word("n") or (running.n if running else 2)
+    n = resolved.n or word("n") or (running.n if running else 2)
     assert isinstance(n, int)
     device = word("device") or (running.device if running else "cpu")
     hosts = str(word("hosts") or "")
     nodes = asked_nodes or word("nodes") or (len(hosts.split(",")) if hosts else 1)
     assert isinstance(nodes, int)
     per_node = word("gpus_per_node")
-    if isinstance(per_node, int):
+    if isinstance(per_node, int) and resolved.n is None:
         n = per_node * nodes
     if n % nodes and asked_nodes:
         fitting = ", ".join(str(number) for number in range(1, n + 1) if n % number == 0)

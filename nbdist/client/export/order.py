@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from nbdist.client.export import code as code_of
 from nbdist.client.export.blocks import Block
+from nbdist.formatting import counted
 
 
 def without_repeats(blocks: Sequence[Block], keys: Mapping[int, str]) -> list[Block]:
@@ -98,3 +99,34 @@ def _gives_anew(block: Block) -> set[str]:
         for name, texts in code_of.bindings(block.code).items()
         if not all(text.startswith(code_of.IMPORTED) for text in texts)
     }
+
+
+def ranks_at_the_end(
+    blocks: Sequence[Block],
+    start: int | None,
+    changes: Sequence[tuple[int, int | None]],
+) -> tuple[int | None, list[str]]:
+    """Return on how many ranks the last of a script's cells ran, and which ran on others.
+
+    It is more where a cell before was for a rank that there was then.
+
+    Args:
+        blocks: The script's.
+        start: How many ranks there were at first; None where that is not known.
+        changes: Numbers of cells that changed it, and to how many; None is a start.
+
+    Returns:
+        None where nothing but a start has made them; and sentences.
+    """
+    ran = sorted({block.number for block in blocks if block.code and not block.pushes})
+    changes = [one for one in sorted(changes, key=lambda one: one[0]) if ran and one[0] < ran[-1]]
+    if not changes or changes[-1][1] is None:
+        return None, []
+    n = max(changes[-1][1], *(block.least_ranks for block in blocks if block.code))
+    said = []
+    for number in ran:
+        before = [None, *(of for at, of in changes if at < number)][-1] or start
+        if before != n:
+            on = counted(before, "rank") if before else "the ranks that %dist start chose"
+            said.append(f"Cell {number} ran on {on}, and in the script on {n}.")
+    return n, said

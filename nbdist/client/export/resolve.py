@@ -19,7 +19,7 @@ from nbdist.client.export.environment_lost import variables_in
 from nbdist.client.export.group_made import SILENT
 from nbdist.client.export.ipython_lines import inner, plain
 from nbdist.client.export.notebook_cells import NotebookCell, Pushed
-from nbdist.client.export.order import ran_later, without_repeats
+from nbdist.client.export.order import ran_later, ranks_at_the_end, without_repeats
 from nbdist.client.export.plotting_code import PlottingCode
 from nbdist.client.export.reasons import why_not
 from nbdist.client.export.settings_lost import settings_in
@@ -31,7 +31,7 @@ Parse = Callable[[str], argparse.Namespace | None]
 _MOST_RANKS = 1 << 20
 _LONGEST_LINE = 100
 # Commands that change what a training is, and have no part in a script.
-_MEANINGLESS = {"chaos", "scale", "attach"}
+_MEANINGLESS = {"chaos", "attach"}
 # What a script does without, and where it can be had.
 _WITHOUT = {
     "retry": "--retry: a script starts again from nbdist.save and nbdist.restore",
@@ -56,6 +56,7 @@ class Resolved:
         variables: Numbers of the notebook's own cells that set variables of the environment, and
             which.
         rank: The name by which conditions know the rank; another where a cell takes that one.
+        n: On how many ranks the last of them ran, where `%dist scale` has made it so; else None.
         doubts: What the order of runs may have made other than it is here, in sentences.
     """
 
@@ -67,6 +68,7 @@ class Resolved:
     commands: list[tuple[int, str]] = field(default_factory=list)
     variables: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
     rank: str = "rank"
+    n: int | None = None
     doubts: list[str] = field(default_factory=list)
 
     @property
@@ -98,7 +100,9 @@ def resolve(
     found = resolver.found
     keys = {cell.number: cell.key for cell in cells}
     found.blocks = consistent(without_repeats(found.blocks, keys))
-    found.doubts = ran_later(found.blocks)
+    start = getattr(found.starts[0], "n", None) if found.starts else None
+    found.n, on_others = ranks_at_the_end(found.blocks, start, resolver.changes_of_n)
+    found.doubts = [*ran_later(found.blocks), *on_others]
     return found
 
 
@@ -114,6 +118,7 @@ class _Resolver:
         self._parse_dist, self._parse_distributed = parse_dist, parse_distributed
         self._definitions = Definitions()
         self._defined = 0  # how many of `NotebookCell.before` the definitions know of
+        self.changes_of_n: list[tuple[int, int | None]] = []  # see `ranks_at_the_end`
         self._plots = PlottingCode()
         self._silent = {*SILENT}
         self._failed: tuple[NotebookCell, str, str] | None = None  # the last that did
@@ -325,6 +330,9 @@ class _Resolver:
             self.found.commands.append((cell.number, asked.command))
         if asked.command == "start":
             self.found.starts.append(asked)
+            self.changes_of_n += [] if cell.has_failed else [(cell.number, None)]
+        elif asked.command == "scale" and not cell.has_failed:
+            self.changes_of_n.append((cell.number, asked.n))
         elif asked.command == "push" and not cell.has_failed:
             for name in asked.names:
                 self._add_push(cell, line, name, asked.ranks)

@@ -295,3 +295,38 @@ def test_a_file_that_is_no_notebook_is_refused(tmp_path: Path) -> None:
         read_notebook(tmp_path / "a.ipynb")
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         read_notebook(tmp_path / "b.ipynb")
+
+
+TRAIN = "%%distributed\na = 1"
+
+
+def test_ranks_that_a_scale_added_before_the_training_are_those_of_the_script(
+    tmp_path: Path,
+) -> None:
+    sources = ("%dist start -n 1", "%dist scale 2", "%%distributed -r 1\na = 1", "%dist scale 3")
+    cells = [NotebookCell(number, source) for number, source in enumerate(sources, 1)]
+    made = exported(tmp_path / "train.py", cells)
+    assert str(made).split("\n")[1:] == ["Run it: torchrun --nproc-per-node 2 train.py"]
+    assert "On 2 ranks of one machine" in made.script.text
+
+
+def test_cells_that_ran_on_other_ranks_than_the_script_has_are_told(tmp_path: Path) -> None:
+    sources = ("%dist start -n 4", TRAIN, "%dist scale 2", TRAIN, "%dist scale 8")
+    cells = [NotebookCell(number, source, number == 5) for number, source in enumerate(sources, 1)]
+    made = exported(tmp_path / "train.py", cells)
+    assert made.script.doubts == ("Cell 2 ran on 4 ranks, and in the script on 2.",)
+    assert made.script.options.n == 2
+
+
+def test_a_start_after_a_scale_has_its_own_ranks(tmp_path: Path) -> None:
+    sources = ("%dist start -n 1", "%dist scale 2", "%dist stop", "%dist start -n 1", TRAIN)
+    cells = [NotebookCell(number, source) for number, source in enumerate(sources, 1)]
+    assert exported(tmp_path / "train.py", cells).script.options.n == 1
+
+
+def test_a_script_has_the_ranks_that_a_cell_needs_which_a_scale_took_away(tmp_path: Path) -> None:
+    sources = ("%dist start -n 4", "%%distributed -r 3\na = 1", "%dist scale 2", TRAIN)
+    cells = [NotebookCell(number, source) for number, source in enumerate(sources, 1)]
+    made = exported(tmp_path / "train.py", cells)
+    assert made.script.doubts == ("Cell 4 ran on 2 ranks, and in the script on 4.",)
+    assert made.script.options.n == 4
