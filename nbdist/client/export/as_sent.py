@@ -81,7 +81,7 @@ def _assigned(name: str, value: object) -> str:
 def _source(value: Any) -> str:
     try:
         source = _source_of_class(value) if isinstance(value, type) else inspect.getsource(value)
-    except (OSError, TypeError):
+    except (OSError, TypeError, SyntaxError):
         return ""
     # What IPython alone understands stands in a cell in another form.
     return "" if "get_ipython" in source else textwrap.dedent(source)
@@ -188,5 +188,8 @@ def _literal(value: ast.expr) -> str:
 
 
 def _definition(source: str) -> _Definition | None:
-    body = ast.parse(source).body
+    try:
+        body = ast.parse(source).body
+    except SyntaxError:  # a lambda's is the lines that it stands on
+        return None
     return body[0] if len(body) == 1 and isinstance(body[0], _Definition) else None

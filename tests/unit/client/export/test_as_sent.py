@@ -59,6 +59,9 @@ def test_what_a_failed_cell_defined_anew_is_no_older_definition() -> None:
     ]
 
 
+LAMBDA = "exec('act, LIM = ACTS[0], 30')"
+
+
 @pytest.mark.parametrize(
     ("cell", "anew", "other"),
     [
@@ -68,6 +71,7 @@ def test_what_a_failed_cell_defined_anew_is_no_older_definition() -> None:
         ("A, LIM = 1, 3\ndef f(): return LIM", "exec('LIM = 3.0')", "LIM"),
         ("LIM = 3\nclass f:\n    def g(self): return LIM", "exec('LIM = 4')", "LIM"),
         ("class A:\n    x = 1\ndef f(): return A", "setattr(A, 'x', 2)", "A"),
+        ("LIM = 3\nACTS = {\n    0: lambda: 1,\n}\ndef f(x): return x.act, LIM", LAMBDA, "LIM"),
     ],
 )
 def test_what_a_function_reads_and_no_cell_shows_keeps_it_out(
