@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nbdist.client.export import code as code_of
+from nbdist.client.export.flow import flow_of
 from nbdist.ranks import NAMES_OF_A_RANK, name_ranks
 
-_PYTHONS = {*vars(builtins), "__file__", "__name__", "this_rank"}
+_PYTHONS = {*vars(builtins), "__annotations__", "__builtins__", "__file__", "__name__", "this_rank"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,10 @@ def _leave_out_clashes(blocks: Sequence[Block]) -> list[Block]:
 def _leave_out_users(blocks: Sequence[Block]) -> list[Block]:
     """Return the blocks, without those that need what only a block that is left out gives."""
     blocks = list(blocks)
-    later = [code_of.needed_later(block.code) for block in blocks]
+    sources = _Sources(blocks)
     while True:
         for place, block in enumerate(blocks):
-            reason = _what_lacks(blocks, later, place) if block.code else ""
+            reason = sources.what_lacks(place) if block.code else ""
             if reason:
                 blocks[place] = replace(block, code="", reason=reason)
                 break
@@ -87,28 +88,13 @@ def _leave_out_users(blocks: Sequence[Block]) -> list[Block]:
             return blocks
 
 
-def _what_lacks(blocks: Sequence[Block], later: Sequence[dict[str, set[str]]], place: int) -> str:
-    """Return that the block at `place` lacks a name, itself or in a function that it uses."""
-    ways = {name: f"uses {name}" for name in sorted(blocks[place].needs)}
-    waiting = list(ways)
-    for name in waiting:
-        of = _giver(blocks, place, name)
-        if of is None:
-            continue
-        if not blocks[of].code:
-            return f"{ways[name]}, which cell {blocks[of].number} would have given"
-        inside = later[of].get(name, set()) - ways.keys() - blocks[place].binds
-        ways |= {one: f"{ways[name]}, which reads {one}" for one in inside}
-        waiting += sorted(inside)
-    return ""
-
-
 def doubtful(blocks: Sequence[Block]) -> list[str]:
     """Return in sentences which values of a script may not be those of the notebook."""
+    sources = _Sources(blocks)
     said = []
     for place, block in enumerate(blocks):
-        for name in sorted(block.needs) if block.code else ():
-            of = _giver(blocks, place, name)
+        for name in sorted(sources.used(place)) if block.code else ():
+            of = next(iter(sources.givers(place, name)), None)
             since = () if of is None else blocks[of + 1 : place]
             failed = [b.number for b in since if b.has_failed and name in b.binds]
             if of is not None and failed:
@@ -125,17 +111,76 @@ def doubtful(blocks: Sequence[Block]) -> list[str]:
     return said
 
 
-def _giver(blocks: Sequence[Block], place: int, name: str) -> int | None:
-    """Return the place of the block that gives a name to the one at `place`; None where none does.
+class _Sources:
+    """From which blocks a block has its names. `blocks` may be left out meanwhile, none moves."""
 
-    That is the newest before it, else one after it, as for a function that was defined too late. A
-    cell that has failed may have got as far or not: it counts where there is no other.
-    """
-    giving = [(n, b) for n, b in enumerate(blocks) if name in b.binds and not b.is_notebooks]
-    kept = [(n, b) for n, b in giving if not b.has_failed] or giving
-    before = [n for n, _ in kept if n < place]
-    after = [n for n, _ in kept if n > place]
-    return next(iter([*reversed(before), *(n for n in after if blocks[n].code), *after]), None)
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self._blocks = blocks
+        self._flows = [flow_of(block.code) for block in blocks]
+        self._standing = [code_of.standing(block.code) for block in blocks]
+
+    def what_lacks(self, place: int) -> str:
+        """Return that a block lacks a name, itself or in what it uses; "" where it lacks none."""
+        for name, way in self.used(place).items():
+            lacking = [of for of in self.givers(place, name) if not self._blocks[of].code]
+            if lacking:
+                number = self._blocks[lacking[0]].number
+                return f"{way}, which cell {number} would have given"
+        return ""
+
+    def used(self, place: int) -> dict[str, str]:
+        """Return the names that a block takes, and those that what it uses looks up, with how.
+
+        A function looks them up when it is called, and so may what was made with functions and
+        classes: a model calls what its class's methods name.
+        """
+        ways = {name: f"uses {name}" for name in sorted(self._blocks[place].needs)}
+        waiting = list(ways)
+        for name in waiting:
+            inside: set[str] = set()
+            for of in self.givers(place, name):
+                inside |= self._looked_up(of, name, set())
+            for one in sorted(inside - ways.keys() - self._flows[place].binds):
+                ways[one] = f"{ways[name]}, which reads {one}"
+                waiting.append(one)
+        return ways
+
+    def givers(self, place: int, name: str) -> list[int]:
+        """Return the places of the blocks that may give a name to the one at `place`.
+
+        The newest comes first; an older one counts where it is not sure that a newer one did. Else
+        one after it, as for a function that was defined too late. A cell that has failed may have
+        got as far or not: it counts where there is no other.
+        """
+        blocks = self._blocks
+        giving = [n for n, b in enumerate(blocks) if name in b.binds and not b.is_notebooks]
+        kept = [n for n in giving if not blocks[n].has_failed] or giving
+        found: list[int] = []
+        for n in reversed([n for n in kept if n < place]):
+            found.append(n)
+            if not blocks[n].code or name in self._flows[n].binds:
+                break
+        if found or name in NAMES_OF_A_RANK:  # of those a script has its own, from its beginning
+            return found
+        after = [n for n in kept if n > place]
+        return [n for n in after if blocks[n].code][:1] or after[:1]
+
+    def _looked_up(self, of: int, name: str, seen: set[tuple[int, str]]) -> set[str]:
+        """Return the names that a value looks up when it is used, which the block at `of` gives."""
+        if (of, name) in seen or not self._blocks[of].code:
+            return set()
+        seen.add((of, name))
+        own = self._standing[of].get(name)
+        if own is None:
+            return set()
+        found = set(own.looks_up)
+        for one in own.made_with:
+            if one in self._standing[of]:
+                found |= self._looked_up(of, one, seen)
+            if one not in self._flows[of].binds:
+                for before in self.givers(of, one):
+                    found |= self._looked_up(before, one, seen)
+        return found
 
 
 def not_given(blocks: Sequence[Block]) -> dict[int, list[str]]:

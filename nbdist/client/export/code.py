@@ -10,13 +10,18 @@ import re
 import symtable
 import tokenize
 from collections.abc import Iterator, Set
+from dataclasses import dataclass
 from typing import Any
+
+from nbdist.client.export.flow import flow_of
 
 INDENT = "    "
 # Words of a layout that not every number of ranks can have.
 _LAYOUT = re.compile(
     r"\s*(?=.*(?:=\d|hsdp))(?:(?:pp|dp|fsdp|cp|tp|ep)=-?\d+|hsdp|ddp|fsdp|zero[123]|\s+)+\s*"
 )
+_CHOICES = ast.If | ast.IfExp | ast.Match | ast.BoolOp | ast.Dict
+_NAMED = ast.Name | ast.Constant | ast.Tuple | ast.List | ast.expr_context  # computes nothing
 _SILENT = {"print", "append", "extend", "update", "barrier", "all_reduce", "broadcast", "backward"}
 
 
@@ -38,13 +43,14 @@ def indent(code: str) -> str:
     )
 
 
-def with_print(code: str, shows: str, silent: Set[str] = frozenset()) -> str:
+def with_print(code: str, shows: str, silent: Set[str] = frozenset(), into: str = "_") -> str:
     """Return `code` with its last expression printed, as a notebook displays it.
 
     Args:
         code: A cell's.
         shows: The condition under which a rank prints, such as `rank == 0`; "" for always.
         silent: Names of functions that return nothing.
+        into: The name that what is computed gets: `_`, unless the program has that for its own.
     """
     tree = ast.parse(code)
     if not tree.body or not isinstance(tree.body[-1], ast.Expr):
@@ -61,10 +67,10 @@ def with_print(code: str, shows: str, silent: Set[str] = frozenset()) -> str:
     head = _before_column(lines[last.lineno - 1], last.col_offset).rstrip().rstrip(";")
     if isinstance(last.value, ast.Tuple) and not text.startswith("("):
         text = f"({text})"
-    if any(isinstance(node, ast.Call | ast.Await) for node in ast.walk(last.value)):
-        # What it calls may be a collective: all ranks call it, and one prints.
-        condition = f"{shows} and _ is not None" if shows else "_ is not None"
-        shown = [f"_ = {text}", f"if {condition}:", f"{INDENT}print(_)"]
+    if not all(isinstance(node, _NAMED) for node in ast.walk(last.value)):
+        # It may be a collective, also an attribute or a sum may: all ranks do it, and one prints.
+        condition = f"{shows} and {into} is not None" if shows else f"{into} is not None"
+        shown = [f"{into} = {text}", f"if {condition}:", f"{INDENT}print({into})"]
     else:
         shown = [f"if {shows}:", indent(f"print({text})")] if shows else [f"print({text})"]
     parts = [before, head, *shown, after]
@@ -177,12 +183,15 @@ def _declared(scope: symtable.SymbolTable) -> Iterator[str]:
 
 
 def needed(code: str) -> set[str]:
-    """Return the names that code, its functions too, takes from elsewhere."""
-    table = symtable.symtable(code, "cell", "exec")
-    names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced()}
-    for scope in _scopes(table):
-        names |= {s.get_name() for s in scope.get_symbols() if s.is_global() and s.is_referenced()}
-    return names - bound(code)
+    """Return the names that code, its functions too, takes from elsewhere, or may take."""
+    flow = flow_of(code)
+    called = {
+        symbol.get_name()
+        for scope in _scopes(symtable.symtable(code, "cell", "exec"))
+        for symbol in scope.get_symbols()
+        if symbol.is_global() and symbol.is_referenced()
+    }
+    return set(flow.reads | (called - flow.binds))
 
 
 def needed_at_once(code: str) -> set[str]:
@@ -190,23 +199,50 @@ def needed_at_once(code: str) -> set[str]:
 
     Of definitions these are defaults, decorators, bases, and what stands in the body of a class.
     """
-    tables = [symtable.symtable(code, "cell", "exec")]
-    names: set[str] = set()
-    for table in tables:
-        names |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced()}
-        tables += [child for child in table.get_children() if child.get_type() == "class"]
-    return names & needed(code)
+    return set(flow_of(code).reads)
 
 
-def needed_later(code: str) -> dict[str, set[str]]:
-    """Return for each name that code binds what is read when it is called, as by a function."""
-    found: dict[str, set[str]] = {}
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the value of a name stands on.
+
+    Attributes:
+        made_with: Names that were read when it was made, or changed.
+        looks_up: Names that it looks up when it is called, as a function does.
+    """
+
+    made_with: frozenset[str]
+    looks_up: frozenset[str]
+
+
+def standing(code: str) -> dict[str, Standing]:
+    """Return for each name that code binds or changes at its top level what it stands on."""
+    found: dict[str, Standing] = {}
     for statement in ast.parse(code).body:
         text = ast.unparse(statement)
-        later = needed(text) - needed_at_once(text)
-        for name in bound(text) if later else ():
-            found.setdefault(name, set()).update(later)
+        at_once = needed_at_once(text)
+        later = needed(text) - at_once
+        for name in bound(text) | set(_changed(statement)):
+            before = found.get(name, Standing(frozenset(), frozenset()))
+            found[name] = Standing(before.made_with | at_once, before.looks_up | later)
     return found
+
+
+def _changed(statement: ast.stmt) -> Iterator[str]:
+    """Yield `a` where something of it is set, or one of its methods is called: `a.b[0] = c`."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
+            yield from _root(node)
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            yield from _root(node.value.func)
+
+
+def _root(node: ast.expr) -> Iterator[str]:
+    inner = node
+    while isinstance(inner, ast.Attribute | ast.Subscript):
+        inner = inner.value
+    if isinstance(inner, ast.Name) and inner is not node:
+        yield inner.id
 
 
 def _scopes(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
@@ -226,14 +262,19 @@ def uses_nbdist(code: str) -> bool:
 
 
 def layouts(code: str) -> list[str]:
-    """Return the texts in code that ask for a certain number of ranks, such as `fsdp=2 tp=2`."""
-    return [
-        node.value
-        for node in ast.walk(ast.parse(code))
-        if isinstance(node, ast.Constant)
-        and isinstance(node.value, str)
-        and _LAYOUT.fullmatch(node.value)
-    ]
+    """Return the texts in code that ask for a certain number of ranks, such as `fsdp=2 tp=2`.
+
+    Of those between which the code chooses, none is sure.
+    """
+    return [text for text in _sure_texts(ast.parse(code)) if _LAYOUT.fullmatch(text)]
+
+
+def _sure_texts(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif not isinstance(node, _CHOICES):
+        for child in ast.iter_child_nodes(node):
+            yield from _sure_texts(child)
 
 
 def literal(value: Any) -> str:

@@ -121,6 +121,7 @@ class _Resolver:
         self.changes_of_n: list[tuple[int, int | None]] = []  # see `ranks_at_the_end`
         self._plots = PlottingCode()
         self._silent = {*SILENT}
+        self._has_underscore = False  # the ranks have a `_` of their own
         self._failed: tuple[NotebookCell, str, str] | None = None  # the last that did
         self._sent: list[Pushed] = []  # by the cell, and not in the script yet
 
@@ -218,7 +219,7 @@ class _Resolver:
         if ranks is not None and len(ranks) == 1:
             shown = ""
         self._silent |= code_of.silent_functions(body)
-        text = code_of.with_print(body.strip("\n"), shown, self._silent)
+        text = code_of.with_print(body.strip("\n"), shown, self._silent, self._shown_as(body))
         text = _with_params(text, params)
         least = 1
         if ranks is not None:
@@ -227,6 +228,11 @@ class _Resolver:
         notes = [note for name, note in _WITHOUT.items() if getattr(asked, name, None)]
         heading = "\n".join([first, *notes])
         self._add_block(cell, heading, text, params, least, without=without)
+
+    def _shown_as(self, body: str) -> str:
+        """Return the name for what a cell shows; IPython leaves a `_` that a program has set."""
+        self._has_underscore = self._has_underscore or "_" in code_of.bound(body)
+        return "_shown" if self._has_underscore else "_"
 
     def _named(self, words: str) -> str:
         """Return code that binds what a cell's `-p` would have given, for one that is left out."""

@@ -629,3 +629,132 @@ def test_what_draws_below_a_training_is_taken_out_alone() -> None:
 def test_a_statement_that_may_do_more_than_draw_keeps_its_cell_out(draws: str) -> None:
     cell = f"%%distributed\nimport matplotlib.pyplot as plt\na = 1\n{draws}"
     assert reasons(cell) == {1: "draws, with matplotlib"}
+
+
+LEFT_OUT = "%%distributed\nfiles = !ls\nw = 2\nk = 10\ndef f(): return 100"
+
+
+@pytest.mark.parametrize(
+    ("user", "name"),
+    [
+        ("w = w * 2\nprint(w)", "w"),
+        ("w += 1", "w"),
+        ("def g(): return f() + 1\nf = f\nprint(g())", "f"),
+        ("for k in range(k): pass", "k"),
+        ("if rank == 9: w = 50\nprint(w)", "w"),
+        ("if rank == 9: w = 50\nelse: raise ValueError(w)", "w"),
+        ("try: w = int('1')\nexcept ValueError: pass\nprint(w)", "w"),
+        ("print([w for _ in range(2)])\nw = 1", "w"),
+        ("class A:\n    w = w", "w"),
+        ("del w", "w"),
+        ("match 3:\n    case 1: w = 1\nprint(w)", "w"),
+        ("w: int\nprint(w)", "w"),
+    ],
+)
+def test_a_cell_that_reads_a_left_out_name_before_it_binds_it_stays_out(
+    user: str, name: str
+) -> None:
+    before = "%%distributed\nw = k = 1\ndef f(): return 1"
+    found = reasons(before, LEFT_OUT, f"%%distributed\n{user}")
+    assert found[3] == f"uses {name}, which cell 2 would have given"
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        "w = 1\nprint(w)",
+        "for w in range(3): pass\nprint(w)",
+        "for i in range(3):\n    w = i\nprint(w)",
+        "while True:\n    w = 1\n    break\nprint(w)",
+        "if rank: w = 1\nelse: w = 2\nprint(w)",
+        "if rank: w = 1\nelse: raise ValueError\nprint(w)",
+        "try: w = int('1')\nexcept ValueError: w = 2\nprint(w)",
+        "with torch.no_grad() as w: print(w)",
+        "if (w := 3) and w: print(w)",
+        "print([w for w in range(2)], lambda w: w)",
+        "match 3:\n    case w: print(w)",
+        "def g(w): return w\nprint(g(1))",
+        "import os as w\nprint(w)",
+        "class A:\n    w = 1\n    v = w",
+    ],
+)
+def test_a_cell_that_binds_a_left_out_name_before_it_reads_it_is_in_the_script(user: str) -> None:
+    assert set(reasons("%%distributed\nw = 1", LEFT_OUT, f"%%distributed\n{user}")) == {2}
+
+
+def test_a_name_that_may_have_been_bound_anew_may_still_be_the_left_out_cells() -> None:
+    maybe = "%%distributed\nif rank == 0: w = 5"
+    found = reasons("%%distributed\nw = 1", LEFT_OUT, maybe, "%%distributed\nprint(w)")
+    assert found == {
+        2: "has 'files = !ls', which only IPython understands",
+        4: "uses w, which cell 2 would have given",
+    }
+
+
+NET = (
+    "%%distributed\n"
+    "def act(x): return x\n"
+    "class Net(torch.nn.Module):\n"
+    "    def forward(self, x): return act(x)\n"
+)
+NEW_ACT = "%%distributed\nfree = !df\ndef act(x): return -x"
+
+
+@pytest.mark.parametrize(
+    ("made", "used"),
+    [
+        ("model = Net()", "model(1)"),
+        ("model = torch.nn.Sequential(torch.nn.Linear(2, 2), Net())", "model(1)"),
+        ("models = []\nmodels.append(Net())", "models[0](1)"),
+        ("model = torch.nn.Linear(2, 2)\nmodel.last = Net()", "model(1)"),
+        ("first = Net()\nmodel = first", "model(1)"),
+        ("model = Net()", "for x in [1]: y = model(x)"),
+    ],
+)
+def test_an_object_whose_class_calls_what_a_left_out_cell_defined_anew_stays_out(
+    made: str, used: str
+) -> None:
+    name = "models" if "models" in made else "model"
+    for cell in (NET + made, f"{NET}\x00%%distributed\n{made}"):
+        found = reasons(*cell.split("\x00"), NEW_ACT, f"%%distributed\n{used}")
+        number = cell.count("\x00") + 3
+        assert found[number] == (
+            f"uses {name}, which reads act, which cell {number - 1} would have given"
+        )
+
+
+def test_what_a_model_does_with_a_function_that_a_failed_cell_may_have_changed_is_told() -> None:
+    failing = "%%distributed\ndef act(x): return -x\nmodle.train()"
+    made = script(f"{NET}model = Net()", failing, "%%distributed\nmodel(1)", failed=(2,))
+    assert made.doubts == (
+        "Cell 3 uses act as cell 1 gave it; cell 2, which has failed, may have set it anew.",
+    )
+
+
+def test_a_value_whose_maker_has_changed_since_needs_nothing_of_a_left_out_cell() -> None:
+    before = "%%distributed\ndef scale(x): return 2 * x\nk = 3\ny = scale(k)"
+    found = reasons(before, "%%distributed\nfree = !df\nk = 4", "%%distributed\nprint(y)")
+    assert set(found) == {2}
+
+
+def test_what_a_rank_has_by_itself_is_not_missed_where_a_later_cell_would_set_it() -> None:
+    found = reasons("%%distributed\na = rank", "%%distributed\nb = !ls\nrank = 5")
+    assert set(found) == {2}
+
+
+def test_a_text_that_the_program_may_not_choose_demands_no_ranks() -> None:
+    cell = '%%distributed\nnbdist.parallelize(m, "fsdp=2" if world_size == 2 else "fsdp=4")'
+    assert "nbdist.init(device" in script("%%distributed\nm = 1", cell).text
+
+
+def test_a_programs_own_underscore_stays_what_it_is() -> None:
+    made = code("%%distributed\n_, i = 1, 2\nf(i)", "%%distributed\nf(_)")
+    assert "\n_ =" not in made
+    assert made.count("_shown = f(") == 2
+
+
+def test_all_ranks_compute_what_a_cell_shows_last() -> None:
+    # A property, or a sum of sharded tensors, may be a collective.
+    assert code("%%distributed\nx.total") == (
+        "_ = x.total\nif rank == 0 and _ is not None:\n    print(_)"
+    )
