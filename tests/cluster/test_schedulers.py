@@ -88,6 +88,8 @@ def in_one_process(plan: str, models: int) -> tuple[list[torch.Tensor], list[tup
 def cases() -> list[object]:
     always = {
         ("zero1", "StepLR", "backward", 6),  # goes back, and so must the learning rate
+        ("zero1", "StepLR", "backward", 0),  # goes back to before the first step of all
+        ("zero3", "StepLR", "backward", 0),
         ("zero3", "StepLR", "between", 0),  # goes back to where one scheduler had not stepped
         ("zero3", "OneCycleLR", "between", 6),
         ("zero3", "StepLR", "backward", 6),  # two go back, of which the second steps later

@@ -39,7 +39,7 @@ def install() -> None:
     """Begin to keep what a recovery needs, when the rank has joined its group; once is enough."""
     if step_state.here().is_installed:
         return
-    step_state.install(wrapped_models.buffers_of, snapshot.at_boundary)
+    step_state.install(wrapped_models.buffers_of, snapshot.at_boundary, snapshot.before_any_step)
     # `reset` puts them back.
     torch_hooks.wrap_start_workers(defer_interrupt.start_workers_whole)
     step_state.also(ddp_hook_state.snapshot, lambda _: None)

@@ -2,11 +2,12 @@
 
 Of sharded units, and of models that ranks train apart (local SGD).
 
-Taken at a boundary, and by all ranks at the same one: after a unit's first step, and then when its
-lowest rank says so. That rank looks at its own clock (at most every 30 s, and so that snapshots
-take no more than 1 % of the time) and writes the step at which the next one is due into the store,
-far enough ahead for the others, which look there once a second. Who comes too late has no snapshot
-of that step, which is found out when snapshots are compared (`decide.py`).
+Taken at a boundary, and by all ranks at the same one: before a sharded unit's first step (by a rank
+that a fault has kept from it, when ranks compare), after it, and then when its lowest rank says so.
+That rank looks at its own clock (at most every 30 s, and so that snapshots take no more than 1 % of
+the time) and writes the step at which the next one is due into the store, far enough ahead for the
+others, which look there once a second. Who comes too late has no snapshot of that step, which is
+found out when snapshots are compared (`decide.py`).
 
 The one before is kept until two more steps are made: by then no rank can have lost the step of the
 newest. Ranks that train apart take theirs where all are equal, at the end of a round, and keep the
@@ -87,11 +88,27 @@ _notices: list[str] = []  # refusals that nobody has been told of
 _free_bytes: Callable[[], int] = memory.free_bytes
 
 
+def before_any_step() -> None:
+    """Take snapshots of what is sharded and has never stepped, before a cell's first step.
+
+    A fault may take its ranks a step apart already. All have one mark, so that what goes back
+    together finds the loader where the cell began.
+    """
+    here = step_state.here()
+    if here.has_stepped():
+        return
+    for unit in wrapped_models.find():
+        if unit.kind == "sharded" and not any(o in here.steps for o in unit.optimizers):
+            series = _series_for(unit.optimizers[0])
+            if series is not None and not series.kept:
+                _take(unit.optimizers[0], series, 0)
+
+
 def at_boundary(optimizer: torch.optim.Optimizer, steps: int) -> None:
     """Take a snapshot if one is due. Called at each boundary with the optimizer's steps."""
-    series = _series.get(optimizer, _NOT_KNOWN)
-    if series is _NOT_KNOWN:
-        series = _series[optimizer] = _new_series(optimizer)
+    series = _series_for(optimizer)
+    if steps == 2:
+        _drop_unused()
     if series is None:
         return
     if series.is_sent:
@@ -206,6 +223,21 @@ def take_notices() -> tuple[str, ...]:
     return taken
 
 
+def _drop_unused() -> None:
+    """Drop the snapshots of what has not stepped while others went on: the loader has, too."""
+    for series in _series.values():
+        if series is not None and len(series.kept) == 1 and not any(series.kept[0].steps):
+            series.kept.clear()
+
+
+def _series_for(optimizer: torch.optim.Optimizer) -> _Series | None:
+    """Return the series of an optimizer's unit, a new one at first; None where it needs none."""
+    series = _series.get(optimizer, _NOT_KNOWN)
+    if series is _NOT_KNOWN:
+        series = _series[optimizer] = _new_series(optimizer)
+    return series
+
+
 def _new_series(optimizer: torch.optim.Optimizer) -> _Series | None:
     unit = wrapped_models.unit_of(optimizer)
     if unit is None or unit.kind == "replicated":
@@ -294,6 +326,11 @@ def _take(optimizer: torch.optim.Optimizer, series: _Series, steps: int) -> None
     # The frame holds plain values that optimizers and schedulers replace, not change.
     series.kept.append(_Snapshot(made, began, frame, copies, step_state.here().last))
     series.kept_at_step = steps
+    series.next_at = snapshot_schedule.next_at(time.monotonic(), time.monotonic() - began)
+    _status = {"step": steps, "at": began, "bytes": size}
+    if steps == 0:  # schedulers stand as they will when it is made
+        frame["schedule"] = model_state.read_schedule(unit)
+        return
     if series.is_sent:
         _offer(unit, series.kept[-1])
 
@@ -303,8 +340,6 @@ def _take(optimizer: torch.optim.Optimizer, series: _Series, steps: int) -> None
 
     counted = step_state.here().steps
     counted.setdefault(optimizer, step_state.OptimizerSteps()).before_next.append(read_schedule)
-    series.next_at = snapshot_schedule.next_at(time.monotonic(), time.monotonic() - began)
-    _status = {"step": steps, "at": began, "bytes": size}
 
 
 def _offer(unit: wrapped_models.Unit, taken: _Snapshot) -> None:

@@ -126,6 +126,7 @@ def sync(newcomers: Iterable[int]) -> list[Decision]:
 
 def _exchange(topic: str) -> tuple[list[wrapped_models.Unit], dict[int, Sequence[ModelReport]]]:
     """Return this rank's units, and what every rank says of its own."""
+    snapshot.before_any_step()  # others may have been further
     mine = wrapped_models.find()
     for unit in mine:
         if unit.kind == "replicated":

@@ -127,20 +127,24 @@ class Boundary:
         self._is_failed = True  # the cell; until a cell says otherwise
         self._find_buffers: Callable[[Optimizer], Iterable[NamedTensor]] = _no_buffers
         self._after: list[Callable[[Optimizer, int], None]] = []
+        self._before_any: Callable[[], None] | None = None
 
     def install(
         self,
         find_buffers: Callable[[Optimizer], Iterable[NamedTensor]],
         after: Callable[[Optimizer, int], None],
+        before_any: Callable[[], None] | None = None,
     ) -> None:
         """Put the hooks in place. Once a process, before any optimizer is made.
 
         Args:
             find_buffers: Returns the buffers of what an optimizer trains, by name, once a cell.
             after: Called at each boundary with the optimizer and the number of its steps.
+            before_any: Called before an optimizer's first step of all.
         """
         self._find_buffers = find_buffers
         self._after.append(after)
+        self._before_any = before_any
         self._main = threading.main_thread().ident
         if not self._undo:
             self._undo = [
@@ -171,6 +175,8 @@ class Boundary:
             self.before_first_step(optimizer)
             steps = self.steps.get(optimizer)
         if steps is None:
+            if is_outer and self._before_any is not None:
+                self._do(self._before_any)
             steps = self.steps[optimizer] = OptimizerSteps()
         if steps.begun != steps.whole:  # one that failed, and nobody minded
             steps.begun = steps.whole
@@ -206,15 +212,25 @@ class Boundary:
             for after in self._after:
                 after(optimizer, steps.whole)
         except Exception as error:
-            self._notices.append(
-                "Step state is no longer recorded, so a cell that is run again may give another "
-                f"result ({type(error).__name__}: {error})."
-            )
-            _log.exception("Step boundaries are no longer recorded")
-            self.remove()
+            self._give_up(error)
         defer_interrupt.end()
         if began_ns:
             clock.add("boundary", thread_time_ns() - began_ns)
+
+    def _do(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Take the hooks out, for one has failed, and have it said."""
+        self._notices.append(
+            "Step state is no longer recorded, so a cell that is run again may give another "
+            f"result ({type(error).__name__}: {error})."
+        )
+        _log.exception("Step boundaries are no longer recorded")
+        self.remove()
 
     def _steps_of(self, optimizer: Optimizer) -> OptimizerSteps | None:
         """Return what an optimizer has done, and remember that it was asked for last."""
