@@ -69,8 +69,8 @@ def ran_later(blocks: Sequence[Block]) -> list[str]:
     kept = [block for block in blocks if block.code]
     reads: dict[str, set[str]] = {}
     for block in kept:
-        for name, inside in code_of.needed_later(block.code).items():
-            reads.setdefault(name, set()).update(inside)
+        for name, stands_on in code_of.standing(block.code).items():
+            reads.setdefault(name, set()).update(stands_on.looks_up)
     said = []
     for place, block in enumerate(kept):
         below = [one for one in kept[place + 1 :] if one.number < block.number]

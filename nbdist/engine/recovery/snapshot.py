@@ -304,10 +304,12 @@ def _take(optimizer: torch.optim.Optimizer, series: _Series, steps: int) -> None
     frame, live = model_state.read(unit, buffers=True)
     size = sum(tensor.nbytes for tensor in live)
     used_again: list[torch.Tensor] = []
+    is_first_sent = series.is_sent and steps > 0 and not any(any(one.steps) for one in series.kept)
     if series.is_sent and len(series.kept) == 2:
-        used_again = series.kept.popleft().tensors
+        oldest = series.kept.popleft()
+        used_again = oldest.tensors if any(oldest.steps) else []  # else without optimizers' states
     # Of what is sent there are two here, and two at the peer.
-    wanted = 0 if used_again else size * (4 if series.is_sent and not series.kept else 1)
+    wanted = 0 if used_again else size * (4 if is_first_sent else 1)
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     why = snapshot_schedule.refusal(wanted, _free_bytes(), here)
     if why is not None:
