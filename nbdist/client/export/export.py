@@ -13,7 +13,8 @@ from nbdist.client.export import jobs
 from nbdist.client.export.modules import beside, other_folders
 from nbdist.client.export.notebook_cells import NotebookCell, choose
 from nbdist.client.export.place import require_own_name, require_place, write_all
-from nbdist.client.export.resolve import Parse, Resolved, resolve
+from nbdist.client.export.rank_cells import Parse
+from nbdist.client.export.resolve import Resolved, resolve
 from nbdist.client.export.script import Script, ScriptOptions, write
 from nbdist.errors import UsageError
 from nbdist.formatting import counted

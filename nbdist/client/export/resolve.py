@@ -6,9 +6,8 @@ script.
 """
 
 import argparse
-import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,26 +19,13 @@ from nbdist.client.export.group_made import SILENT
 from nbdist.client.export.ipython_lines import inner, plain
 from nbdist.client.export.notebook_cells import NotebookCell, Pushed
 from nbdist.client.export.order import ran_later, ranks_at_the_end, without_repeats
-from nbdist.client.export.plotting_code import PlottingCode
-from nbdist.client.export.reasons import why_not
+from nbdist.client.export.rank_cells import MOST_RANKS, Parse, RankCells
 from nbdist.client.export.settings_lost import settings_in
 from nbdist.errors import UsageError
-from nbdist.ranks import NAMES_OF_A_RANK, parse_ranks
+from nbdist.ranks import parse_ranks
 
-Parse = Callable[[str], argparse.Namespace | None]
-
-_MOST_RANKS = 1 << 20
-_LONGEST_LINE = 100
 # Commands that change what a training is, and have no part in a script.
 _MEANINGLESS = {"chaos", "attach"}
-# What a script does without, and where it can be had.
-_WITHOUT = {
-    "retry": "--retry: a script starts again from nbdist.save and nbdist.restore",
-    "checkpoint": "--checkpoint: call nbdist.save() in the loop, and nbdist.restore() before it",
-    "profile": "--profile: use torch.profiler",
-    "timeout": "--timeout: the job's time limit ends it",
-    "resume": "--resume: a script keeps no runs",
-}
 
 
 @dataclass(slots=True)
@@ -115,13 +101,11 @@ class _Resolver:
         self.found = Resolved(rank=rank)
         self._rank = rank
         self._chosen = None if chosen is None else set(chosen)
-        self._parse_dist, self._parse_distributed = parse_dist, parse_distributed
+        self._parse_dist = parse_dist
+        self._of_ranks = RankCells(parse_distributed, rank)
         self._definitions = Definitions()
         self._defined = 0  # how many of `NotebookCell.before` the definitions know of
         self.changes_of_n: list[tuple[int, int | None]] = []  # see `ranks_at_the_end`
-        self._plots = PlottingCode()
-        self._silent = {*SILENT}
-        self._has_underscore = False  # the ranks have a `_` of their own
         self._failed: tuple[NotebookCell, str, str] | None = None  # the last that did
         self._sent: list[Pushed] = []  # by the cell, and not in the script yet
 
@@ -190,57 +174,22 @@ class _Resolver:
         if not self._is_chosen(cell, by_itself=True):
             return
         if cell.has_failed:
-            named = self._named(words) + body
+            named = self._of_ranks.named(words) + body
             self._leave_out(cell, first, "has failed", named, has_failed=True)
             return
         self._add_body(cell, first, words, body)
 
     def _add_body(self, cell: NotebookCell, first: str, words: str, body: str) -> None:
-        try:
-            asked = self._parse_distributed(words)
-            is_all = asked is None or asked.ranks == "all"
-            ranks = None if asked is None or is_all else parse_ranks(asked.ranks, _MOST_RANKS)
-        except UsageError as error:
-            self._leave_out(cell, first, f"has a wrong line: {error.what}", body)
+        found = self._of_ranks.read(words, body)
+        if found is None:
             return
-        if asked is None or not body.strip():
+        if found.reason:
+            self._leave_out(cell, first, found.reason, found.code)
             return
-        body, without, reason = self._as_plain(body)
-        if reason:
-            self._leave_out(cell, first, reason, self._named(words) + body)
-            return
-        body = self._without_features(body)
-        params = dict(asked.params)
-        clash = sorted(params.keys() & NAMES_OF_A_RANK)
-        if clash:
-            self._leave_out(cell, first, f"sets {clash[0]}, which each rank finds set", body)
-            return
-        shown = f"{self._rank} == {ranks[0] if ranks else 0}"
-        if ranks is not None and len(ranks) == 1:
-            shown = ""
-        self._silent |= code_of.silent_functions(body)
-        text = code_of.with_print(body.strip("\n"), shown, self._silent, self._shown_as(body))
-        text = _with_params(text, params)
-        least = 1
-        if ranks is not None:
-            least = max(ranks) + 1
-            text = f"if {self._is_one_of(ranks)}:\n{code_of.indent(text)}"
-        notes = [note for name, note in _WITHOUT.items() if getattr(asked, name, None)]
-        heading = "\n".join([first, *notes])
-        self._add_block(cell, heading, text, params, least, without=without)
-
-    def _shown_as(self, body: str) -> str:
-        """Return the name for what a cell shows; IPython leaves a `_` that a program has set."""
-        self._has_underscore = self._has_underscore or "_" in code_of.bound(body)
-        return "_shown" if self._has_underscore else "_"
-
-    def _named(self, words: str) -> str:
-        """Return code that binds what a cell's `-p` would have given, for one that is left out."""
-        try:
-            asked = self._parse_distributed(words)
-        except UsageError:
-            return ""
-        return "".join(f"{name} = ...\n" for name, _ in (asked.params if asked else ()))
+        self.found.features += found.features
+        heading = "\n".join([first, *found.notes])
+        params, least = found.params, found.least_ranks
+        self._add_block(cell, heading, found.code, params, least, without=found.without)
 
     def _add_block(
         self,
@@ -267,22 +216,6 @@ class _Resolver:
         )
         self.found.blocks.append(block)
 
-    def _as_plain(self, body: str) -> tuple[str, tuple[str, ...], str]:
-        """Return a cell's code as a script can hold it, what went from it, and why it cannot."""
-        found = plain(body)
-        if reason := found.reason or why_not(found.code):
-            return found.code, (), reason
-        code, drew, reason = self._plots.taken_out(found.code)
-        return code, (*found.without, *drew), reason
-
-    def _without_features(self, body: str) -> str:
-        body, features = code_of.without_features(body)
-        self.found.features += features
-        return body
-
-    def _is_one_of(self, ranks: Sequence[int]) -> str:
-        return f"{self._rank} {f'== {ranks[0]}' if len(ranks) == 1 else f'in {tuple(ranks)!r}'}"
-
     # -- the notebook's own
 
     def _add_own(self, cell: NotebookCell) -> None:
@@ -300,13 +233,14 @@ class _Resolver:
         if not body.strip() or cell.is_past:
             return
         if self._chosen is not None and cell.number in self._chosen:
-            body, without, reason = self._as_plain(body)
+            body, without, reason = self._of_ranks.as_plain(body)
             reason = "has failed" if cell.has_failed else reason
             if reason:
                 self._leave_out(cell, "", reason, body)
             else:
-                shown = f"{self._rank} == 0"
-                text = code_of.with_print(self._without_features(body), shown, SILENT)
+                body, features = code_of.without_features(body)
+                self.found.features += features
+                text = code_of.with_print(body, f"{self._rank} == 0", SILENT)
                 self._add_block(cell, "", text, {}, without=without)
         elif self._chosen is None:
             reason = "has failed" if cell.has_failed else "runs in the notebook, not on ranks"
@@ -372,11 +306,11 @@ class _Resolver:
         least = 1
         if words != "all":
             try:
-                ranks = parse_ranks(words, _MOST_RANKS)
+                ranks = parse_ranks(words, MOST_RANKS)
             except UsageError as error:
                 self._leave_out(cell, line, f"has a wrong line: {error.what}", f"{name} = 0")
                 return
-            least, text = max(ranks) + 1, f"if {self._is_one_of(ranks)}:\n{code_of.indent(text)}"
+            least, text = max(ranks) + 1, self._of_ranks.only_on(ranks, text)
         self._add_block(cell, line, text, {}, least, pushes=name)
 
     def _value_of(self, name: str, known: Pushed | None) -> tuple[str, str]:
@@ -397,26 +331,3 @@ class _Resolver:
 
 def _without_commands(source: str) -> str:
     return "\n".join(line for line in source.split("\n") if not re.match(r"%dist\b", line))
-
-
-def _with_params(text: str, params: Mapping[str, Any]) -> str:
-    """Return code after its parameters; with lists, once for each combination of their values.
-
-    Each run begins with all of them set anew, as in the notebook, whatever the one before has
-    made of them: so combinations are written out, and the others stand inside of the loop.
-    """
-    single = {name: value for name, value in params.items() if not isinstance(value, list)}
-    lists = {name: value for name, value in params.items() if isinstance(value, list)}
-    text = "".join(f"{name} = {code_of.literal(value)}\n" for name, value in single.items()) + text
-    if not lists:
-        return text
-    names = ", ".join(lists)
-    if len(lists) == 1:
-        tried = [code_of.literal(value) for value in lists[names]]
-    else:
-        tried = [code_of.literal(values) for values in itertools.product(*lists.values())]
-    line = f"for {names} in [{', '.join(tried)}]:"
-    if len(line) > _LONGEST_LINE:
-        inner = "".join(f"{code_of.INDENT}{one},\n" for one in tried)
-        line = f"for {names} in [\n{inner}]:"
-    return f"{line}\n{code_of.indent(text)}"
