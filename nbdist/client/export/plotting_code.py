@@ -5,37 +5,25 @@ with a plot. So these are taken out alone; a cell stays out where a statement ma
 """
 
 import ast
-import builtins
 from collections.abc import Iterator
-from collections.abc import Set as AbstractSet
 
 from nbdist.client.export import code as code_of
+from nbdist.client.export.only_draws import Definition, OnlyDraws, of_package, reading_functions
 
-_DRAWS = {"matplotlib", "plotly", "seaborn", "bokeh", "altair"}
-_WIDGETS = {"ipywidgets", "ipympl", "anywidget", "IPython"}
 _SHOWS = ("display", "clear_output")  # IPython puts the first into each cell
-# Calls that leave what they are given as it is, beside Python's own functions.
-_READS = {
-    *("argmax", "copy", "cpu", "cumsum", "detach", "flatten", "float", "format", "item", "items"),
-    *("join", "keys", "max", "mean", "min", "numpy", "permute", "reshape", "round", "size"),
-    *("squeeze", "std", "sum", "tolist", "transpose", "unsqueeze", "values", "view"),
-}
-# Python's functions that do more, or call what they are given.
-_ACTS = {
-    *("__import__", "delattr", "eval", "exec", "filter", "input", "map", "next", "open", "print"),
-    "setattr",
-}
 
 
 class PlottingCode:
     """Goes through a notebook's cells, and knows the names that draw.
 
     Attributes:
-        reasons: Why a name cannot be in a script, such as `draws, with matplotlib`, by the name.
+        reasons: Why what uses a name cannot be in a script, such as `draws, with matplotlib`.
     """
 
     def __init__(self) -> None:
         self.reasons = {name: f"calls {name}(), which only a notebook has" for name in _SHOWS}
+        self._drawing = {*_SHOWS}  # those of `reasons` that do nothing but draw
+        self._reads = reading_functions()
 
     def taken_out(self, code: str) -> tuple[str, tuple[str, ...], str]:
         """Return code without what draws, the statements that went, and why it cannot be at all.
@@ -49,12 +37,13 @@ class PlottingCode:
         found = ""
         for statement in statements:
             if not (reason := self._reason(statement)):
-                for name in code_of.bound(ast.unparse(statement)):
-                    self.reasons.pop(name, None)
+                self._note_other(statement)
                 continue
             kept = self._kept(statement, reason) if _stands_alone(statement, lines) else None
             if kept is None:
                 found = found or reason
+                # Its names are those of a cell that is left out; what they are, nobody knows.
+                self._note_other(statement)
                 continue
             text = ast.unparse(statement).split("\n")
             shown = next(line for line in text if not line.startswith("@")).rstrip(":")
@@ -68,72 +57,64 @@ class PlottingCode:
 
     def _reason(self, statement: ast.stmt) -> str:
         """Return why a statement draws; "" where it does not."""
-        imported = [_of_package(name) for node in ast.walk(statement) for name in _packages(node)]
-        used = sorted(code_of.needed(ast.unparse(statement)) & self.reasons.keys())
-        return next(filter(None, imported), "") or (self.reasons[used[0]] if used else "")
+        imported = [of_package(name) for node in ast.walk(statement) for name in _packages(node)]
+        used = code_of.needed(ast.unparse(statement)) & self.reasons.keys()
+        # A training that draws says more than what it is drawn with.
+        first = sorted(used, key=lambda name: (name in self._drawing, name))
+        return next(filter(None, imported), "") or (self.reasons[first[0]] if first else "")
 
     def _kept(self, statement: ast.stmt, reason: str) -> str | None:
         """Return what stays of a statement, and note its names; None where it cannot be split."""
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            self.reasons[statement.name] = reason
-            return ""
+        if isinstance(statement, Definition):
+            return self._of_definition(statement, reason)
         if isinstance(statement, ast.ImportFrom) and statement.names[0].name != "*":
-            self.reasons |= {alias.asname or alias.name: reason for alias in statement.names}
+            self._note_drawing({alias.asname or alias.name for alias in statement.names}, reason)
             return ""
         if not isinstance(statement, ast.Import):
             return self._of_drawing(statement, reason)
-        others = [alias for alias in statement.names if not _of_package(alias.name)]
+        others = [alias for alias in statement.names if not of_package(alias.name)]
         for alias in statement.names:
             if alias not in others:
                 name = alias.asname or alias.name.partition(".")[0]
-                self.reasons[name] = _of_package(alias.name)
+                self._note_drawing({name}, of_package(alias.name))
         return ast.unparse(ast.Import(others)) if others else ""
+
+    def _of_definition(self, statement: Definition, reason: str) -> str | None:
+        """Return "" for one that does nothing when it is made: what uses it stays out then."""
+        walk, name = OnlyDraws(self._reads), statement.name
+        if not walk.is_only_made(statement, self._drawing):
+            return None
+        is_drawing = walk.is_function(statement, self._drawing)
+        self._note_other(statement)
+        if is_drawing:
+            self._note_drawing({name}, reason)
+        else:
+            self.reasons[name] = f"uses {name}, which {reason}"
+        return ""
 
     def _of_drawing(self, statement: ast.stmt, reason: str) -> str | None:
         """Return "" for a statement that does nothing but draw, and note its names; else None."""
-        if not _only_draws(statement, self.reasons.keys()):
+        drawing = OnlyDraws(self._reads).after([statement], self._drawing)
+        if drawing is None:
             return None
-        self.reasons |= dict.fromkeys(code_of.bound(ast.unparse(statement)), reason)
+        self._note_other(statement)
+        for name in code_of.bound(ast.unparse(statement)):
+            self.reasons[name] = f"uses {name}, which is set by a line that {reason}"
+            if name in drawing:
+                self._note_drawing({name}, reason)
         return ""
 
+    def _note_drawing(self, names: set[str], reason: str) -> None:
+        self._drawing |= names
+        self.reasons |= dict.fromkeys(names, reason)
 
-def _only_draws(statement: ast.stmt, drawing: AbstractSet[str]) -> bool:
-    """Return whether a statement does nothing but draw, by names that do."""
-    text = ast.unparse(statement)
-    if not code_of.needed(text) & drawing:
-        return False
-    heads: list[ast.expr]
-    inside: list[ast.stmt] = []
-    match statement:
-        case ast.Expr(value) | ast.Assign(value=value):
-            heads = [value]
-        case ast.For(iter=head, body=inside, orelse=[]) | ast.If(test=head, body=inside, orelse=[]):
-            heads = [head]
-        case ast.With(items=items, body=inside):
-            heads = [item.context_expr for item in items]
-        case _:
-            return False
-    drawing = drawing | code_of.bound(text)  # such as the axes that a loop goes through
-    nodes = [node for head in heads for node in ast.walk(head)]
-    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
-    acts = ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom
-    return (
-        all(_root(called) in drawing or _only_reads(called) for called in calls)
-        and not any(isinstance(node, acts) for node in nodes)
-        and all(_only_draws(one, drawing) for one in inside)
-    )
-
-
-def _root(node: ast.expr) -> str:
-    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def _only_reads(called: ast.expr) -> bool:
-    if isinstance(called, ast.Attribute):
-        return called.attr in _READS
-    return isinstance(called, ast.Name) and called.id in vars(builtins).keys() - _ACTS
+    def _note_other(self, statement: ast.stmt) -> None:
+        """Note that a statement has given its names to something else."""
+        names = code_of.bound(ast.unparse(statement))
+        self._drawing -= names
+        self._reads -= names
+        for name in names:
+            self.reasons.pop(name, None)
 
 
 def _packages(node: ast.AST) -> Iterator[str]:
@@ -141,13 +122,6 @@ def _packages(node: ast.AST) -> Iterator[str]:
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom) and not node.level:
         yield node.module or ""
-
-
-def _of_package(name: str) -> str:
-    package = name.partition(".")[0]
-    if package in _DRAWS:
-        return f"draws, with {package}"
-    return f"shows widgets or displays, with {package}" if package in _WIDGETS else ""
 
 
 def _extent(statement: ast.stmt) -> tuple[int, int]:
