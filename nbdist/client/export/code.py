@@ -77,6 +77,11 @@ def with_print(code: str, shows: str, silent: Set[str] = frozenset(), into: str 
     return "\n".join(part for part in parts if part.strip())
 
 
+def has_statements(code: str) -> bool:
+    """Return whether code does anything; comments do not."""
+    return bool(ast.parse(code).body)
+
+
 def shows(code: str) -> bool:
     """Return whether code ends with an expression that a notebook displays."""
     body = ast.parse(code).body

@@ -85,6 +85,10 @@ class RankCells:
         clash = sorted(params.keys() & NAMES_OF_A_RANK)
         if clash:
             return RankCode(body, f"sets {clash[0]}, which each rank finds set")
+        if not code_of.has_statements(body):  # comments, below which an `if` or a loop has no body
+            if not params and not features:
+                return None
+            body = f"{body}\npass"
         text = _with_params(self._with_print(body, ranks), params)
         return RankCode(
             text if ranks is None else self.only_on(ranks, text),

@@ -43,6 +43,24 @@ def test_the_line_of_a_cell_becomes_plain_python(cell: str, expected: str) -> No
     assert code(cell) == expected
 
 
+@pytest.mark.parametrize("words", ["", "-r 0", "-r 0-1", "--run x"])
+def test_a_cell_of_comments_comes_to_nothing_and_the_rest_is_exported(words: str) -> None:
+    made = script(f"%%distributed {words}\n# later: a = 2\n\n# b", "%%distributed\na = 1")
+    assert made.cells == (2,)
+    assert made.left_out == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("-p lr=[1,2]", "for lr in [1, 2]:\n    # why\n    pass"),
+        ("-r 0 -p lr=1", "if rank == 0:\n    lr = 1\n    # why\n    pass"),
+    ],
+)
+def test_a_cell_of_comments_still_sets_its_parameters(words: str, expected: str) -> None:
+    assert code(f"%%distributed {words}\n# why") == expected
+
+
 def test_each_run_of_a_sweep_begins_with_its_parameters_set_anew() -> None:
     words = "-p lr=[1.0,2.0] -p seen=[(),({},)] -p bs=8 -p more={}"
     body = "runs.append((lr, len(seen and seen[0]), bs, len(more)))\nlr, bs = lr / 2, bs + 1"
