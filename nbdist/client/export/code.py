@@ -65,7 +65,7 @@ def with_print(code: str, shows: str, silent: Set[str] = frozenset(), into: str 
     before = "\n".join(lines[: last.lineno - 1])
     after = "\n".join(lines[last.end_lineno :])
     head = _before_column(lines[last.lineno - 1], last.col_offset).rstrip().rstrip(";")
-    if isinstance(last.value, ast.Tuple) and not text.startswith("("):
+    if isinstance(last.value, ast.Tuple) and not _is_one_argument(text, last.value):
         text = f"({text})"
     if not all(isinstance(node, _NAMED) for node in ast.walk(last.value)):
         # It may be a collective, also an attribute or a sum may: all ranks do it, and one prints.
@@ -86,6 +86,13 @@ def shows(code: str) -> bool:
     """Return whether code ends with an expression that a notebook displays."""
     body = ast.parse(code).body
     return bool(body) and isinstance(body[-1], ast.Expr) and not _is_silenced(code, body[-1])
+
+
+def _is_one_argument(text: str, value: ast.expr) -> bool:
+    """Return whether a call of `print` takes the text for that value, as `(a, b)`, not `(a), b`."""
+    call = ast.parse(f"print({text}\n)", mode="eval").body
+    assert isinstance(call, ast.Call)
+    return [ast.dump(arg) for arg in call.args] == [ast.dump(value)]
 
 
 def _before_column(line: str, column: int) -> str:
