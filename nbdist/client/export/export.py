@@ -88,7 +88,8 @@ class Exported:
             lines.append(
                 f"Cell {number} uses {', '.join(names)}, which nothing in the script gives."
             )
-        return "\n".join([*lines, *script.doubts, f"Run it: {script.command}"])
+        command = script.command_of(str(self.files[0]))
+        return "\n".join([*lines, *script.doubts, f"Run it: {command}"])
 
 
 def export(

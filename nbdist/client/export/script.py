@@ -1,5 +1,6 @@
 """Write the script that torchrun runs: a header, a few lines that make a rank, the cells. Pure."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -76,12 +77,16 @@ class Script:
 
     @property
     def command(self) -> str:
-        """What runs it; of several machines, on each."""
-        nodes, n = self.options.nodes, self.options.n
+        """What runs it in its folder; of several machines, on each."""
+        return self.command_of(self.name)
+
+    def command_of(self, path: str) -> str:
+        """Return what runs it where its path is that one, for a shell."""
+        nodes, n, quoted = self.options.nodes, self.options.n, shlex.quote(path)
         if nodes == 1:
-            return f"torchrun --nproc-per-node {n} {self.name}"
+            return f"torchrun --nproc-per-node {n} {quoted}"
         meeting = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint HOST:29400"
-        return f"torchrun {meeting} --nproc-per-node {n // nodes} {self.name}"
+        return f"torchrun {meeting} --nproc-per-node {n // nodes} {quoted}"
 
 
 def write(
@@ -248,10 +253,12 @@ def _refusal(blocks: Sequence[Block], name: str) -> list[str]:
     least, why = ranks_needed(blocks)
     if least == 1:
         return []
+    told = f"{name} needs {least} ranks or more: {why}."
+    told = repr(told) if {'"', "\\"} & {*name} else f'"{told}"'
     lines = [
         f"if world_size < {least}:",
         "    if rank == 0:",
-        f'        print("{name} needs {least} ranks or more: {why}.", flush=True)',
+        f"        print({told}, flush=True)",
         "    dist.barrier()  # torchrun ends all at the first that fails",
         "    raise SystemExit(1)",
     ]

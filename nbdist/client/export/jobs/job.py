@@ -14,6 +14,7 @@ from nbdist.errors import UsageError
 
 _SCRIPT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py")  # as keys of a ConfigMap may be
 _MODULE: Final = re.compile(r"(?:(?!\.\.?/)[A-Za-z0-9_.-]+/)*(?!\.\.?$)[A-Za-z0-9_.-]+")
+_PARTITION: Final = re.compile(r"[^\s\"'\\#]*")  # sbatch ends an option at the first space
 _NAME: Final = re.compile(r"[^a-z0-9]+")
 _LONGEST_NAME: Final = 40  # Kubernetes takes 63, and its controllers append to it
 
@@ -77,6 +78,11 @@ class Job:
                     "not all tools take.",
                     do="move it to the script's folder, and import it from there",
                 )
+        if not _PARTITION.fullmatch(self.partition):
+            raise UsageError(
+                f"{self.partition!r} is no partition of Slurm's.",
+                do="sinfo -s lists the partitions; several are written a,b",
+            )
         if self.device not in ("cpu", "cuda"):
             raise UsageError(f"A job's device is cpu or cuda, not {self.device!r}.")
         for what, count in (

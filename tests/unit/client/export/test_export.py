@@ -33,9 +33,36 @@ def test_a_script_says_what_it_is_and_how_it_runs(tmp_path: Path) -> None:
         f"Wrote {tmp_path / 'train.py'}, of 1 cell.\n"
         "Left out: cell 3, which has failed.\n"
         "Cell 2 uses model, which nothing in the script gives.\n"
-        "Run it: torchrun --nproc-per-node 4 train.py"
+        f"Run it: torchrun --nproc-per-node 4 {tmp_path / 'train.py'}"
     )
     assert 'nbdist.init(device="cpu", threads=1, timeout=60)' in (tmp_path / "train.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("path", "shown", "in_header"),
+    [
+        ("sub/train.py", "sub/train.py", "train.py"),
+        ("sub/my train.py", "'sub/my train.py'", "'my train.py'"),
+        ('a"b.py', "'a\"b.py'", "'a\"b.py'"),
+    ],
+)
+def test_the_command_that_is_printed_runs_the_script_from_where_the_user_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, shown: str, in_header: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    cells = [NotebookCell(1, "%%distributed -r 1\na = 1")]
+    made = exported(Path(path), cells)
+    assert str(made).endswith(f"\nRun it: torchrun --nproc-per-node 2 {shown}")
+    assert f"    torchrun --nproc-per-node 2 {in_header}\n" in Path(path).read_text()
+
+
+def test_a_partition_that_slurm_could_not_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="'a b' is no partition of Slurm's"):
+        exported(tmp_path / "train.py", format="sbatch", partition="a b")
+    assert not list(tmp_path.iterdir())
+    exported(tmp_path / "train.py", format="sbatch", partition="gpu,long")
+    assert "#SBATCH --partition=gpu,long\n" in (tmp_path / "train.sbatch").read_text()
 
 
 def test_lines_that_were_taken_out_are_told(tmp_path: Path) -> None:
@@ -306,7 +333,9 @@ def test_ranks_that_a_scale_added_before_the_training_are_those_of_the_script(
     sources = ("%dist start -n 1", "%dist scale 2", "%%distributed -r 1\na = 1", "%dist scale 3")
     cells = [NotebookCell(number, source) for number, source in enumerate(sources, 1)]
     made = exported(tmp_path / "train.py", cells)
-    assert str(made).split("\n")[1:] == ["Run it: torchrun --nproc-per-node 2 train.py"]
+    assert str(made).split("\n")[1:] == [
+        f"Run it: torchrun --nproc-per-node 2 {tmp_path / 'train.py'}"
+    ]
     assert "On 2 ranks of one machine" in made.script.text
 
 
