@@ -194,6 +194,14 @@ def _declared(scope: symtable.SymbolTable) -> Iterator[str]:
             yield symbol.get_name()
 
 
+def _is_global(symbol: symtable.Symbol) -> bool:
+    """Return whether a symbol of a function or class is a global.
+
+    symtable takes each scope called `top` for the module, whose locals are globals, too.
+    """
+    return symbol.is_global() and (symbol.is_declared_global() or not symbol.is_local())
+
+
 def needed(code: str) -> set[str]:
     """Return the names that code, its functions too, takes from elsewhere, or may take."""
     flow = flow_of(code)
@@ -201,7 +209,7 @@ def needed(code: str) -> set[str]:
         symbol.get_name()
         for scope in _scopes(symtable.symtable(code, "cell", "exec"))
         for symbol in scope.get_symbols()
-        if symbol.is_global() and symbol.is_referenced()
+        if _is_global(symbol) and symbol.is_referenced()
     }
     return set(flow.reads | (called - flow.binds))
 

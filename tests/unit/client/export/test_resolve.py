@@ -266,6 +266,14 @@ def test_a_definition_of_a_timed_cell_can_be_pushed() -> None:
     assert code("%%time\n!ls\ndef f():\n    return 1", "%dist push f") == "def f():\n    return 1"
 
 
+def test_a_function_called_top_is_one_like_others() -> None:
+    top = "def top(x):\n    y = x + SIZE\n    return y"
+    assert reasons(top, "%dist push top")[2].startswith("pushes top: no cell defines SIZE;")
+    assert code("SIZE = 2", top, "%dist push top") == f"SIZE = 2\n\n{top}"
+    sets = "def top():\n    global n\n    n = n + 1"
+    assert code("n = 1", sets, "%dist push top").startswith("n = 1")
+
+
 def test_cells_that_failed_and_magics_without_meaning_are_left_out() -> None:
     sources = ("%%distributed\na", "%%distributed\nraise ValueError", "%dist chaos kill --faults 1")
     assert reasons(*sources, failed=(2,)) == {
