@@ -8,6 +8,7 @@ script.
 import argparse
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -145,25 +146,26 @@ class _Resolver:
             self._add_push(cell, f"%dist push {one.name}", one.name, one.ranks)
         if not self._is_chosen(cell, by_itself=True):
             return
-        for code in cell.ran:
+        if cell.ran:
             first = cell.source.partition("\n")[0]
-            self._leave_out(
-                cell, first, "has run code on the ranks by other means than %%distributed", code
-            )
+            reason = "has run code on the ranks by other means than %%distributed"
+            self._leave_out(cell, first, reason, *cell.ran)
 
     def _is_chosen(self, cell: NotebookCell, *, by_itself: bool) -> bool:
         return by_itself if self._chosen is None else cell.number in self._chosen
 
     def _leave_out(
-        self, cell: NotebookCell, heading: str, reason: str, body: str = "", **more: Any
+        self, cell: NotebookCell, heading: str, reason: str, *bodies: str, **more: Any
     ) -> None:
-        try:
-            code = plain(body).code
-            shown = {"_"} if code_of.shows(code) else set()
-            binds, sets = frozenset(code_of.bound(code) | shown), settings_in(code)
-        except (SyntaxError, ValueError):
-            binds, sets = frozenset(), ()
-        block = Block(cell.number, heading, "", reason, binds, sets=sets, **more)
+        """Add a block without code, which would have given what `bodies` give."""
+        binds: set[str] = set()
+        sets: dict[str, None] = {}  # in their order
+        for body in bodies:
+            with suppress(SyntaxError, ValueError):
+                code = plain(body).code
+                binds |= code_of.bound(code) | ({"_"} if code_of.shows(code) else set())
+                sets |= dict.fromkeys(settings_in(code))
+        block = Block(cell.number, heading, "", reason, frozenset(binds), sets=tuple(sets), **more)
         self.found.blocks.append(block)
 
     # -- cells of the ranks

@@ -601,6 +601,26 @@ def test_code_that_ranks_ran_past_the_magic_is_told_and_gives_nothing() -> None:
         (2, "has run code on the ranks by other means than %%distributed"),
         (3, "uses scale, which cell 2 would have given"),
     )
+
+
+def test_a_cell_that_ran_code_on_ranks_in_a_loop_is_told_once() -> None:
+    found = History()
+    for ran in ("a = 1", "b = (", "torch.manual_seed(0)\nb = 2"):
+        found.note_code(ran)
+    found.note_run(1, "for code in codes:\n    session.run(code)", None, has_failed=False)
+    found.note_run(2, "%%distributed\nprint(a)", None, has_failed=False)
+    found.note_run(3, "%%distributed\nprint(b)", None, has_failed=False)
+    found.note_run(4, "%%distributed\nc = 1", None, has_failed=False)
+    made = of_history(found)
+    assert made.left_out == (
+        (1, "has run code on the ranks by other means than %%distributed"),
+        (2, "uses a, which cell 1 would have given"),
+        (3, "uses b, which cell 1 would have given"),
+    )
+    assert made.text.count("# Cell 1 is left out") == 1
+
+
+def test_a_file_that_ranks_ran_is_told_where_no_kernel_knows_its_code() -> None:
     assert reasons("%dist run conf.py", "%%distributed\n1") == {1: "runs conf.py on the ranks"}
 
 
