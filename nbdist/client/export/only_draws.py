@@ -18,9 +18,10 @@ _DRAWS = {"matplotlib", "plotly", "seaborn", "bokeh", "altair"}
 _WIDGETS = {"ipywidgets", "ipympl", "anywidget", "IPython"}
 # Calls that leave what they are given as it is, beside Python's own functions.
 _READS = {
-    *("argmax", "copy", "cpu", "cumsum", "detach", "flatten", "float", "format", "item", "items"),
-    *("join", "keys", "max", "mean", "min", "numpy", "permute", "reshape", "round", "size"),
-    *("squeeze", "std", "sum", "tolist", "transpose", "unsqueeze", "values", "view"),
+    *("arange", "argmax", "asarray", "clone", "copy", "cpu", "cumsum", "detach", "flatten"),
+    *("float", "format", "inference_mode", "item", "items", "join", "keys", "linspace", "max"),
+    *("mean", "min", "no_grad", "numpy", "permute", "reshape", "round", "size", "squeeze", "std"),
+    *("sum", "tolist", "transpose", "unsqueeze", "values", "view"),
 }
 # Python's functions that do more, or call what they are given.
 _ACTS = {
