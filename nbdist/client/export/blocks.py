@@ -1,8 +1,10 @@
 """Blocks: what cells come to in a script, and which of them hold together. Pure."""
 
+import ast
 import builtins
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from nbdist.client.export import code as code_of
 from nbdist.client.export.flow import flow_of
@@ -50,7 +52,7 @@ class Block:
 
 def consistent(blocks: Sequence[Block]) -> list[Block]:
     """Return the blocks, those left out that cannot run, or mean the same, without the notebook."""
-    return _leave_out_users(_leave_out_clashes(blocks))
+    return _leave_out_users(_leave_out_outlived(_leave_out_clashes(blocks)))
 
 
 def _leave_out_clashes(blocks: Sequence[Block]) -> list[Block]:
@@ -63,7 +65,7 @@ def _leave_out_clashes(blocks: Sequence[Block]) -> list[Block]:
     for place, block in enumerate(blocks):
         mine = bindings[place] if block.pushes and block.code else {}
         for name in sorted(mine.keys() - {block.pushes}):
-            others = [other.get(name, set()) for n, other in enumerate(bindings) if n != place]
+            others = [bindings[n].get(name, set()) for n in _ranks_own(blocks, place, name)]
             is_import = all(text.startswith(code_of.IMPORTED) for text in mine[name])
             is_ranks = name in NAMES_OF_A_RANK and not is_import
             if is_ranks or set().union(*others) - mine[name]:
@@ -72,6 +74,96 @@ def _leave_out_clashes(blocks: Sequence[Block]) -> list[Block]:
                 found[place] = replace(block, code="", reason=reason)
                 break
     return found
+
+
+def _ranks_own(blocks: Sequence[Block], push: int, name: str) -> list[int]:
+    """Return the places of what gives ranks a name of their own, which a push would give anew.
+
+    What else than the name that was sent a push brings is not the ranks': only what was sent has
+    it. A push of the name itself counts until the next, and where cells take the name.
+    """
+    cells = [n for n, block in enumerate(blocks) if block.code and not block.pushes]
+    found = [n for n in cells if n != push]
+    sent = [n for n, block in enumerate(blocks) if block.pushes == name and n != push]
+    following = next((n for n in sent if n > push), len(blocks))
+    if not any(push < n < following for n in cells):
+        return found
+    if any(name in blocks[n].needs for n in cells):
+        for n in reversed([n for n in sent if n < push]):
+            found.append(n)
+            if not blocks[n].code.startswith("if "):
+                break
+    return found
+
+
+def _leave_out_outlived(blocks: Sequence[Block]) -> list[Block]:
+    """Return the blocks, without pushes that would see what a later push brings, and are used then.
+
+    One after the other is right where a function and what it uses are both sent anew.
+    """
+    found = list(blocks)
+    bindings = [code_of.bindings(block.code) for block in blocks]
+    sources = _Sources(found)
+    for place in reversed(range(len(found))):  # a push that is left out brings nothing
+        block = found[place]
+        mine = bindings[place] if block.pushes and block.code else {}
+        for later in range(place + 1, len(found)):
+            one = found[later]
+            brings = bindings[later] if one.pushes and one.code else {}
+            other = [
+                name
+                for name in sorted(mine.keys() & brings.keys() - {block.pushes})
+                if brings[name] - mine[name]
+            ]
+            if other and _is_used_after(found, sources, place, later):
+                whose = f"its {other[0]} is another one in cell {one.number}'s push"
+                reason = f"pushes {block.pushes}, and {whose}"
+                found[place] = replace(block, code="", reason=reason)
+                break
+    return found
+
+
+def _is_used_after(blocks: Sequence[Block], sources: "_Sources", push: int, later: int) -> bool:
+    """Return whether a cell after `later` takes what a push gave, or what was made of it before."""
+    name = blocks[push].pushes
+    held = _holding(blocks[push], blocks[push + 1 : later])
+    for place in range(later + 1, len(blocks)):
+        if blocks[place].pushes or not blocks[place].code:
+            continue
+        for one in sources.used(place).keys() & held:
+            givers = sources.givers(place, one)
+            is_sent_anew = blocks[later].pushes == name  # on whichever ranks, with what it brings
+            if one == name and push in givers and not is_sent_anew:
+                return True
+            if one != name and any(giver < later for giver in givers):
+                return True
+    return False
+
+
+def _holding(push: Block, between: Sequence[Block]) -> set[str]:
+    """Return the names that may hold what a push gave: it, its objects, and what took these.
+
+    What a function returns does not hold it, and what a class returns does.
+    """
+    body = ast.parse(push.code).body
+    classes = {node.name for top in body for node in ast.walk(top) if _is_class(node)}
+    held = {push.pushes}
+    for block in between:
+        for statement in ast.parse(block.code).body if not block.pushes else ():
+            called = {id(n.func) for n in ast.walk(statement) if isinstance(n, ast.Call)}
+            taken = {
+                node.id
+                for node in ast.walk(statement)
+                if isinstance(node, ast.Name) and (id(node) not in called or node.id in classes)
+            }
+            text = ast.unparse(statement)
+            if held & taken & code_of.needed_at_once(text):
+                held |= code_of.standing(text).keys()
+    return held
+
+
+def _is_class(node: ast.AST) -> TypeGuard[ast.ClassDef]:
+    return isinstance(node, ast.ClassDef)
 
 
 def _leave_out_users(blocks: Sequence[Block]) -> list[Block]:

@@ -48,6 +48,7 @@ STEP = "def step(x): return x + 1"
 OTHER = "def step(x): return x + 100"
 USE = "%%distributed\nprint(step(1))"
 PUSH = "%dist push step"
+PUSH_OUTER = "%dist push outer"
 
 
 @pytest.mark.parametrize("id_of_other", ["a", "d"])
@@ -213,3 +214,79 @@ def test_a_number_of_too_many_digits_has_no_literal_and_breaks_nothing() -> None
     ((number, reason),) = script.left_out
     assert number == 1
     assert reason.startswith("pushes big: it holds a number of more digits than Python writes")
+
+
+HELPER = "def helper(x): return x * 2"
+OTHER_HELPER = "def helper(x): return x * 5"
+OUTER = "def outer(x): return helper(x) + 1"
+
+
+def in_order(*sources: str) -> Notebook:
+    notebook = Notebook()
+    for number, source in enumerate(sources):
+        if source.startswith("%dist"):
+            notebook.history.note_push(dict.fromkeys(source.split()[2:], step))
+        notebook.run(f"cell {number}", source)
+    return notebook
+
+
+def test_a_function_that_is_pushed_with_another_helper_is_the_one_of_then_in_each_place() -> None:
+    use = "%%distributed\nprint(outer(3))"
+    notebook = in_order(HELPER, OUTER, PUSH_OUTER, use, OTHER_HELPER, PUSH_OUTER, use)
+    first, last = f"{HELPER}\n\n{OUTER}", f"{OUTER}\n\n{OTHER_HELPER}"
+    assert notebook.code() == [first, "print(outer(3))", last, "print(outer(3))"]
+    assert not notebook.script().left_out
+
+
+def test_a_helper_that_is_edited_in_place_is_the_one_of_then_in_each_place() -> None:
+    notebook = Notebook()
+    for helper, user in ((HELPER, "d"), (OTHER_HELPER, "e")):
+        notebook.run("a", helper)
+        notebook.run("b", OUTER)
+        notebook.run("c", PUSH_OUTER, outer=step)
+        notebook.run(user, "%%distributed\nprint(outer(3))")
+    use = "print(outer(3))"
+    assert notebook.code() == [f"{HELPER}\n\n{OUTER}", use, f"{OTHER_HELPER}\n\n{OUTER}", use]
+
+
+@pytest.mark.parametrize("names", ["helper outer", "outer helper"])
+def test_a_helper_that_is_pushed_with_its_function_is_the_one_of_then(names: str) -> None:
+    use = "%%distributed\nprint(outer(3), helper(3))"
+    push = f"%dist push {names}"
+    notebook = in_order(HELPER, OUTER, push, use, OTHER_HELPER, push, use)
+    assert not notebook.script().left_out
+
+
+def test_a_function_that_would_see_another_push_s_helper_stays_out() -> None:
+    other = OUTER.replace("outer", "other")
+    use = "%%distributed\nprint(other(3), outer(3))"
+    sent = (HELPER, OUTER, other, PUSH_OUTER, OTHER_HELPER, "%dist push other")
+    assert in_order(*sent, use).script().left_out == (
+        (4, "pushes outer, and its helper is another one in cell 6's push"),
+        (7, "uses outer, which cell 4 would have given"),
+    )
+    assert not in_order(*sent, "%%distributed\nprint(other(3))").script().left_out
+    assert not in_order(*sent, PUSH_OUTER, use).script().left_out
+
+
+NET = "class Net:\n    def __call__(self, x): return helper(x)"
+
+
+@pytest.mark.parametrize(
+    ("own", "makes", "is_refused"),
+    [
+        (NET, "made = Net()", True),
+        (NET, "made = wrap(Net())", True),
+        (NET, "loss = Net()(3)\nmade = 1", False),
+        (OUTER.replace("outer", "Net"), "made = Net", True),
+        (OUTER.replace("outer", "Net"), "made = Net(3)", False),
+    ],
+)
+def test_what_was_made_of_an_older_push_keeps_its_helper(
+    own: str, makes: str, is_refused: bool
+) -> None:
+    push = "%dist push Net"
+    before = (HELPER, own, push, f"%%distributed\nwrap = print\n{makes}", OTHER_HELPER, push)
+    found = in_order(*before, "%%distributed\nprint(made)").script().left_out
+    assert bool(found) is is_refused
+    assert not in_order(*before, "%%distributed\nmade = 1\nprint(made)").script().left_out
