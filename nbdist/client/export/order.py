@@ -17,25 +17,83 @@ def without_repeats(blocks: Sequence[Block], keys: Mapping[int, str]) -> list[Bl
 
     That is where all that took the first has run again since, as when a cell is corrected and all
     below it run anew: it stands where it was sent first, above what takes it, as it was sent last.
+    Two cells may send one name: of each it is asked as if all others that can stand once do.
 
     Args:
         blocks: In the script's order, those of the notebook's own cells in that of their runs.
         keys: What is the same in all runs of a cell, by the numbers of runs; "" is of none.
     """
-    found: list[Block] = []
-    for block in blocks:
+    reads = _reads(blocks, with_makers=True)
+    before = _runs_before(blocks, keys)
+    while True:
+        stands_at: dict[int, int] = {}  # the place of each block in the script
+        newest: dict[int, Block] = {}
+        for n, block in enumerate(blocks):
+            stands_at[n] = stands_at[before[n]] if n in before else n
+            newest[stands_at[n]] = block
+        apart = [
+            n
+            for n, first in before.items()
+            if _are_apart(blocks[first], blocks[n], stands_at[n], newest, keys, reads)
+        ]
+        if not apart:
+            return [newest[place] for place in sorted(newest)]
+        for n in apart:
+            del before[n]
+
+
+def _runs_before(blocks: Sequence[Block], keys: Mapping[int, str]) -> dict[int, int]:
+    """Return by its place what a cell has sent again, with the place of the run before.
+
+    A cell may send a name twice in a run: the second is the one again that was the second before.
+    """
+    found: dict[int, int] = {}
+    for n, block in enumerate(blocks):
         key = keys.get(block.number, "")
         earlier = [
-            place
-            for place, one in enumerate(found)
-            if key and keys.get(one.number) == key and _says_again(block, one)
+            m
+            for m in range(n)
+            if key and keys.get(blocks[m].number) == key and _says_again(block, blocks[m])
         ]
-        others = [one for one in blocks if keys.get(one.number) != key]
-        if earlier and not any(_is_between(found[earlier[-1]], one, block) for one in others):
-            found[earlier[-1]] = block
-        else:
-            found.append(block)
+        if not earlier:
+            continue
+        run = [m for m in earlier if blocks[m].number == blocks[earlier[-1]].number]
+        nth = sum(
+            one.number == block.number and _says_again(one, blocks[run[0]]) for one in blocks[:n]
+        )
+        if nth < len(run):
+            found[n] = run[nth]
     return found
+
+
+def _are_apart(
+    first: Block,
+    last: Block,
+    place: int,
+    others: Mapping[int, Block],
+    keys: Mapping[int, str],
+    reads: Mapping[str, set[str]],
+) -> bool:
+    """Return whether what one cell has sent twice cannot stand once, at `place`.
+
+    It cannot where a block ran between the two that takes it or gives it anew. One above `place`
+    that gives it was itself sent again; what it gave is what those took that ran after it.
+    """
+    given = {last.pushes} if last.pushes else last.binds
+    between = {
+        at: one
+        for at, one in sorted(others.items())
+        if first.number < one.number < last.number and keys.get(one.number) != keys.get(last.number)
+    }
+    giving = [one.number for at, one in between.items() if at < place and one.binds & given]
+    for at, one in between.items():
+        takes = bool(one.code) and not one.pushes and bool(_all_needs(one, reads) & given)
+        if at < place:
+            if takes and not any(number < one.number for number in giving):
+                return True
+        elif takes or one.binds & given:
+            return True
+    return False
 
 
 def _says_again(block: Block, earlier: Block) -> bool:
@@ -57,20 +115,10 @@ def _condition(block: Block) -> str:
     return head if head.startswith("if ") else ""
 
 
-def _is_between(first: Block, one: Block, last: Block) -> bool:
-    """Return whether a block ran between two others, and took what they give or gave it itself."""
-    is_of_ranks = bool(one.code) and not one.pushes
-    given = {last.pushes} if last.pushes else last.binds
-    return first.number < one.number < last.number and (is_of_ranks or bool(one.binds & given))
-
-
 def ran_later(blocks: Sequence[Block]) -> list[str]:
     """Return in sentences which cells stand above what gave them a name when they ran last."""
     kept = [block for block in blocks if block.code]
-    reads: dict[str, set[str]] = {}
-    for block in kept:
-        for name, stands_on in code_of.standing(block.code).items():
-            reads.setdefault(name, set()).update(stands_on.looks_up)
+    reads = _reads(kept)
     said = []
     for place, block in enumerate(kept):
         below = [one for one in kept[place + 1 :] if one.number < block.number]
@@ -82,6 +130,16 @@ def ran_later(blocks: Sequence[Block]) -> list[str]:
                     f" stands above cell {other.number}, where it succeeded first."
                 )
     return said
+
+
+def _reads(blocks: Sequence[Block], *, with_makers: bool = False) -> dict[str, set[str]]:
+    """Return for each name that blocks give what it looks up; and that of which it was made."""
+    reads: dict[str, set[str]] = {}
+    for block in blocks:
+        for name, stands_on in code_of.standing(block.code).items():
+            reads.setdefault(name, set()).update(stands_on.looks_up)
+            reads[name].update(stands_on.made_with if with_makers else ())
+    return reads
 
 
 def _all_needs(block: Block, reads: Mapping[str, set[str]]) -> set[str]:

@@ -100,6 +100,58 @@ def test_what_another_cell_sends_in_between_keeps_both_values() -> None:
     assert notebook.code() == ["lr = 0.1", "lr = 0.5", "lr = 0.1", "print(lr)"]
 
 
+RATE = "%dist push lr"
+
+
+@pytest.mark.parametrize("edited", [0.4, 0.1])
+def test_a_name_that_two_cells_send_is_that_of_the_last_round_in_each_place(edited: float) -> None:
+    notebook = Notebook()
+    for rate in (0.1, edited, edited):
+        notebook.run("z", "%%distributed\nimport torch")
+        notebook.run("a", f"lr = {rate}")
+        notebook.run("b", RATE, lr=rate)
+        notebook.run("c", "%%distributed\nseed = torch.manual_seed(0)")
+        notebook.run("d", "%%distributed\na = lr")
+        notebook.run("e", "lr = lr / 2")
+        notebook.run("f", RATE, lr=rate / 2)
+        notebook.run("g", "%%distributed\nb = lr")
+    sent = [f"lr = {edited}", f"lr = {edited / 2}"]
+    seed = "seed = torch.manual_seed(0)"
+    assert notebook.code() == ["import torch", sent[0], seed, "a = lr", sent[1], "b = lr"]
+    assert not notebook.script().doubts
+
+
+def test_a_round_that_ended_early_leaves_both_values_where_they_were_taken() -> None:
+    notebook = Notebook()
+    for rate, cells in ((0.1, "bdfg"), (0.4, "bd"), (0.8, "f")):
+        for cell_id in cells:
+            if cell_id in "bf":
+                notebook.run(cell_id, RATE, lr=rate if cell_id == "b" else rate / 2)
+            else:
+                notebook.run(cell_id, f"%%distributed\n{cell_id} = lr")
+    assert notebook.code() == ["lr = 0.1", "d = lr", "lr = 0.05", "g = lr", "lr = 0.4", "lr = 0.4"]
+    assert notebook.script().doubts
+
+
+def test_a_cell_that_sends_a_name_twice_sends_both_again() -> None:
+    notebook = Notebook()
+    for rate in (1, 2):
+        notebook.history.note_push({"lr": rate})
+        notebook.run("a", f"{RATE}\n{RATE}", lr=rate * 10)
+        notebook.run("b", "%%distributed\nprint(lr)")
+    assert notebook.code() == ["lr = 2", "lr = 20", "print(lr)"]
+
+
+def test_cells_that_do_not_take_what_is_sent_again_do_not_keep_it_twice() -> None:
+    notebook = Notebook()
+    for rate in (0.1, 0.2):
+        notebook.run("a", RATE, lr=rate)
+        if rate == 0.1:
+            notebook.run("b", "%%distributed\nseed = 1")
+        notebook.run("c", "%%distributed\nprint(lr)")
+    assert notebook.code() == ["lr = 0.2", "seed = 1", "print(lr)"]
+
+
 def test_a_cell_that_stands_above_what_it_took_last_is_told() -> None:
     notebook = Notebook()
     notebook.run("x", "%%distributed\ndef train(): return lr")
