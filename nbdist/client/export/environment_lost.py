@@ -1,6 +1,7 @@
 """The environment that the notebook's own cells set, and that its ranks take over. Pure.
 
-Ranks start with the kernel's environment. A script has that of its torchrun.
+Ranks have the kernel's environment of their start: their parent process took it over, and starts
+them again after `%dist restart` too. A script has that of its torchrun.
 """
 
 import ast
@@ -44,7 +45,7 @@ def variables_lost(
     if not any("environ" in text or "getenv" in text for text in texts):
         return []
     given = _TORCHRUNS | {name for text in texts for name in variables_in(text)}
-    last = max((number for number, command in commands if command != "stop"), default=None)
+    last = max((number for number, command in commands if command == "start"), default=None)
     return [
         f"Cell {number} sets {', '.join(lost)} in the notebook's environment, which its ranks take"
         f" over; the script does not: set {'it' if len(lost) == 1 else 'them'} before torchrun."

@@ -42,6 +42,7 @@ def test_variables_that_the_script_reads_and_does_not_set_are_told() -> None:
     [
         ("%env DATA=1", "%%distributed\na = 1"),
         ("%dist start", "%env DATA=1", READS),
+        ("%dist start", "%env DATA=1", "%dist restart", READS),
         ("%env DATA=1", f"{READS}\nos.environ['DATA'] = '2'"),
         ("%env MASTER_PORT=29501", READS),
     ],
