@@ -97,7 +97,7 @@ def pushed(name: str, value: object) -> Pushed:
         except ValueError:  # sys.set_int_max_str_digits
             return Pushed(name, "", "it holds a number of more digits than Python writes")
     kind, module = type(value).__name__, type(value).__module__
-    if isinstance(value, list | tuple | dict | str):
+    if type(value) in (list, tuple, dict, str):  # not one of their kinds: it is never plain
         return Pushed(name, "", f"its {kind} is too large, or holds more than plain values")
     if module not in ("builtins", "__main__"):
         kind = f"{module}.{kind}"  # there is a bool of numpy's

@@ -1,5 +1,8 @@
 """Cells to blocks of plain Python, and to scripts: pure."""
 
+import sys
+from collections import OrderedDict
+
 import numpy
 import pytest
 
@@ -146,6 +149,15 @@ def test_a_value_that_was_pushed_is_what_the_kernel_had_then() -> None:
     assert found[2].reason == "pushes x: an object is no plain value, and no cell defines x"
     assert pushed("word", "infinite").literal == "'infinite'"
     assert pushed("flag", numpy.bool_(True)).why_none == "a numpy.bool is no plain value"
+
+
+def test_a_kind_of_a_list_or_dict_is_no_plain_value_however_small() -> None:
+    sent = pushed("counts", OrderedDict(a=1))
+    assert sent.why_none == "a collections.OrderedDict is no plain value"
+    named = pushed("version", sys.version_info)
+    assert named.why_none == "a sys.version_info is no plain value"
+    held = pushed("held", [OrderedDict(a=1)]).why_none
+    assert held == "its list is too large, or holds more than plain values"
 
 
 @pytest.mark.parametrize(
