@@ -8,7 +8,7 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 
 from nbdist.client.export.blocks import Block
-from nbdist.client.export.settings_lost import running
+from nbdist.client.export.settings_lost import parsed, running
 
 _INIT, _END = "init_process_group", "destroy_process_group"
 _MODULE = "torch.distributed"
@@ -54,23 +54,88 @@ def for_modules(modules: Mapping[str, str]) -> list[str]:
     return [_FOR_MODULES.format(names=", ".join(names))] if names else []
 
 
-def ended_early(blocks: Sequence[Block]) -> list[str]:
-    """Return in sentences which cells end the group that cells after them had in the notebook."""
-    said = []
+def ended_early(blocks: Sequence[Block], modules: Mapping[str, str]) -> list[str]:
+    """Return in sentences which cells end the group that cells after them had in the notebook.
+
+    Args:
+        blocks: The script's.
+        modules: As in `for_modules`.
+    """
     kept = [block for block in blocks if block.code]
+    whole = "\n".join(block.code for block in kept)
+    ends, makes = (_calls_of_modules(modules, whole, name) for name in (_END, _INIT))
+    said = []
     for place, block in enumerate(kept):
-        later = "\n".join(other.code for other in kept[place + 1 :])
-        if later and _INIT not in later and _calls(block.code, _END):
-            said.append(
-                f"Cell {block.number} calls {_END}: the notebook makes the group anew after such a"
-                " cell, and the script does not for the cells that follow."
-            )
+        later = [other.code for other in kept[place + 1 :]]
+        is_made = any(_INIT in code or _called(code) & makes.keys() for code in later)
+        if not later or is_made:
+            continue
+        called = _called(block.code)
+        if any(name.rpartition(".")[2] == _END for name in called):
+            how = f"calls {_END}"
+        elif through := sorted(called & ends.keys()):
+            how = f"calls {through[0]}, and {ends[through[0]]} calls {_END} there"
+        else:
+            continue
+        said.append(
+            f"Cell {block.number} {how}: the notebook makes the group anew after such a cell, and"
+            " the script does not for the cells that follow."
+        )
     return said
 
 
-def _calls(code: str, name: str) -> bool:
+def _called(code: str) -> set[str]:
+    """Return the functions that code calls, each as it is written there."""
     nodes = (node for node in running(ast.parse(code)) if isinstance(node, ast.Call))
-    return any(ast.unparse(node.func).rpartition(".")[2] == name for node in nodes)
+    return {ast.unparse(node.func) for node in nodes}
+
+
+def _calls_of_modules(modules: Mapping[str, str], code: str, wanted: str) -> dict[str, str]:
+    """Return as which functions of files beside a script code may call what calls `wanted`.
+
+    Args:
+        modules: As in `for_modules`.
+        code: Of all cells: it says under which names they know the modules.
+        wanted: A function's name.
+
+    Returns:
+        The file of each, by the function as cells write it, such as `helper.done`. Methods, and
+        what a module calls when it is imported, are not known.
+    """
+    files = {
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name
+        for name in modules
+    }
+    inside = {name: _functions_that_call(modules[file], wanted) for name, file in files.items()}
+    found: dict[str, str] = {}
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                for function in inside.get(alias.name, ()):
+                    found[f"{alias.asname or alias.name}.{function}"] = files[alias.name]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                if alias.name in inside.get(node.module, ()):
+                    found[alias.asname or alias.name] = files[node.module]
+                whole = f"{node.module}.{alias.name}"
+                for function in inside.get(whole, ()):
+                    found[f"{alias.asname or alias.name}.{function}"] = files[whole]
+                if alias.name == "*":
+                    found |= dict.fromkeys(inside.get(node.module, ()), files.get(node.module, ""))
+    return found
+
+
+def _functions_that_call(code: str, wanted: str) -> set[str]:
+    """Return a module's functions that call one of this name, also through each other."""
+    functions = [node for node in parsed(code).body if isinstance(node, ast.FunctionDef)]
+    called = {
+        node.name: {ast.unparse(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)}
+        for node in functions
+    }
+    found = {name for name, of in called.items() if wanted in {c.rpartition(".")[2] for c in of}}
+    for _ in functions:
+        found |= {name for name, of in called.items() if of & found}
+    return found
 
 
 def _places(code: str, whole: str) -> Iterator[tuple[int, int, str]]:

@@ -152,7 +152,7 @@ def _doubts(resolved: Resolved, modules: Mapping[str, str]) -> list[str]:
         *doubtful(resolved.blocks),
         *resolved.doubts,
         *settings_lost(resolved.blocks),
-        *ended_early(resolved.blocks),
+        *ended_early(resolved.blocks, modules),
         *started_anew(resolved.commands, resolved.blocks),
         *variables_lost(resolved.variables, resolved.commands, texts),
         *_rewritten(resolved, modules),

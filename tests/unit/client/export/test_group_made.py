@@ -2,7 +2,8 @@
 
 import pytest
 
-from nbdist.client.export.group_made import for_modules, taken_as_done
+from nbdist.client.export.blocks import Block
+from nbdist.client.export.group_made import ended_early, for_modules, taken_as_done
 from tests.unit.client.export.exported import script
 
 
@@ -68,6 +69,58 @@ def test_a_group_that_is_ended_before_other_cells_is_told() -> None:
     assert script(uses, ends).doubts == ()
     assert script(ends, "%%distributed\ndist.init_process_group()", uses).doubts == ()
     assert script("%%distributed\ndef end(): dist.destroy_process_group()", uses).doubts == ()
+
+
+ENDS = """
+%%writefile helper.py
+import torch.distributed as dist
+def close(): dist.destroy_process_group()
+def done():
+    print("done")
+    close()
+def setup(): dist.init_process_group("gloo")
+"""
+
+
+@pytest.mark.parametrize(
+    ("imports", "call"),
+    [
+        ("import helper", "helper.done"),
+        ("import helper as h", "h.close"),
+        ("from helper import done as d", "d"),
+        ("from helper import *", "done"),
+    ],
+)
+def test_a_group_that_a_module_ends_before_other_cells_is_told(imports: str, call: str) -> None:
+    uses = "%%distributed\ndist.barrier()"
+    imported, ended = f"%%distributed\n{imports}", f"%%distributed\n{call}()"
+    (told,) = script(ENDS, imported, ended, uses).doubts
+    assert told.startswith(
+        f"Cell 3 calls {call}, and helper.py calls destroy_process_group there: the notebook makes"
+    )
+    assert script(ENDS, imported, uses, ended).doubts == ()
+    assert script(ENDS, imported, uses).doubts == ()
+
+
+@pytest.mark.parametrize(
+    ("imports", "called"),
+    [
+        ("import pkg", "pkg.done"),
+        ("import pkg.end", "pkg.end.done"),
+        ("from pkg import end", "end.done"),
+    ],
+)
+def test_functions_of_packages_are_known_by_their_whole_names(imports: str, called: str) -> None:
+    text = "def done(): dist.destroy_process_group()"
+    block = Block(1, "", f"{imports}\n{called}()"), Block(2, "", "a = 1")
+    assert len(ended_early(block, {"pkg/__init__.py": text, "pkg/end.py": text})) == 1
+    assert ended_early(block, {}) == []
+
+
+def test_a_group_that_a_module_makes_anew_is_not_told() -> None:
+    sets_up = "%%distributed\nhelper.setup()"
+    used = ("%%distributed\nimport helper", "%%distributed\nhelper.done()", sets_up)
+    assert script(ENDS, *used).doubts == ()
 
 
 def test_files_beside_the_script_make_the_group_only_where_there_is_none() -> None:
