@@ -30,7 +30,8 @@ class Block:
         without: Lines of IPython's, and what draws, that the code does without.
         runs: How often the cell has succeeded in the notebook.
         failures: How often it has failed before that.
-        sets: What it sets beside names, such as `torch.manual_seed`; see `settings_in`.
+        sets: What it sets beside names, such as `torch.manual_seed`, or that it may draw; see
+            `settings_in`.
         pushes: The name that `%dist push` has sent; others that the code binds are the notebook's.
     """
 

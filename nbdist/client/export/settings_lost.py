@@ -1,7 +1,8 @@
 """State beside the names of cells that a script does not share with the notebook. Pure.
 
-A cell that is left out may have seeded random numbers, or set how a library computes; and ranks
-that were started anew had lost what cells before had given them. No name tells of these.
+A cell that is left out may have seeded random numbers, or drawn some, or set how a library
+computes; and ranks that were started anew had lost what cells before had given them. No name tells
+of these.
 """
 
 import ast
@@ -24,6 +25,12 @@ _SETTERS = re.compile(
     r"|set_deterministic_debug_mode|set_float32_matmul_precision|set_flush_denormal"
     r"|set_num_(?:interop_)?threads)"
 )
+# Names of what draws random numbers, or may: classes, for a layer draws its weights.
+_DRAWING = re.compile(
+    r"[A-Z](?!\w*(?:Error|Exception)$)\w*"
+    r"|\w*(?:rand|shuffle|perm(?!ute)|init(?!ial|_process_group)|dropout|sample|normal|uniform)\w*"
+)
+MAY_DRAW = "random numbers"  # among what code sets: it moves the generators on
 _SETTINGS = re.compile(r"torch\.backends\..+|os\.environ\[.+\]")
 
 
@@ -32,18 +39,29 @@ def settings_in(code: str) -> tuple[str, ...]:
 
     Functions that seed, or set how is computed, and settings such as `torch.backends.cudnn.
     benchmark`; each by its whole name. Of what functions hold only those count that code calls.
+    The last is `MAY_DRAW` where it may draw random numbers, as far as names tell.
     """
     tree = parsed(code)
     whole = _whole_names(tree)
     found: list[str] = []
+    draws = False
     for node in running(tree):
         if isinstance(node, ast.Call):
             name = whole(node.func)
-            found += [name] if _SEEDS.fullmatch(name) or _SETTERS.fullmatch(name) else []
+            is_setting = _SEEDS.fullmatch(name) or _SETTERS.fullmatch(name)
+            found += [name] if is_setting else []
+            draws = draws or bool(not is_setting and _DRAWING.fullmatch(_last_name(node.func)))
         elif isinstance(node, ast.Assign | ast.AugAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             found += [name for name in map(whole, targets) if _SETTINGS.fullmatch(name)]
-    return tuple(dict.fromkeys(found))
+    return (*dict.fromkeys(found), *([MAY_DRAW] if draws else []))
+
+
+def _last_name(called: ast.expr) -> str:
+    """Return `c` of `a.b.c`; "" of what has no name."""
+    if isinstance(called, ast.Attribute):
+        return called.attr
+    return called.id if isinstance(called, ast.Name) else ""
 
 
 def settings_lost(blocks: Sequence[Block]) -> list[str]:
@@ -54,13 +72,38 @@ def settings_lost(blocks: Sequence[Block]) -> list[str]:
         if block.code or block.is_notebooks or not is_followed:
             continue
         seeds = [name for name in block.sets if _SEEDS.fullmatch(name)]
-        others = [name for name in block.sets if name not in seeds]
+        others = [name for name in block.sets if name not in seeds and name != MAY_DRAW]
         be = "may be" if block.has_failed else "are"
         if seeds:
             said.append(f"{_who(block, seeds)}: random numbers after it {be} others in the script.")
         if others:
             said.append(f"{_who(block, others)}: the script leaves that as it was.")
-    return said
+    return said + _draws_lost(blocks)
+
+
+def _draws_lost(blocks: Sequence[Block]) -> list[str]:
+    """Return in a sentence which blocks that are left out may have drawn after a script's seed."""
+    numbers: list[int] = []
+    waiting: list[int] = []  # nothing of the script has run since
+    is_seeded = False
+    for block in blocks:
+        seeds = any(_SEEDS.fullmatch(name) for name in block.sets)
+        if block.code:
+            numbers += [] if seeds else waiting  # it begins anew
+            waiting = []
+            is_seeded = is_seeded or seeds
+        elif seeds:
+            is_seeded = False  # which is told by itself
+        elif is_seeded and MAY_DRAW in block.sets and not (block.is_notebooks or block.pushes):
+            waiting.append(block.number)
+    if not numbers:
+        return []
+    who, them = (
+        (f"Cell {numbers[0]}, which is left out,", "it")
+        if len(numbers) == 1
+        else (f"Cells {', '.join(map(str, numbers))}, which are left out,", "them")
+    )
+    return [f"{who} may have drawn random numbers: those after {them} may be others in the script."]
 
 
 def started_anew(commands: Iterable[tuple[int, str]], blocks: Sequence[Block]) -> list[str]:

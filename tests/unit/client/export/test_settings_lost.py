@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbdist.client.export.settings_lost import settings_in
+from nbdist.client.export.settings_lost import MAY_DRAW, settings_in
 from tests.unit.client.export.exported import reasons, script
 
 DRAWS = "import matplotlib.pyplot as plt\nplt.plot(step())"
@@ -31,8 +31,8 @@ TRAINS = "%%distributed\nx = torch.randn(3)"
         ("import os\nos.environ['A'] = '1'", ("os.environ['A']",)),
         ("def seed():\n    torch.manual_seed(0)\nseed()", ("torch.manual_seed",)),
         ("def seed():\n    torch.manual_seed(0)", ()),
-        ("g = torch.Generator().manual_seed(0)\ng.manual_seed(1)", ()),
-        ("rng.seed(0); torch.randn(3); x.benchmark = 1", ()),
+        ("g = torch.Generator().manual_seed(0)\ng.manual_seed(1)", (MAY_DRAW,)),
+        ("rng.seed(0); torch.randn(3); x.benchmark = 1", (MAY_DRAW,)),
         ("files = !ls", ()),
     ],
 )
@@ -72,6 +72,55 @@ def test_a_seed_of_a_cell_that_uses_what_is_left_out_is_told() -> None:
     gone, uses = "%%distributed\na = input()", "%%distributed\ntorch.manual_seed(a)"
     (told,) = script(gone, uses, TRAINS).doubts
     assert told.startswith("Cell 2, which is left out, calls torch.manual_seed:")
+
+
+SEED = "%%distributed\ntorch.manual_seed(0);"
+LAYER = "%%distributed\nm = Linear(3, 3)"
+
+
+@pytest.mark.parametrize(
+    ("code", "draws"),
+    [
+        ("m = Linear(3, 3)", True),
+        ("m = nn.Linear(3, 3).to(device)", True),
+        ("order = torch.randperm(3)", True),
+        ("nn.init.ones_(w); random.shuffle(x)", True),
+        ("def make(): return nn.Linear(3, 3)", False),
+        ("def make(): return nn.Linear(3, 3)\nm = make()", True),
+        ("torch.manual_seed(0); print(Linear)", False),
+        ("random.seed(0); x = torch.zeros(3).sum()", False),
+        ("[f for f in fs][0](1)", False),
+        ("if dist.is_initialized(): raise ValueError(x.permute(0))", False),
+    ],
+)
+def test_what_may_draw_random_numbers_is_known_by_its_name(code: str, draws: bool) -> None:
+    assert (MAY_DRAW in settings_in(code)) is draws
+
+
+def test_cells_left_out_that_may_have_drawn_after_a_seed_are_told_once() -> None:
+    (told,) = script(SEED, LAYER, TRAINS, failed=(2,)).doubts
+    assert told == (
+        "Cell 2, which is left out, may have drawn random numbers: those after it may be others in"
+        " the script."
+    )
+    (told,) = script(SEED, LAYER, TRAINS, LAYER, TRAINS, failed=(2, 4)).doubts
+    assert told.startswith("Cells 2, 4, which are left out, may have drawn random numbers: those")
+
+
+@pytest.mark.parametrize(
+    ("cells", "failed"),
+    [
+        ((SEED, TRAINS, LAYER), 3),  # none follows
+        ((TRAINS, LAYER, TRAINS), 2),  # nothing is seeded
+        ((SEED, LAYER, SEED, TRAINS), 2),  # which begins anew
+        ((SEED, "%%distributed\nprint(x)", TRAINS), 2),
+        ((SEED, "m = Linear(3, 3)", TRAINS), 0),  # the notebook's own
+    ],
+)
+def test_numbers_that_no_cell_left_out_has_moved_are_not_told(
+    cells: tuple[str, ...], failed: int
+) -> None:
+    assert script(*cells, failed=(failed,)).doubts == ()
 
 
 def test_a_seed_of_the_notebooks_own_is_none_of_the_ranks() -> None:
