@@ -133,6 +133,25 @@ def test_schedulers_stand_after_a_fault_where_training_goes_on(
     session.run("models = opts = plans = model = opt = plan = layout = None", track=False)
 
 
+@pytest.mark.parametrize("layout", ["zero1", "zero3"])
+@pytest.mark.parametrize("place", ["backward", "between"])
+def test_a_loader_that_the_cell_makes_goes_back_to_before_the_first_step_too(
+    session: Session, tmp_path: Path, layout: str, place: str
+) -> None:
+    made = {"layout": layout, "plan": PLANS["StepLR"], "place": place, "at": 0, "models": 1}
+    session.run(MAKE.format(flag=str(tmp_path / "failed"), **made), track=False)
+    loader = "data = nbdist.loader(POINTS, global_batch=4, shuffle=False)"
+    with pytest.raises(RankError, match="once"):
+        session.run(f"{loader}{LOOP}", track=False, timeout_s=60)
+    session.retry()
+    weights, planned = in_one_process("StepLR", 1)
+    for of_models, of_plans in session.run(TOLD, track=False).value_list:
+        of_model = torch.tensor(of_models[0], dtype=torch.float64)
+        torch.testing.assert_close(of_model, weights[0])
+        assert of_plans == planned
+    session.run("models = opts = plans = model = opt = plan = layout = None", track=False)
+
+
 def test_of_two_models_of_a_loop_the_one_that_does_not_go_back_is_named(
     session: Session, tmp_path: Path
 ) -> None:

@@ -321,11 +321,11 @@ def _take() -> _Mark:
 
 
 def _restore(mark: _Mark) -> None:
-    """Put every loader back where it stood at a boundary."""
+    """Put every loader back where it stood at a boundary; one made since stands at its begin."""
     commits = {id(trail): commit for trail, commit in mark}
     for live in position.live():
-        commit = commits.get(id(live.trail))
-        if commit is not None and live.trail.goes_back_to(commit):
+        commit = commits.get(id(live.trail), live.trail.began)
+        if live.trail.goes_back_to(commit):
             live.go_back(commit)
 
 
