@@ -211,6 +211,7 @@ class _Sources:
         self._blocks = blocks
         self._flows = [flow_of(block.code) for block in blocks]
         self._standing = [code_of.standing(block.code) for block in blocks]
+        self._taken = [code_of.taken(block.code) for block in blocks]
 
     def what_lacks(self, place: int) -> str:
         """Return that a block lacks a name, itself or in what it uses; "" where it lacks none."""
@@ -228,14 +229,15 @@ class _Sources:
         classes: a model calls what its class's methods name.
         """
         ways = {name: f"uses {name}" for name in sorted(self._blocks[place].needs)}
-        waiting = list(ways)
-        for name in waiting:
+        nothing = frozenset[str]()
+        waiting = [(name, self._taken[place].get(name, nothing)) for name in ways]
+        for name, bound in waiting:  # by the block itself, when it takes the name
             inside: set[str] = set()
             for of in self.givers(place, name):
                 inside |= self._looked_up(of, name, set())
-            for one in sorted(inside - ways.keys() - self._flows[place].binds):
+            for one in sorted(inside - ways.keys() - bound):
                 ways[one] = f"{ways[name]}, which reads {one}"
-                waiting.append(one)
+                waiting.append((one, bound))
         return ways
 
     def givers(self, place: int, name: str) -> list[int]:
@@ -285,7 +287,7 @@ def not_given(blocks: Sequence[Block]) -> dict[int, list[str]]:
     if any("import *" in block.code for block in kept):
         return {}
     given = {name for block in kept for name in block.binds} | NAMES_OF_A_RANK | _PYTHONS
-    found = {block.number: sorted(block.needs - given) for block in kept}
+    found = {block.number: sorted(code_of.needed(block.code) - given) for block in kept}
     return {number: names for number, names in found.items() if names}
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
-from nbdist.client.export.flow import flow_of
+from nbdist.client.export.flow import before_each, flow_of
 
 INDENT = "    "
 # Words of a layout that not every number of ranks can have.
@@ -222,6 +222,39 @@ def needed_at_once(code: str) -> set[str]:
     return set(flow_of(code).reads)
 
 
+def taken(code: str) -> dict[str, frozenset[str]]:
+    """Return the names that code takes from elsewhere when it runs, and what is bound by then.
+
+    A function that it defines takes its names where it is used; where that is not in this code,
+    they are not among these.
+    """
+    found: dict[str, frozenset[str]] = {}
+    own: dict[str, Standing] = {}
+    for statement, before in zip(ast.parse(code).body, before_each(code), strict=True):
+        text = ast.unparse(statement)
+        read = needed_at_once(text) if _is_definition(statement) else needed(text)
+        for name in sorted((read | _looked_up(own, read)) - before):
+            found.setdefault(name, before)
+        own = _with(own, statement)
+    return found
+
+
+def _is_definition(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return not statement.decorator_list  # which may call it at once
+    return isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Lambda)
+
+
+def _looked_up(own: "dict[str, Standing]", names: Set[str]) -> set[str]:
+    """Return what values are looked up when names are used that code has given itself."""
+    waiting, found = list(names), set[str]()
+    for name in waiting:
+        if name in own:
+            found |= own[name].looks_up
+            waiting += sorted((own[name].looks_up | own[name].made_with) - set(waiting))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """What the value of a name stands on.
@@ -239,12 +272,19 @@ def standing(code: str) -> dict[str, Standing]:
     """Return for each name that code binds or changes at its top level what it stands on."""
     found: dict[str, Standing] = {}
     for statement in ast.parse(code).body:
-        text = ast.unparse(statement)
-        at_once = needed_at_once(text)
-        later = needed(text) - at_once
-        for name in bound(text) | set(_changed(statement)):
-            before = found.get(name, Standing(frozenset(), frozenset()))
-            found[name] = Standing(before.made_with | at_once, before.looks_up | later)
+        found = _with(found, statement)
+    return found
+
+
+def _with(known: dict[str, Standing], statement: ast.stmt) -> dict[str, Standing]:
+    """Return what names stand on when one more statement has run."""
+    text = ast.unparse(statement)
+    at_once = needed_at_once(text)
+    later = needed(text) - at_once
+    found = dict(known)
+    for name in bound(text) | set(_changed(statement)):
+        before = known.get(name, Standing(frozenset(), frozenset()))
+        found[name] = Standing(before.made_with | at_once, before.looks_up | later)
     return found
 
 

@@ -36,6 +36,15 @@ def flow_of(code: str) -> Flow:
     return Flow(frozenset(walk.reads), binds)
 
 
+def before_each(code: str) -> list[frozenset[str]]:
+    """Return for each statement at the top level of code what is surely bound before it runs."""
+    walk, bound, found = _Walk(has_annotations=True), frozenset[str](), []
+    for statement in ast.parse(code).body:
+        found.append(bound)
+        bound, _ = walk.block([statement], bound)
+    return found
+
+
 @dataclass(slots=True)
 class _Walk:
     """Goes through statements; `bound` is what they have surely bound so far."""

@@ -202,7 +202,7 @@ class _Resolver:
         least: int = 1,
         **more: Any,
     ) -> None:
-        binds, needs = code_of.bound(text), code_of.needed(text)
+        binds, needs = code_of.bound(text), set(code_of.taken(text))
         block = Block(
             cell.number,
             heading,
