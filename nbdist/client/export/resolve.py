@@ -7,7 +7,7 @@ script.
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,6 +25,12 @@ from nbdist.client.export.settings_lost import settings_in
 from nbdist.errors import UsageError
 from nbdist.ranks import parse_ranks
 
+# What every script imports at its beginning; nbdist where it is used.
+_ALWAYS_IMPORTED = {
+    "torch": f"{code_of.IMPORTED}torch",
+    "dist": f"{code_of.IMPORTED}torch.distributed",
+    "nbdist": f"{code_of.IMPORTED}nbdist",
+}
 # Commands that change what a training is, and have no part in a script.
 _MEANINGLESS = {"chaos", "attach"}
 
@@ -163,10 +169,22 @@ class _Resolver:
         for body in bodies:
             with suppress(SyntaxError, ValueError):
                 code = plain(body).code
-                binds |= code_of.bound(code) | ({"_"} if code_of.shows(code) else set())
+                binds |= code_of.bound(code) - self._imported_already(code)
+                binds |= {"_"} if code_of.shows(code) else set()
                 sets |= dict.fromkeys(settings_in(code))
         block = Block(cell.number, heading, "", reason, frozenset(binds), sets=tuple(sets), **more)
         self.found.blocks.append(block)
+
+    def _imported_already(self, code: str) -> set[str]:
+        """Return the names that code does no more than import, as the script has before it."""
+        known = {name: {text} for name, text in _ALWAYS_IMPORTED.items()}
+        for block in self.found.blocks:
+            for name, texts in code_of.bindings(block.code).items():
+                known.setdefault(name, set()).update(texts)
+        found = code_of.bindings(code)
+        return {
+            name for name, texts in found.items() if _are_imports(texts | known.get(name, {""}))
+        }
 
     # -- cells of the ranks
 
@@ -329,6 +347,11 @@ class _Resolver:
             return "", f"{known.why_none}, and {error}"
         self.found.features += self._definitions.features
         return source, ""
+
+
+def _are_imports(texts: Set[str]) -> bool:
+    """Return whether a name has been given by one import alone, once or more often."""
+    return len(texts) == 1 and next(iter(texts)).startswith(code_of.IMPORTED)
 
 
 def _without_commands(source: str) -> str:

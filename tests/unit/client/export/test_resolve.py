@@ -843,3 +843,14 @@ def test_a_name_that_a_function_reads_counts_where_it_is_called() -> None:
     assert set(reasons(left_out, "%%distributed\ndef train(): return w", later)) == {1}
     in_one = "%%distributed\ndef train(): return w\nw = 3\nprint(train())"
     assert set(reasons(left_out, in_one)) == {1}
+
+
+def test_a_left_out_cell_that_imports_the_same_once_more_keeps_nobody_out() -> None:
+    left_out = "%%distributed\nimport numpy as np\nimport torch\nfiles = !ls"
+    uses = "%%distributed\nprint(np.zeros(2), torch.ones(2))"
+    assert set(reasons("%%distributed\nimport numpy as np", left_out, uses)) == {2}
+    assert reasons("%%distributed\nimport numpy.random as np", left_out, uses)[3] == (
+        "uses np, which cell 2 would have given"
+    )
+    assert reasons(left_out, uses)[2] == "uses np, which cell 1 would have given"
+    assert set(reasons(left_out, "%%distributed\nprint(torch.ones(2))")) == {1}
