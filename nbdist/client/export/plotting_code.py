@@ -5,7 +5,7 @@ with a plot. So these are taken out alone; a cell stays out where a statement ma
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from nbdist.client.export import code as code_of
 from nbdist.client.export.only_draws import Definition, OnlyDraws, of_package, reading_functions
@@ -31,6 +31,7 @@ class PlottingCode:
         Args:
             code: Of a cell, as plain Python that compiles.
         """
+        code = _one_a_line(code)
         statements = ast.parse(code).body
         lines = code.split("\n")
         without: list[str] = []
@@ -39,7 +40,7 @@ class PlottingCode:
             if not (reason := self._reason(statement)):
                 self._note_other(statement)
                 continue
-            kept = self._kept(statement, reason) if _stands_alone(statement, lines) else None
+            kept = self._kept(statement, reason)
             if kept is None:
                 found = found or reason
                 # Its names are those of a cell that is left out; what they are, nobody knows.
@@ -130,7 +131,23 @@ def _extent(statement: ast.stmt) -> tuple[int, int]:
     return min([statement.lineno, *decorators]), statement.end_lineno or statement.lineno
 
 
-def _stands_alone(statement: ast.stmt, lines: list[str]) -> bool:
-    """Return whether no other statement shares its lines."""
-    first, last = _extent(statement)
-    return ";" not in lines[first - 1] and ";" not in lines[last - 1]
+def _one_a_line(code: str) -> str:
+    """Return code in which no two statements at its top level share a line: `a = 1; b = 2`."""
+    lines = code.split("\n")
+    for group in reversed(_sharing(ast.parse(code).body)):
+        first, last = _extent(group[0])[0], _extent(group[-1])[1]
+        rest = lines[last - 1].encode()[group[-1].end_col_offset or 0 :].decode().strip()
+        ends = ";" if rest.startswith(";") else ""  # what is not shown stays so
+        lines[first - 1 : last] = [*map(ast.unparse, group[:-1]), ast.unparse(group[-1]) + ends]
+    return "\n".join(lines)
+
+
+def _sharing(statements: Sequence[ast.stmt]) -> list[list[ast.stmt]]:
+    """Return statements by the lines that they share, where there are several."""
+    groups: list[list[ast.stmt]] = []
+    for statement in statements:
+        if groups and _extent(groups[-1][-1])[1] == _extent(statement)[0]:
+            groups[-1].append(statement)
+        else:
+            groups.append([statement])
+    return [group for group in groups if len(group) > 1]

@@ -302,6 +302,8 @@ def _take(optimizer: torch.optim.Optimizer, series: _Series, steps: int) -> None
     if unit is None:
         return
     frame, live = model_state.read(unit, buffers=True)
+    if steps == 0:  # its forward has moved running statistics already
+        live = step_state.here().at_boundary(live)
     size = sum(tensor.nbytes for tensor in live)
     used_again: list[torch.Tensor] = []
     is_first_sent = series.is_sent and steps > 0 and not any(any(one.steps) for one in series.kept)

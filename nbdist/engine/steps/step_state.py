@@ -267,7 +267,14 @@ class Boundary:
         self._before_cell = WeakSet([*torch_live.live(Optimizer), *self.steps])
         self._has_stepped = self._goes_on = False
         self._is_failed = True
+        self._do(self._watch_unstepped)
         self.cell_began = self.last = self.take()
+
+    def _watch_unstepped(self) -> None:
+        """Watch the buffers of what has never stepped: a fault may come before it does."""
+        for optimizer in self._before_cell:
+            if optimizer not in self.steps:
+                self._watch_buffers(self._find_buffers(optimizer))
 
     def end_cell(self, *, is_failed: bool) -> None:
         """Note how the cell has ended: where it ended well there is nothing to go back from."""
@@ -349,6 +356,15 @@ class Boundary:
         if self._buffers:
             self._copy_buffers()
         return self.random_numbers(tuple([take() for take, _ in self._others]))
+
+    def at_boundary(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Return what these hold at the last boundary: of buffers that are kept, the copies."""
+        kept = {
+            live.data_ptr(): buffer.copy
+            for buffer in self._buffers
+            if (live := buffer.live()) is not None
+        }
+        return [kept.get(tensor.data_ptr(), tensor) for tensor in tensors]
 
     def _copy_buffers(self) -> None:
         moved = [(buffer, live) for buffer in self._buffers if (live := buffer.moved()) is not None]

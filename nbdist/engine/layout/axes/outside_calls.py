@@ -50,12 +50,15 @@ class _Watch:
             self._in_forward = True
             self._done.clear()
 
-    def _end(self, *_: Any) -> None:
+    def _end(self, _model: nn.Module, _args: Any, output: Any) -> None:
         if self._is_traced():
             return
         self._in_forward = False
         self._running.clear()
-        if torch.is_grad_enabled() and not self._is_compiled:
+        # After an error torch goes through its table of hooks itself, and one that is taken out
+        # would hide that error behind "OrderedDict mutated during iteration".
+        has_failed = output is None
+        if torch.is_grad_enabled() and not self._is_compiled and not has_failed:
             for hook in self._hooks:
                 hook.remove()
 

@@ -854,3 +854,16 @@ def test_a_left_out_cell_that_imports_the_same_once_more_keeps_nobody_out() -> N
     )
     assert reasons(left_out, uses)[2] == "uses np, which cell 1 would have given"
     assert set(reasons(left_out, "%%distributed\nprint(torch.ones(2))")) == {1}
+
+
+@pytest.mark.parametrize("drawing", ["plt.plot(losses);", "plt.plot(losses); plt.show()"])
+def test_a_drawing_statement_with_a_semicolon_goes_alone(drawing: str) -> None:
+    made = code(
+        "%%distributed\nimport os; import matplotlib.pyplot as plt",
+        f"%%distributed\nlosses = [1]\na = 1; b = 2;\n{drawing}",
+    )
+    assert "import os\n" in made
+    assert "losses = [1]\na = 1\nb = 2;\n" in made
+    assert "plt" not in made.replace("# without: import matplotlib.pyplot as plt", "").replace(
+        "# without: plt", ""
+    )
