@@ -12,9 +12,13 @@ Threads: `begin` and `end` on the main thread; all else on any.
 
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
+
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 running: str | None = None  # the id of the message that may be interrupted
 
@@ -79,6 +83,26 @@ def _in_child() -> None:
     """Begin with a free lock in a fork: another thread may have held it."""
     global _lock
     _lock = threading.Lock()
+    sys.excepthook = without_hung_up_readers(sys.excepthook)
+
+
+def without_hung_up_readers(native: Hook) -> Hook:
+    """Return an excepthook that says nothing of a reader that has gone.
+
+    An interrupted loop ends while its DataLoader's workers hand over tensors. multiprocessing then
+    has each worker's hook print that its connection was reset.
+    """
+
+    def hook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> object:
+        name = trace.tb_frame.f_globals.get("__name__") if trace is not None else ""
+        has_hung_up = isinstance(error, ConnectionError | EOFError)
+        if has_hung_up and name == "multiprocessing.resource_sharer":
+            return None
+        return native(kind, error, trace)
+
+    return hook
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -133,3 +134,27 @@ class _Announced:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+
+@pytest.mark.parametrize(
+    ("module", "error", "is_told"),
+    [
+        ("multiprocessing.resource_sharer", ConnectionResetError, False),
+        ("multiprocessing.resource_sharer", EOFError, False),
+        ("multiprocessing.resource_sharer", KeyError, True),
+        ("train", ConnectionResetError, True),
+    ],
+)
+def test_a_worker_says_nothing_of_a_loop_that_no_longer_reads(
+    module: str, error: type[Exception], is_told: bool
+) -> None:
+    told: list[type[BaseException]] = []
+    hook = interrupts.without_hung_up_readers(lambda kind, *_: told.append(kind))
+    served: dict[str, Any] = {"__name__": module, "error": error}
+    exec("def serve(): raise error", served)
+    try:
+        served["serve"]()
+    except Exception as raised:
+        assert raised.__traceback__ is not None
+        hook(type(raised), raised, raised.__traceback__.tb_next)
+    assert told == [error] * is_told
