@@ -152,9 +152,8 @@ def test_a_worker_says_nothing_of_a_loop_that_no_longer_reads(
     hook = interrupts.without_hung_up_readers(lambda kind, *_: told.append(kind))
     served: dict[str, Any] = {"__name__": module, "error": error}
     exec("def serve(): raise error", served)
-    try:
+    with pytest.raises(error) as caught:
         served["serve"]()
-    except Exception as raised:
-        assert raised.__traceback__ is not None
-        hook(type(raised), raised, raised.__traceback__.tb_next)
+    trace = caught.tb.tb_next  # it begins where it was caught
+    hook(caught.type, caught.value, trace)
     assert told == [error] * is_told
