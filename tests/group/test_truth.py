@@ -10,7 +10,7 @@ import pytest
 from tests.group.harness import run_ranks
 from tests.group.truth import Seen, compare
 
-TRIES = 6
+TRIES = 3
 OF_IT, AT_LEAST_MS = 0.05, 0.2
 
 

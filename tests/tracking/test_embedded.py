@@ -288,30 +288,7 @@ def test_sending_everything_again_stores_nothing_twice(home: Path) -> None:
     writer.close()
 
 
-def test_the_run_of_a_killed_kernel_ends_as_killed_and_nothing_is_left_running(
-    make_home: Callable[[], Path],
-) -> None:
-    # The shipping process outlives the kernel by seconds. On a machine without a free core that
-    # may be too short, and the rest waits for the next session.
-    for _ in range(3):
-        home = make_home()
-        kill_while_it_trains(home)
-        (row,) = runs(home)
-        assert row.state == "killed"
-        if row.is_sent:
-            break
-    assert row.is_sent
-    (entry,) = compare(home, [row]).entries
-    assert len(entry.curve) == 200
-    assert entry.throughput is not None
-    assert entry.throughput.value == pytest.approx(2 * 32 / 0.01)
-    run = client_of(home).get_run(row.run_id)
-    assert run.info.status == "KILLED"
-    assert len(client_of(home).get_metric_history(row.run_id, "loss")) == 200
-
-
-def kill_while_it_trains(home: Path) -> None:
-    """Kill a kernel in the middle of a cell, and wait until its shipping process has ended."""
+def test_the_run_of_a_killed_kernel_ends_as_killed_and_nothing_is_left_running(home: Path) -> None:
     code = f"""
 import pathlib, time
 from nbdist.client.tracking.run import Tracker
@@ -331,7 +308,16 @@ time.sleep(60)
         wait_for(lambda: bool(runs(home)) and bool(runs(home)[0].run_id), 30)
         wait_for(lambda: compare(home, runs(home)).entries[0].loss is not None, 30)
         kernel.send_signal(signal.SIGKILL)
-    wait_for(lambda: not is_alive(shipping), 10)
+    wait_for(lambda: not is_alive(shipping), 5)
+    (row,) = runs(home)
+    assert (row.state, row.is_sent) == ("killed", True)
+    (entry,) = compare(home, [row]).entries
+    assert len(entry.curve) == 200
+    assert entry.throughput is not None
+    assert entry.throughput.value == pytest.approx(2 * 32 / 0.01)
+    run = client_of(home).get_run(row.run_id)
+    assert run.info.status == "KILLED"
+    assert len(client_of(home).get_metric_history(row.run_id, "loss")) == 200
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
-from nbdist.client.export import code as code_of
+from nbdist.client.export import names as names_of
 from nbdist.client.export.flow import flow_of
 from nbdist.ranks import NAMES_OF_A_RANK, name_ranks
 
@@ -62,12 +62,12 @@ def _leave_out_clashes(blocks: Sequence[Block]) -> list[Block]:
     In the notebook a function that was sent keeps its own globals. A script has one of each name.
     """
     found = list(blocks)
-    bindings = [code_of.bindings(block.code) for block in blocks]
+    bindings = [names_of.bindings(block.code) for block in blocks]
     for place, block in enumerate(blocks):
         mine = bindings[place] if block.pushes and block.code else {}
         for name in sorted(mine.keys() - {block.pushes}):
             others = [bindings[n].get(name, set()) for n in _ranks_own(blocks, place, name)]
-            is_import = all(text.startswith(code_of.IMPORTED) for text in mine[name])
+            is_import = all(text.startswith(names_of.IMPORTED) for text in mine[name])
             is_ranks = name in NAMES_OF_A_RANK and not is_import
             if is_ranks or set().union(*others) - mine[name]:
                 whose = f"uses the notebook's {name}: the ranks have another"
@@ -103,7 +103,7 @@ def _leave_out_outlived(blocks: Sequence[Block]) -> list[Block]:
     One after the other is right where a function and what it uses are both sent anew.
     """
     found = list(blocks)
-    bindings = [code_of.bindings(block.code) for block in blocks]
+    bindings = [names_of.bindings(block.code) for block in blocks]
     sources = _Sources(found)
     for place in reversed(range(len(found))):  # a push that is left out brings nothing
         block = found[place]
@@ -158,8 +158,8 @@ def _holding(push: Block, between: Sequence[Block]) -> set[str]:
                 if isinstance(node, ast.Name) and (id(node) not in called or node.id in classes)
             }
             text = ast.unparse(statement)
-            if held & taken & code_of.needed_at_once(text):
-                held |= code_of.standing(text).keys()
+            if held & taken & names_of.needed_at_once(text):
+                held |= names_of.standing(text).keys()
     return held
 
 
@@ -210,8 +210,8 @@ class _Sources:
     def __init__(self, blocks: Sequence[Block]) -> None:
         self._blocks = blocks
         self._flows = [flow_of(block.code) for block in blocks]
-        self._standing = [code_of.standing(block.code) for block in blocks]
-        self._taken = [code_of.taken(block.code) for block in blocks]
+        self._standing = [names_of.standing(block.code) for block in blocks]
+        self._taken = [names_of.taken(block.code) for block in blocks]
 
     def what_lacks(self, place: int) -> str:
         """Return that a block lacks a name, itself or in what it uses; "" where it lacks none."""
@@ -287,7 +287,7 @@ def not_given(blocks: Sequence[Block]) -> dict[int, list[str]]:
     if any("import *" in block.code for block in kept):
         return {}
     given = {name for block in kept for name in block.binds} | NAMES_OF_A_RANK | _PYTHONS
-    found = {block.number: sorted(code_of.needed(block.code) - given) for block in kept}
+    found = {block.number: sorted(names_of.needed(block.code) - given) for block in kept}
     return {number: names for number, names in found.items() if names}
 
 

@@ -5,7 +5,9 @@ import builtins
 from collections.abc import Iterator, Mapping
 
 from nbdist.client.export import code as code_of
+from nbdist.client.export import names as names_of
 from nbdist.client.export.as_sent import is_as_sent
+from nbdist.client.export.names import root
 from nbdist.ranks import NAMES_OF_A_RANK
 
 _STAND_ALONE = (
@@ -104,15 +106,15 @@ class Definitions:
             )
         if name in self._changed and not isinstance(statement, ast.Import | ast.ImportFrom):
             raise LookupError(f"{name} is changed in the notebook after it is made")
-        for other in code_of.needed_at_once(source) & self._statements.keys():
+        for other in names_of.needed_at_once(source) & self._statements.keys():
             if self._statements[other][0] > order:
                 raise LookupError(f"{other} is set again after {name} was made with it")
         wanted[order] = source
-        declared = code_of.bound(source) - set(_names(statement, source))
+        declared = names_of.bound(source) - set(_names(statement, source))
         for other in declared & self._statements.keys():
             self._collect(other, wanted, seen, known)
         future = f"from __future__ import {', '.join(self.features)}\n" if self.features else ""
-        for other in code_of.needed(future + source):
+        for other in names_of.needed(future + source):
             self._collect(other, wanted, seen, known)
 
 
@@ -120,7 +122,7 @@ def _names(statement: ast.stmt, source: str) -> set[str]:
     """Return the names that a statement binds when it runs; those of `global` come with calls."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {statement.name}
-    return code_of.bound(source)
+    return names_of.bound(source)
 
 
 def _changes(statement: ast.stmt) -> Iterator[str]:
@@ -130,19 +132,11 @@ def _changes(statement: ast.stmt) -> Iterator[str]:
     for node in ast.walk(statement):
         if isinstance(node, ast.Attribute | ast.Subscript):
             if not isinstance(node.ctx, ast.Load):
-                yield from _root(node)
+                yield root(node)
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _CHANGING:
-            yield from _root(node.func)
+            yield root(node.func)
         elif isinstance(node, ast.AugAssign):
-            yield from _root(node.target)
-
-
-def _root(node: ast.expr) -> Iterator[str]:
-    """Yield `a` of `a.b[0].c`."""
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
-    if isinstance(node, ast.Name):
-        yield node.id
+            yield root(node.target)
 
 
 def _is_literal(statement: ast.stmt) -> bool:

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from nbdist.client.export.names import root
+
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 _DRAWS = {"matplotlib", "plotly", "seaborn", "bokeh", "altair"}
@@ -156,13 +158,6 @@ class OnlyDraws:
         if isinstance(call.func, ast.Attribute):
             return call.func.attr in _READS
         return isinstance(call.func, ast.Name) and call.func.id in self.reads
-
-
-def root(node: ast.expr) -> str:
-    """Return the name with which an expression begins, `a` of `a.b[0].c()`; "" for none."""
-    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _last_word(node: ast.expr) -> str:

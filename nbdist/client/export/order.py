@@ -7,7 +7,7 @@ something may have come between. Blocks know their runs by their numbers, which 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from nbdist.client.export import code as code_of
+from nbdist.client.export import names as names_of
 from nbdist.client.export.blocks import Block
 from nbdist.formatting import counted
 
@@ -102,11 +102,7 @@ def _says_again(block: Block, earlier: Block) -> bool:
         return False
     if block.pushes or earlier.pushes:
         return block.pushes == earlier.pushes and _condition(block) in ("", _condition(earlier))
-    return not (block.code or earlier.code) and block == _numbered(earlier, block.number)
-
-
-def _numbered(block: Block, number: int) -> Block:
-    return replace(block, number=number)
+    return not (block.code or earlier.code) and block == replace(earlier, number=block.number)
 
 
 def _condition(block: Block) -> str:
@@ -136,7 +132,7 @@ def _reads(blocks: Sequence[Block], *, with_makers: bool = False) -> dict[str, s
     """Return for each name that blocks give what it looks up; and that of which it was made."""
     reads: dict[str, set[str]] = {}
     for block in blocks:
-        for name, stands_on in code_of.standing(block.code).items():
+        for name, stands_on in names_of.standing(block.code).items():
             reads.setdefault(name, set()).update(stands_on.looks_up)
             reads[name].update(stands_on.made_with if with_makers else ())
     return reads
@@ -154,8 +150,8 @@ def _gives_anew(block: Block) -> set[str]:
     """Return what a block gives; an import of the same again changes nothing."""
     return {
         name
-        for name, texts in code_of.bindings(block.code).items()
-        if not all(text.startswith(code_of.IMPORTED) for text in texts)
+        for name, texts in names_of.bindings(block.code).items()
+        if not all(text.startswith(names_of.IMPORTED) for text in texts)
     }
 
 

@@ -7,7 +7,7 @@ with a plot. So these are taken out alone; a cell stays out where a statement ma
 import ast
 from collections.abc import Iterator, Sequence
 
-from nbdist.client.export import code as code_of
+from nbdist.client.export import names as names_of
 from nbdist.client.export.only_draws import Definition, OnlyDraws, of_package, reading_functions
 
 _SHOWS = ("display", "clear_output")  # IPython puts the first into each cell
@@ -59,7 +59,7 @@ class PlottingCode:
     def _reason(self, statement: ast.stmt) -> str:
         """Return why a statement draws; "" where it does not."""
         imported = [of_package(name) for node in ast.walk(statement) for name in _packages(node)]
-        used = code_of.needed(ast.unparse(statement)) & self.reasons.keys()
+        used = names_of.needed(ast.unparse(statement)) & self.reasons.keys()
         # A training that draws says more than what it is drawn with.
         first = sorted(used, key=lambda name: (name in self._drawing, name))
         return next(filter(None, imported), "") or (self.reasons[first[0]] if first else "")
@@ -99,7 +99,7 @@ class PlottingCode:
         if drawing is None:
             return None
         self._note_other(statement)
-        for name in code_of.bound(ast.unparse(statement)):
+        for name in names_of.bound(ast.unparse(statement)):
             self.reasons[name] = f"uses {name}, which is set by a line that {reason}"
             if name in drawing:
                 self._note_drawing({name}, reason)
@@ -111,7 +111,7 @@ class PlottingCode:
 
     def _note_other(self, statement: ast.stmt) -> None:
         """Note that a statement has given its names to something else."""
-        names = code_of.bound(ast.unparse(statement))
+        names = names_of.bound(ast.unparse(statement))
         self._drawing -= names
         self._reads -= names
         for name in names:

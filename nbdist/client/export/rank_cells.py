@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbdist.client.export import code as code_of
+from nbdist.client.export import names as names_of
 from nbdist.client.export.group_made import SILENT
 from nbdist.client.export.ipython_lines import plain
 from nbdist.client.export.plotting_code import PlottingCode
@@ -126,7 +127,7 @@ class RankCells:
             shown = ""
         self._silent |= code_of.silent_functions(body)
         # IPython leaves a `_` that a program has set.
-        self._has_underscore = self._has_underscore or "_" in code_of.bound(body)
+        self._has_underscore = self._has_underscore or "_" in names_of.bound(body)
         into = "_shown" if self._has_underscore else "_"
         return code_of.with_print(body.strip("\n"), shown, self._silent, into)
 

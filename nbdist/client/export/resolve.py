@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nbdist.client.export import code as code_of
+from nbdist.client.export import names as names_of
 from nbdist.client.export.blocks import Block, consistent
 from nbdist.client.export.definitions import Definitions, NotAsSent
 from nbdist.client.export.environment_lost import variables_in
@@ -27,9 +28,9 @@ from nbdist.ranks import parse_ranks
 
 # What every script imports at its beginning; nbdist where it is used.
 _ALWAYS_IMPORTED = {
-    "torch": f"{code_of.IMPORTED}torch",
-    "dist": f"{code_of.IMPORTED}torch.distributed",
-    "nbdist": f"{code_of.IMPORTED}nbdist",
+    "torch": f"{names_of.IMPORTED}torch",
+    "dist": f"{names_of.IMPORTED}torch.distributed",
+    "nbdist": f"{names_of.IMPORTED}nbdist",
 }
 # Commands that change what a training is, and have no part in a script.
 _MEANINGLESS = {"chaos", "attach"}
@@ -169,7 +170,7 @@ class _Resolver:
         for body in bodies:
             with suppress(SyntaxError, ValueError):
                 code = plain(body).code
-                binds |= code_of.bound(code) - self._imported_already(code)
+                binds |= names_of.bound(code) - self._imported_already(code)
                 binds |= {"_"} if code_of.shows(code) else set()
                 sets |= dict.fromkeys(settings_in(code))
         block = Block(cell.number, heading, "", reason, frozenset(binds), sets=tuple(sets), **more)
@@ -179,9 +180,9 @@ class _Resolver:
         """Return the names that code does no more than import, as the script has before it."""
         known = {name: {text} for name, text in _ALWAYS_IMPORTED.items()}
         for block in self.found.blocks:
-            for name, texts in code_of.bindings(block.code).items():
+            for name, texts in names_of.bindings(block.code).items():
                 known.setdefault(name, set()).update(texts)
-        found = code_of.bindings(code)
+        found = names_of.bindings(code)
         return {
             name for name, texts in found.items() if _are_imports(texts | known.get(name, {""}))
         }
@@ -220,7 +221,7 @@ class _Resolver:
         least: int = 1,
         **more: Any,
     ) -> None:
-        binds, needs = code_of.bound(text), set(code_of.taken(text))
+        binds, needs = names_of.bound(text), set(names_of.taken(text))
         block = Block(
             cell.number,
             heading,
@@ -351,7 +352,7 @@ class _Resolver:
 
 def _are_imports(texts: Set[str]) -> bool:
     """Return whether a name has been given by one import alone, once or more often."""
-    return len(texts) == 1 and next(iter(texts)).startswith(code_of.IMPORTED)
+    return len(texts) == 1 and next(iter(texts)).startswith(names_of.IMPORTED)
 
 
 def _without_commands(source: str) -> str:

@@ -128,6 +128,7 @@ class Boundary:
         self._find_buffers: Callable[[Optimizer], Iterable[NamedTensor]] = _no_buffers
         self._after: list[Callable[[Optimizer, int], None]] = []
         self._before_any: Callable[[], None] | None = None
+        self._watched: WeakSet[Optimizer] = WeakSet()  # whose buffers were found before a step
 
     def install(
         self,
@@ -273,7 +274,8 @@ class Boundary:
     def _watch_unstepped(self) -> None:
         """Watch the buffers of what has never stepped: a fault may come before it does."""
         for optimizer in self._before_cell:
-            if optimizer not in self.steps:
+            if optimizer not in self.steps and optimizer not in self._watched:
+                self._watched.add(optimizer)  # to find buffers takes a millisecond a cell
                 self._watch_buffers(self._find_buffers(optimizer))
 
     def end_cell(self, *, is_failed: bool) -> None:

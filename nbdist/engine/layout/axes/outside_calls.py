@@ -36,6 +36,7 @@ class _Watch:
         add = [
             model.register_forward_pre_hook(self._begin, prepend=True),
             model.register_forward_hook(self._end, always_call=True),
+            model.register_forward_hook(self._has_seen),
         ]
         for path, unit in units.items():
             add.append(unit.register_forward_pre_hook(self._enter, prepend=True))
@@ -50,15 +51,19 @@ class _Watch:
             self._in_forward = True
             self._done.clear()
 
-    def _end(self, _model: nn.Module, _args: Any, output: Any) -> None:
+    def _end(self, *_: Any) -> None:
         if self._is_traced():
             return
         self._in_forward = False
         self._running.clear()
-        # After an error torch goes through its table of hooks itself, and one that is taken out
-        # would hide that error behind "OrderedDict mutated during iteration".
-        has_failed = output is None
-        if torch.is_grad_enabled() and not self._is_compiled and not has_failed:
+
+    def _has_seen(self, *_: Any) -> None:
+        """Take the hooks out after a forward without an error.
+
+        After one torch goes through its own table of hooks, and a hook that is taken out then would
+        hide the error behind "OrderedDict mutated during iteration".
+        """
+        if torch.is_grad_enabled() and not self._is_traced() and not self._is_compiled:
             for hook in self._hooks:
                 hook.remove()
 
