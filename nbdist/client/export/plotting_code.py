@@ -40,8 +40,7 @@ class PlottingCode:
             if not (reason := self._reason(statement)):
                 self._note_other(statement)
                 continue
-            kept = self._kept(statement, reason)
-            if kept is None:
+            if not self._goes(statement, reason):
                 found = found or reason
                 # Its names are those of a cell that is left out; what they are, nobody knows.
                 self._note_other(statement)
@@ -51,7 +50,7 @@ class PlottingCode:
             without.append(shown)
             first, last = _extent(statement)
             blank = [""] * (last - first)
-            lines[first - 1 : last] = [kept or f"pass  # without: {shown}", *blank]
+            lines[first - 1 : last] = [f"pass  # without: {shown}", *blank]
         if without and len(without) == len(statements):
             found = found or self._reason(statements[0])
         return "\n".join(lines), tuple(without), found
@@ -64,46 +63,43 @@ class PlottingCode:
         first = sorted(used, key=lambda name: (name in self._drawing, name))
         return next(filter(None, imported), "") or (self.reasons[first[0]] if first else "")
 
-    def _kept(self, statement: ast.stmt, reason: str) -> str | None:
-        """Return what stays of a statement, and note its names; None where it cannot be split."""
+    def _goes(self, statement: ast.stmt, reason: str) -> bool:
+        """Return whether a script does without a statement, and note its names if so."""
         if isinstance(statement, Definition):
             return self._of_definition(statement, reason)
         if isinstance(statement, ast.ImportFrom) and statement.names[0].name != "*":
             self._note_drawing({alias.asname or alias.name for alias in statement.names}, reason)
-            return ""
+            return True
         if not isinstance(statement, ast.Import):
             return self._of_drawing(statement, reason)
-        others = [alias for alias in statement.names if not of_package(alias.name)]
-        for alias in statement.names:
-            if alias not in others:
-                name = alias.asname or alias.name.partition(".")[0]
-                self._note_drawing({name}, of_package(alias.name))
-        return ast.unparse(ast.Import(others)) if others else ""
+        (alias,) = statement.names  # `_one_a_line` has seen to that
+        self._note_drawing({alias.asname or alias.name.partition(".")[0]}, reason)
+        return True
 
-    def _of_definition(self, statement: Definition, reason: str) -> str | None:
-        """Return "" for one that does nothing when it is made: what uses it stays out then."""
+    def _of_definition(self, statement: Definition, reason: str) -> bool:
+        """Return whether it does nothing when it is made: what uses it stays out then."""
         walk, name = OnlyDraws(self._reads), statement.name
         if not walk.is_only_made(statement, self._drawing):
-            return None
+            return False
         is_drawing = walk.is_function(statement, self._drawing)
         self._note_other(statement)
         if is_drawing:
             self._note_drawing({name}, reason)
         else:
             self.reasons[name] = f"uses {name}, which {reason}"
-        return ""
+        return True
 
-    def _of_drawing(self, statement: ast.stmt, reason: str) -> str | None:
-        """Return "" for a statement that does nothing but draw, and note its names; else None."""
+    def _of_drawing(self, statement: ast.stmt, reason: str) -> bool:
+        """Return whether a statement does nothing but draw, and note its names if so."""
         drawing = OnlyDraws(self._reads).after([statement], self._drawing)
         if drawing is None:
-            return None
+            return False
         self._note_other(statement)
         for name in names_of.bound(ast.unparse(statement)):
             self.reasons[name] = f"uses {name}, which is set by a line that {reason}"
             if name in drawing:
                 self._note_drawing({name}, reason)
-        return ""
+        return True
 
     def _note_drawing(self, names: set[str], reason: str) -> None:
         self._drawing |= names
@@ -132,22 +128,35 @@ def _extent(statement: ast.stmt) -> tuple[int, int]:
 
 
 def _one_a_line(code: str) -> str:
-    """Return code in which no two statements at its top level share a line: `a = 1; b = 2`."""
+    """Return code in which no two statements at its top level share a line: `a = 1; b = 2`.
+
+    And no import that draws shares its statement with others.
+    """
     lines = code.split("\n")
-    for group in reversed(_sharing(ast.parse(code).body)):
+    for group in reversed(_by_lines(ast.parse(code).body)):
+        apart = [one for statement in group for one in _apart(statement)]
+        if len(apart) == 1:
+            continue
         first, last = _extent(group[0])[0], _extent(group[-1])[1]
         rest = lines[last - 1].encode()[group[-1].end_col_offset or 0 :].decode().strip()
         ends = ";" if rest.startswith(";") else ""  # what is not shown stays so
-        lines[first - 1 : last] = [*map(ast.unparse, group[:-1]), ast.unparse(group[-1]) + ends]
+        lines[first - 1 : last] = [*map(ast.unparse, apart[:-1]), ast.unparse(apart[-1]) + ends]
     return "\n".join(lines)
 
 
-def _sharing(statements: Sequence[ast.stmt]) -> list[list[ast.stmt]]:
-    """Return statements by the lines that they share, where there are several."""
+def _by_lines(statements: Sequence[ast.stmt]) -> list[list[ast.stmt]]:
+    """Return statements by the lines that they share."""
     groups: list[list[ast.stmt]] = []
     for statement in statements:
         if groups and _extent(groups[-1][-1])[1] == _extent(statement)[0]:
             groups[-1].append(statement)
         else:
             groups.append([statement])
-    return [group for group in groups if len(group) > 1]
+    return groups
+
+
+def _apart(statement: ast.stmt) -> list[ast.stmt]:
+    """Return an import for each module, where one of them draws; else the statement."""
+    if isinstance(statement, ast.Import) and any(of_package(a.name) for a in statement.names):
+        return [ast.Import([alias]) for alias in statement.names]
+    return [statement]

@@ -338,7 +338,7 @@ def test_imports_and_functions_that_draw_are_taken_out_alone() -> None:
     assert made.left_out == ((3, "draws, with matplotlib"), (4, "draws, with matplotlib"))
     assert made.without[0][1] == (
         "import matplotlib.pyplot as plt",
-        "import os, seaborn as sns",
+        "import seaborn as sns",
         "from IPython.display import clear_output",
         "def plot(values)",
         "def show_all()",
@@ -867,3 +867,9 @@ def test_a_drawing_statement_with_a_semicolon_goes_alone(drawing: str) -> None:
     assert "plt" not in made.replace("# without: import matplotlib.pyplot as plt", "").replace(
         "# without: plt", ""
     )
+
+
+def test_of_an_import_of_several_only_what_draws_is_said_to_be_gone() -> None:
+    made = script("%%distributed\nimport os, matplotlib.pyplot as plt\nprint(os)")
+    assert made.without == ((1, ("import matplotlib.pyplot as plt",)),)
+    assert "\nimport os\n" in made.text
