@@ -11,6 +11,7 @@ from importlib.metadata import version
 
 import pytest
 
+from tests import bare_thread
 from tests.group import fault_table, faults, strategies
 from tests.group.engines import Cluster, RankFailed, cluster
 
@@ -60,18 +61,38 @@ FORWARD_TOO = (
     "FullyShardedDataParallel",
 )
 
+# Also with every backward on a thread beside the main one. Each kind of launch within backward: by
+# DDP's reducer, by hooks in Python, by operators of the graph, and by a schedule that calls it.
+ON_BARE_THREADS = (
+    'nbdist.parallelize(model, "ddp")',
+    "DDP, fp16_compress_hook",
+    "DDP, activation checkpointing",
+    'nbdist.parallelize(model, "zero1")',
+    "fully_shard",
+    'nbdist.parallelize(model, "dp=2 fsdp=2")',
+    'nbdist.parallelize(model, "fsdp=2 tp=2")',
+    'nbdist.parallelize(model, "pp=2 dp=2")',
+    "FullyShardedDataParallel",
+)
+
 WRITES = bool(os.environ.get("NBDIST_WRITE_FAULT_TABLE"))
 measured: fault_table.Table = {}
 
 
 class Ranks:
-    """Four ranks for many trainings, started anew when one has left them unusable."""
+    """Four ranks for many trainings, started anew when one has left them unusable.
 
-    def __init__(self) -> None:
+    With `bare` every backward runs on a thread beside the main one, as on a GPU.
+    """
+
+    def __init__(self, *, bare: bool = False) -> None:
         self._context = cluster(4, timeout_s=15)
         self.ranks: Cluster = self._context.__enter__()
         self.generation = 0
         self.unbroken: dict[str, list[str]] = {}
+        self._bare = bare
+        if bare:
+            self.ranks.run(bare_thread.install)
 
     def stop(self) -> None:
         self._context.__exit__(None, None, None)
@@ -92,7 +113,7 @@ class Ranks:
             print(f"{strategy}, {places}: {error}")
             kept = self.unbroken
             self.stop()
-            self.__init__()  # type: ignore[misc]
+            self.__init__(bare=self._bare)  # type: ignore[misc]
             self.unbroken = kept
             return "fails"
         unbroken = self.unbroken[strategy]
@@ -134,6 +155,13 @@ def ranks() -> Iterator[Ranks]:
             fault_table.FILE.write_text(fault_table.render(table, list(PLACES)), "utf-8")
 
 
+@pytest.fixture(scope="module")
+def bare_ranks() -> Iterator[Ranks]:
+    made = Ranks(bare=True)
+    yield made
+    made.stop()
+
+
 def cases() -> list[object]:
     made: list[object] = []
     for strategy in strategies.STRATEGIES:
@@ -158,6 +186,15 @@ def test_what_a_fault_leaves_of_a_training_is_what_the_table_says(
     if (strategy, TORCH) not in table:
         pytest.fail(f"fault_table.md has no row of torch {TORCH} for {strategy}: write it anew")
     assert outcome == table[strategy, TORCH][place]
+
+
+@pytest.mark.parametrize("place", ["forward", "backward"])
+@pytest.mark.parametrize("strategy", ON_BARE_THREADS)
+def test_a_fault_beside_a_backward_on_another_thread_leaves_what_the_table_says(
+    bare_ranks: Ranks, strategy: str, place: str
+) -> None:
+    table = fault_table.parse(fault_table.FILE.read_text("utf-8"))
+    assert bare_ranks.outcome_of(strategy, place) == table[strategy, TORCH][place]
 
 
 @pytest.mark.parametrize(

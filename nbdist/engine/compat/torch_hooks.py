@@ -8,7 +8,7 @@ says what a new torch has moved. Tried with torch 2.13.0 and 2.15.0 (CPU).
 import warnings
 from collections.abc import Callable, Mapping
 from functools import wraps
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any, cast
 
 import torch
@@ -42,7 +42,8 @@ def check() -> list[str]:
         (torch.library.Library, ["impl", "_destroy"]),
         (dataloader, ["_BaseDataLoaderIter", "_MultiProcessingDataLoaderIter"]),
         (torch.amp.GradScaler, ["scale"]),
-        (torch._C, ["_dispatch_get_all_op_names"]),
+        (torch._C, ["_dispatch_get_all_op_names", "_current_graph_task_id"]),
+        (torch.autograd.graph, ["_engine_run_backward"]),
         (torch.profiler.profile, ["prepare_trace"]),
         (torch.autograd, ["_profiler_enabled"]),
         (c10d._world, ["pg_coalesce_state"]),
@@ -244,6 +245,28 @@ def wrap_wait_tensor(wrapper: Wrapper) -> Undo:
 def wrap_backward(wrapper: Wrapper) -> Undo:
     """Put `wrapper` around `torch.autograd.backward`, which `Tensor.backward` calls too."""
     return _replace(torch.autograd, "backward", wrapper)
+
+
+def is_in_backward() -> bool:
+    """Return whether the calling thread runs a backward, its hooks and callbacks included."""
+    return _graph_task() >= 0
+
+
+_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+
+def calls_backward(frame: FrameType | None) -> bool:
+    """Return whether a backward was called from within this frame, or from one that it called."""
+    while frame is not None:
+        if frame.f_code is _RUN_BACKWARD:
+            return True
+        frame = frame.f_back
+    return False
+
+
+# From it Python calls autograd's engine, of `backward` and `grad` alike.
+_run_backward: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)
+_RUN_BACKWARD = getattr(_run_backward, "__code__", None)
 
 
 def wrap_next_batch(wrapper: Wrapper) -> Undo:

@@ -27,6 +27,7 @@ import torch
 
 from nbdist.engine.compat import random_states, torch_hooks, torch_live
 from nbdist.engine.compat.torch_hooks import StepArgs, StepKeywords
+from nbdist.engine.kernel.backward_threads import is_mains
 from nbdist.engine.kernel.cost_clock import clock
 from nbdist.engine.steps import defer_interrupt
 
@@ -169,7 +170,9 @@ class Boundary:
     def _before_step(self, optimizer: Optimizer, args: StepArgs, kwargs: StepKeywords) -> None:
         began_ns = thread_time_ns() if clock.is_on else 0
         inside = self._inside
-        is_outer = (inside is None or inside is optimizer) and get_ident() == self._main
+        is_main = get_ident() == self._main
+        trains = is_main or is_mains()
+        is_outer = (inside is None or inside is optimizer) and trains
         newest, known = self._newest  # a weak dictionary takes microseconds to say it
         steps = known if newest() is optimizer else self._steps_of(optimizer)
         if is_outer and (steps is None or steps.cell != self._cell):
@@ -190,7 +193,8 @@ class Boundary:
         steps.versions = None if closure is None else _versions(optimizer)
         if is_outer and self._inside is None:
             self._inside = optimizer
-            if closure is None:  # which may take any time
+            # A closure may take any time; and within backward no interrupt strikes.
+            if closure is None and is_main:
                 defer_interrupt.begin()
         if began_ns:
             clock.add("boundary", thread_time_ns() - began_ns)

@@ -19,6 +19,7 @@ class Launch:
         begin_ns: A worker of the backend took it up; 0 until that is known.
         end_ns: The operation was over; 0 until that is known.
         is_told: Its moments are to be known.
+        is_waited_for: Its operator was synchronous, and has waited for its end.
         dtype: Position in `collective_check.DTYPES`.
         tag: Of a message; 0 else.
         tag_number: Its number among those to or from its peer with its tag; `seq` else.
@@ -26,6 +27,7 @@ class Launch:
 
     __slots__ = (
         *("begin_ns", "book", "bytes", "dtype", "end_ns", "future", "handed_ns", "is_told"),
+        "is_waited_for",
         *("kind", "number", "outputs", "peer", "place", "returned_ns"),
         *("seq", "start_ns", "tag", "tag_number", "work"),
     )
@@ -49,7 +51,7 @@ class Launch:
         self.begin_ns = self.end_ns = 0
         self.place = place
         self.peer = peer
-        self.is_told = False
+        self.is_told = self.is_waited_for = False
         self.dtype = 0
         self.number = 0  # of all of this rank
         # Known until its end has been seen, for they hold the tensors.

@@ -97,10 +97,11 @@ class TapState:
         self.under_way: dict[int, Launch] = {}  # asynchronous ones, and all told; by `number`
         self.launched = 0
         self.last: Launch | None = None
-        self.blocked: tuple[Launch | None, int] | None = None  # main thread, since when (ns)
-        # The main thread is in C++ that waits for what it launches: from which launch on, and the
-        # newest one before.
-        self.native: tuple[int, Launch | None] | None = None
+        # By thread, since when (ns): the main one, and those that run its backward.
+        self.blocked: dict[int, tuple[Launch | None, int]] = {}
+        self.native: Since | None = (
+            None  # the main thread is in C++ that waits for what it launches
+        )
         self.backward: Backward | None = None
         self.seen_until_ns = 0  # intervals up to here have been taken
         self.cuda = CudaTimes()
@@ -125,13 +126,40 @@ class TapState:
         self.cuda.forget()
 
 
-class Backward:
-    """A backward that the main thread is in."""
+class Since:
+    """Something that the main thread is in, and launches what it may wait for out of sight."""
 
-    __slots__ = ("exposed_ns", "first_launch", "last", "last_launch_ns")
+    __slots__ = ("before", "first_launch")
 
     def __init__(self, state: TapState) -> None:
         self.first_launch = state.launched + 1
+        self.before = state.last
+
+    def under_way(self) -> Launch | None:
+        """Return the oldest launch in it that is not known to be over."""
+        for number, launch in sorted(state.under_way.copy().items()):
+            if number >= self.first_launch and not launch.is_over():
+                return launch
+        return None
+
+    def unknown(self) -> Launch | None:
+        """Return the newest launch in it, where its end is not looked for.
+
+        That is so below level "full", and on CUDA.
+        """
+        launch = state.last
+        if launch is None or launch is self.before or launch.number or launch.is_waited_for:
+            return None
+        return launch
+
+
+class Backward(Since):
+    """A backward that the main thread is in."""
+
+    __slots__ = ("exposed_ns", "last", "last_launch_ns")
+
+    def __init__(self, state: TapState) -> None:
+        super().__init__(state)
         self.last: Launch | None = None
         self.last_launch_ns = 0
         self.exposed_ns = state.exposed_ns
@@ -162,30 +190,22 @@ def last_kind() -> str | None:
 
 
 def waiting() -> Waiting | None:
-    """Return the collective that the main thread waits in now, from any thread."""
+    """Return the collective that the main thread waits in now, from any thread.
+
+    It waits, too, where one of autograd's threads does that runs its backward.
+    """
     now = perf_counter_ns()
-    blocked, native, backward = state.blocked, state.native, state.backward
-    if blocked is not None:
-        launch, since_ns = blocked
+    blocked, since = state.blocked.copy(), state.native or state.backward
+    if blocked:
+        launch, since_ns = min(blocked.values(), key=lambda each: each[1])
         return None if launch is None else _describe(launch, now - since_ns, is_certain=True)
-    if native is not None:
-        first_launch, before = native
-        if launch := _under_way_since(first_launch):
-            return _describe(launch, now - launch.start_ns, is_certain=True)
-        launch = state.last
-        if launch is not None and launch is not before and launch.number == 0:
-            # Its end is not looked for: below level "full", and on CUDA.
-            return _describe(launch, now - launch.start_ns, is_certain=False)
-    elif backward is not None and (launch := _under_way_since(backward.first_launch)):
+    if since is None:
+        return None
+    if launch := since.under_way():
+        is_certain = since is state.native
+        return _describe(launch, now - launch.start_ns, is_certain=is_certain)
+    if launch := since.unknown():
         return _describe(launch, now - launch.start_ns, is_certain=False)
-    return None
-
-
-def _under_way_since(first: int) -> Launch | None:
-    """Return the oldest launch from this number on that is not known to be over."""
-    for number, launch in sorted(state.under_way.copy().items()):
-        if number >= first and not launch.is_over():
-            return launch
     return None
 
 
@@ -389,17 +409,17 @@ def ended(launch: Launch, end_ns: int) -> None:
     state.ended.append(launch)
 
 
-def expect_end(launch: Launch, work: Any, outputs: Any, *, is_main: bool) -> None:
+def expect_end(launch: Launch, work: Any, outputs: Any, *, trains: bool) -> None:
     """Note the end of an operator when it comes; of one that is not told, that it is over.
 
-    What the main thread has launched within backward, DDP's reducer may wait for.
+    What a thread that `trains` has launched within backward, DDP's reducer may wait for.
     """
     number = launch.number = state.launched = state.launched + 1
     launch.work, launch.outputs = work, outputs
     under_way = state.under_way
     under_way[number] = launch
     backward = state.backward
-    if is_main and backward is not None:
+    if trains and backward is not None:
         backward.last_launch_ns, backward.last = launch.handed_ns, launch
         backward.exposed_ns = state.exposed_ns
     if len(under_way) > MAX_UNTOLD:

@@ -15,6 +15,7 @@ from typing import Any
 from torch.distributed import DistStoreError
 
 from nbdist.engine.compat.torch_groups import Store, TCPStore
+from nbdist.engine.kernel import backward_threads
 
 _FIRST_PAUSE_S = 0.0002  # ranks that form a group arrive within a millisecond of each other
 _LONGEST_PAUSE_S = 0.01
@@ -38,7 +39,9 @@ class PatientStore(Store):
         self._client: Any = client  # its types lack half of its methods
         self._released = threading.Event()
         self._why = ""
-        self.main_waits_since: float | None = None  # time.monotonic(); the main thread in `wait`
+        self.main_waits_since: float | None = (
+            None  # time.monotonic(); the main thread in `wait`, or its backward
+        )
 
     def release(self, why: str) -> None:
         """End every wait, now and until `resume`, with a ReleasedError. Any thread."""
@@ -57,7 +60,8 @@ class PatientStore(Store):
             DistStoreError: They did not exist in time.
         """
         limit = self.timeout if timeout is None else timeout
-        if threading.current_thread() is not threading.main_thread():
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main and not backward_threads.is_mains():
             self._wait(keys, limit)
             return
         self.main_waits_since = time.monotonic()

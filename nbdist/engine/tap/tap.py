@@ -31,12 +31,12 @@ thread waited for a collective and could do nothing else:
 On CUDA moments are the GPU's, by events in its streams, and exposed is what the compute stream
 waited besides what the host was blocked (`cuda_times.py`).
 
-Threads: operators run on whatever thread launches them, ends on gloo's. `waiting`, `counts` and
+Threads: operators run on whatever thread launches them, ends on gloo's. "The main thread" above is
+also one of autograd's that runs its backward (`kernel/backward_threads`). `waiting`, `counts` and
 `last_kind` may be called on any thread; `install` and `set_level` on the main thread while no
 collective is under way.
 """
 
-import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -47,14 +47,16 @@ from typing import Any
 import torch
 
 from nbdist.engine.compat import torch_groups, torch_hooks
+from nbdist.engine.kernel import backward_threads
 from nbdist.engine.kernel.cost_clock import clock
-from nbdist.engine.kernel.location import cell_place, prompt_of
+from nbdist.engine.kernel.location import prompt_of
 from nbdist.engine.tap import collective_check
 from nbdist.engine.tap.collective import Launch
 from nbdist.engine.tap.counters import GroupCounters, book_of, counts, received, sent, tagged
 from nbdist.engine.tap.cuda_times import around_wait
 from nbdist.engine.tap.in_flight import (
     Level,
+    Since,
     Traffic,
     Waiting,
     backward_began,
@@ -176,17 +178,19 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
     unbox, is_gloo = torch_hooks.unbox_group, torch_hooks.is_gloo
     reduction_of = torch_hooks.reduction_of
     get_ident, now = threading.get_ident, perf_counter_ns
+    is_mains, place_of_call = backward_threads.is_mains, backward_threads.place_of_call
 
     def kernel(*args: Any) -> Any:
-        is_main = get_ident() == state.main
-        clocked_ns = thread_time_ns() if clock.is_on and is_main else 0
+        me = get_ident()
+        trains = me == state.main or is_mains()
+        clocked_ns = thread_time_ns() if clock.is_on and trains else 0
         group = unbox(args[group_at])
         book = book_of(group)
         if reduction_at is not None:
             reduction = reduction_of(args[reduction_at])  # 2 us: once
             args = (*args[:reduction_at], reduction, *args[reduction_at + 1 :])
         size = 0 if payload_at is None else size_bytes(args[payload_at])
-        place = cell_place(sys._getframe(1)) if is_full else None
+        place = place_of_call() if is_full else None
         peer = channel = messages = None
         if is_message:
             messages = book.messages
@@ -203,8 +207,8 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
             tag = args[tag_at] if tag_at is not None and is_gloo(backend) else 0
             launch.tag, launch.tag_number = book.next_in_tag(sends, there, tag, seq)
         state.last = launch
-        if is_main:
-            state.blocked = (launch, start_ns)
+        if trains:
+            state.blocked[me] = (launch, start_ns)
         try:
             prepared = announced = None
             try:
@@ -245,7 +249,7 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
             state.collectives += 1
             if sends:
                 state.bytes += size
-            if state.reduced is not None and is_main and is_reduction and state.backward is None:
+            if state.reduced is not None and trains and is_reduction and state.backward is None:
                 state.reduced.extend(tensor.data_ptr() for tensor in args[0])
             is_sync = returns_nothing or (
                 async_at is not None and len(args) > async_at and not args[async_at]
@@ -254,22 +258,22 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
                 if state.is_telling and tell(launch):
                     launch.dtype = 0 if payload_at is None else dtype_index(args[payload_at])
                 if not is_sync:
-                    expect_end(launch, work, args[0], is_main=is_main)
+                    expect_end(launch, work, args[0], trains=trains)
             if arrival is not None and tell(launch):
                 launch.dtype = 0 if payload_at is None else dtype_index(args[payload_at])
                 is_on_host = is_gloo(backend)
                 state.cuda.launched(launch, arrival, work, args[0], is_gloo=is_on_host)
-            if is_message and is_main:  # gloo sends in the call what the socket takes
+            if is_message and trains:  # gloo sends in the call what the socket takes
                 waited(launch.handed_ns, launch.returned_ns, is_found=False)
             finish = None if prepared is None else prepared.finish
             if is_sync and not is_cuda:
-                _wait_here(launch, work, finish, is_main)
+                _wait_here(launch, work, finish, trains)
             elif finish is not None:
                 work = torch_hooks.work_after(work, finish)
                 is_waited_as(launch, work)
         finally:
-            if is_main:
-                state.blocked = None
+            if trains:
+                state.blocked.pop(me, None)
         if clocked_ns:
             clock.add("tap", thread_time_ns() - clocked_ns)
         if returns_nothing:
@@ -295,7 +299,7 @@ def _message(
 
 
 def _wait_here(
-    launch: Launch, work: Any, finish: Callable[[], object] | None, is_main: bool
+    launch: Launch, work: Any, finish: Callable[[], object] | None, trains: bool
 ) -> None:
     """Wait for a synchronous operator within it."""
     end_ns = 0
@@ -309,34 +313,37 @@ def _wait_here(
             # The caller waits for the same Work next, and gets the same error from there, as
             # without the tap.
             end_ns = 0
+    launch.is_waited_for = True
     if launch.is_told:
         ended(launch, end_ns or perf_counter_ns())
-    if is_main:
+    if trains:
         waited(launch.start_ns, perf_counter_ns())
 
 
 def _timed_wait(native: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function in which a thread waits for a collective it launched before."""
-    get_ident, now = threading.get_ident, perf_counter_ns
+    get_ident, now, is_mains = threading.get_ident, perf_counter_ns, backward_threads.is_mains
     is_compiling = torch.compiler.is_compiling
 
     @wraps(native)
     def wait(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or get_ident() != state.main:
+        me = get_ident()
+        if is_compiling() or (me != state.main and not is_mains()):
             return native(*args, **kwargs)
         start_ns = now()
-        outer = state.blocked
+        blocked = state.blocked
+        outer = blocked.get(me)
         # A Work, or a tensor: of a functional collective. What is not found is over, or not seen.
         launch = launch_of(args[0]) if args and state.under_way else None
         if launch is None:  # a synchronous one, which its operator has waited for
-            state.blocked = (state.last, start_ns)
+            blocked[me] = (state.last, start_ns)
             try:
                 return native(*args, **kwargs)
             finally:
-                state.blocked = outer
+                _unblock(me, outer)
                 if outer is None:
                     waited(start_ns, now(), is_found=False)
-        state.blocked = (launch, start_ns)
+        blocked[me] = (launch, start_ns)
         if len(args) == 1 and not kwargs:
             args = (*args, *_limit(launch))
         try:
@@ -348,12 +355,20 @@ def _timed_wait(native: Callable[..., Any]) -> Callable[..., Any]:
                 )
             return result
         finally:
-            state.blocked = outer
+            _unblock(me, outer)
             was_waited_for(launch)
             if outer is None:
                 waited(start_ns, now())
 
     return wait
+
+
+def _unblock(thread: int, outer: tuple[Launch | None, int] | None) -> None:
+    """A thread waits no more, but for what it has waited for before."""
+    if outer is None:
+        state.blocked.pop(thread, None)
+    else:
+        state.blocked[thread] = outer
 
 
 def _limit(launch: Launch) -> tuple[timedelta, ...]:
@@ -369,14 +384,14 @@ def _limit(launch: Launch) -> tuple[timedelta, ...]:
 
 def _waits_in_native(native: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function that waits in C++ for what it launches: `waiting` looks for it there."""
-    get_ident = threading.get_ident
+    get_ident, is_mains = threading.get_ident, backward_threads.is_mains
 
     @wraps(native)
     def function(*args: Any, **kwargs: Any) -> Any:
-        if get_ident() != state.main:
+        if get_ident() != state.main and not is_mains():
             return native(*args, **kwargs)
         outer = state.native
-        state.native = (state.launched + 1, state.last)
+        state.native = Since(state)
         try:
             return native(*args, **kwargs)
         finally:

@@ -1,7 +1,8 @@
 """The hooks in torch that watch training; what they see, they tell the cell.
 
-Only what the main thread does is watched. A hook that fails is switched off for the rest of the
-session, logged, and named in a fact; training goes on. Disabled hooks are taken out of torch.
+Only what the main thread does is watched, and what autograd's threads do of its backward. A hook
+that fails is switched off for the rest of the session, logged, and named in a fact; training goes
+on. Disabled hooks are taken out of torch.
 
 A step inside a function that `torch.compile` compiled is not seen.
 """
@@ -27,6 +28,7 @@ from nbdist.engine.compat.torch_hooks import (
     closure_of,
     with_closure,
 )
+from nbdist.engine.kernel.backward_threads import is_mains
 from nbdist.engine.kernel.cost_clock import clock, clocked
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.training.cell import Cell, RankMachine
@@ -129,7 +131,7 @@ class Hooks:
     def _before_optimizer_step(
         self, optimizer: torch.optim.Optimizer, args: StepArgs, kwargs: StepKeywords
     ) -> tuple[StepArgs, StepKeywords] | None:
-        if get_ident() != self._main or is_compiling():
+        if (get_ident() != self._main and not is_mains()) or is_compiling():
             return None
         began_ns = thread_time_ns() if clock.is_on else 0
         cell = self.cell
@@ -161,7 +163,11 @@ class Hooks:
     def _after_optimizer_step(
         self, optimizer: torch.optim.Optimizer, _args: StepArgs, _kwargs: StepKeywords
     ) -> None:
-        if get_ident() != self._main or is_compiling() or "step" in self._broken:
+        if (
+            (get_ident() != self._main and not is_mains())
+            or is_compiling()
+            or "step" in self._broken
+        ):
             return
         began_ns = thread_time_ns() if clock.is_on else 0
         cell = self.cell
@@ -199,7 +205,7 @@ class Hooks:
     def _around_backward(self, native: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(native)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_inside or get_ident() != self._main or is_compiling():
+            if self._is_inside or (get_ident() != self._main and not is_mains()) or is_compiling():
                 return native(tensors, *args, **kwargs)
             self._backward_begins(tensors)
             self._is_inside = True
@@ -239,13 +245,13 @@ class Hooks:
 
     def note_loss(self, loss: torch.Tensor) -> None:
         """Take in a loss whose backward is none that can be seen."""
-        if self._undo and get_ident() == self._main and not is_compiling():
+        if self._undo and (get_ident() == self._main or is_mains()) and not is_compiling():
             self._guard("loss", self.cell.note_loss, loss)
 
     def _around_next_batch(self, native: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(native)
         def __next__(iterator: Any) -> Any:
-            if self._is_inside or get_ident() != self._main or is_compiling():
+            if self._is_inside or (get_ident() != self._main and not is_mains()) or is_compiling():
                 return native(iterator)
             self._fetch_begins()
             self._is_inside = self.is_loading = True

@@ -1,0 +1,93 @@
+"""What the ranks run in test_backward_threads: one training, on the main thread or beside it."""
+
+import time
+from collections import Counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nbdist.engine.compat import torch_hooks
+from nbdist.engine.kernel import location
+from nbdist.engine.kernel.records import Recorder
+from nbdist.engine.layout.parallelize import parallelize
+from nbdist.engine.tap import tap
+from nbdist.engine.training import training
+from nbdist.packed import CALL
+from nbdist.wire import Batch
+from tests import bare_thread
+from tests.group.truth import tell_every_step
+
+FILE, PROMPT = "/tmp/ipykernel_1/train.py", 7
+STEPS = 6
+LATE_S = 0.05
+
+# Every collective of a step is told with one of these lines.
+CELL = """
+for step in range(STEPS):
+    if step == late: time.sleep(LATE_S)
+    loss = layout.step(x, y, F.mse_loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    losses.append(None if loss is None else loss.item())
+"""
+
+
+class Block(nn.Module):
+    """One that can be cut along tensors, and is alike to its neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.relu(self.up(x)))
+
+
+def train(layout: str, is_bare: bool, late_rank: int = -1) -> dict[str, Any]:
+    """Train by `CELL`; rank `late_rank` comes late to the last step but one.
+
+    Returns:
+        `losses`, and `weights`, the sum of what this rank holds; `steps`, their records; `calls`:
+        how many collectives were told of each kind and line.
+    """
+    published: list[dict[str, Any]] = []
+    tap.install("full")
+    recorder = Recorder(0, published.append)
+    training.install(recorder)
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block() for _ in range(4)))
+    spread = parallelize(model, layout)
+    optimizer = spread.optimizer(torch.optim.Adam, lr=0.01)
+    generator = torch.Generator().manual_seed(1)
+    x, y = (torch.randn(8, 16, generator=generator) for _ in range(2))
+    late = STEPS - 2 if dist.get_rank() == late_rank else -1
+    losses: list[float | None] = []
+    names = {"STEPS": STEPS, "LATE_S": LATE_S, "time": time, "F": F, "late": late}
+    names |= {"layout": spread, "x": x, "y": y, "optimizer": optimizer, "losses": losses}
+    location.name_cell(FILE, PROMPT)
+    training.begin_cell()
+    tap.begin_cell()
+    tell_every_step()
+    if is_bare:
+        bare_thread.install()
+    exec(compile(CELL, FILE, "exec"), names)
+    bare_thread.remove()
+    training.end_cell()
+    recorder.flush()
+    records = [record for one in published for record in Batch.from_wire(one).records]
+    calls: Counter[tuple[str, str]] = Counter()
+    templates: dict[int, Any] = {}
+    for record in records:
+        if record.detail is not None:
+            templates |= record.detail.new
+            told = (templates[at] for at in record.detail.calls[:: len(CALL)])
+            calls.update((template.kind, template.line) for template in told)
+    return {
+        "losses": losses,
+        "weights": sum(float(torch_hooks.local_part(p).double().sum()) for p in model.parameters()),
+        "steps": [record.values for record in records if record.kind == "step"],
+        "calls": dict(calls),
+    }
