@@ -27,12 +27,28 @@ LATE_S = 0.05
 # Every collective of a step is told with one of these lines.
 CELL = """
 for step in range(STEPS):
-    if step == late: time.sleep(LATE_S)
+    Late.by_s = LATE_S if step == late else 0.0
     loss = layout.step(x, y, F.mse_loss)
     optimizer.step()
     optimizer.zero_grad()
     losses.append(None if loss is None else loss.item())
 """
+
+
+class Late(torch.autograd.Function):
+    """Comes late to what follows it in backward."""
+
+    by_s = 0.0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        time.sleep(Late.by_s)
+        Late.by_s = 0.0
+        return gradient
 
 
 class Block(nn.Module):
@@ -43,11 +59,12 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(F.relu(self.up(x)))
+        y: Tensor = Late.apply(self.down(F.relu(self.up(x))))
+        return x + y
 
 
 def train(layout: str, is_bare: bool, late_rank: int = -1) -> dict[str, Any]:
-    """Train by `CELL`; rank `late_rank` comes late to the last step but one.
+    """Train by `CELL`; rank `late_rank` is late in the backward of the last step but one.
 
     Returns:
         `losses`, and `weights`, the sum of what this rank holds; `steps`, their records; `calls`:
@@ -65,7 +82,7 @@ def train(layout: str, is_bare: bool, late_rank: int = -1) -> dict[str, Any]:
     x, y = (torch.randn(8, 16, generator=generator) for _ in range(2))
     late = STEPS - 2 if dist.get_rank() == late_rank else -1
     losses: list[float | None] = []
-    names = {"STEPS": STEPS, "LATE_S": LATE_S, "time": time, "F": F, "late": late}
+    names = {"STEPS": STEPS, "LATE_S": LATE_S, "Late": Late, "F": F, "late": late}
     names |= {"layout": spread, "x": x, "y": y, "optimizer": optimizer, "losses": losses}
     location.name_cell(FILE, PROMPT)
     training.begin_cell()

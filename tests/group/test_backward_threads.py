@@ -20,14 +20,15 @@ def test_steps_losses_collectives_and_lines_are_those_of_the_main_thread(layout:
         assert {line for _, line in here["calls"]} <= {"cell 7, line 4", "cell 7, line 5"}
         assert len(here["steps"]) == len(there["steps"]) == STEPS
         for a, b in zip(here["steps"], there["steps"], strict=True):
-            assert a.keys() == b.keys()
+            assert a.keys() ^ b.keys() <= {"rss_bytes"}  # told twice a second
             counted = ("collectives", "bytes", "loss")
             assert [a.get(name) for name in counted] == [b.get(name) for name in counted]
 
 
-@pytest.mark.parametrize("layout", ["ddp", "zero1", "zero2", "zero3", "tp=2", "pp=2"])
-def test_who_waits_for_a_late_rank_waits_as_long_as_it_is_late(layout: str) -> None:
-    waits, late = (rank["steps"][STEPS - 2] for rank in run_ranks(2, train, layout, True, 1))
-    assert waits["comm_s"] > 0.8 * LATE_S
-    assert late["comm_s"] < 0.5 * waits["comm_s"]
-    assert late["compute_s"] + late["other_s"] > LATE_S
+@pytest.mark.parametrize("layout", ["ddp", "zero1", "zero2", "zero3", "tp=2"])
+def test_who_waits_in_backward_for_a_late_rank_waits_as_long_as_it_is_late(layout: str) -> None:
+    ranks = run_ranks(2, train, layout, True, 1)
+    waits, late = (rank["steps"][STEPS - 2] for rank in ranks)
+    assert waits["comm_s"] - waits["forward_comm_s"] > 0.8 * LATE_S
+    assert late["comm_s"] - late["forward_comm_s"] < 0.5 * LATE_S
+    assert late["compute_s"] > LATE_S
