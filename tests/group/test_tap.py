@@ -367,6 +367,39 @@ def test_a_collective_that_fails_raises_the_same_error_with_the_tap() -> None:
     assert names["off"] != "no error"
 
 
+def _messages_of_a_gpu(level: str) -> list[dict[str, str]]:
+    """Call each message's operator as the dispatcher does with tensors on a GPU."""
+    import torch
+    import torch.distributed as dist
+
+    tap = _tap(level)
+    on_gpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+    ops: Any = torch.ops.c10d
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    wrapped = dist.new_group()
+    found: list[dict[str, str]] = []
+    groups: tuple[Any, ...] = (dist.group.WORLD, wrapped)
+    for group in groups:
+        found.append({})
+        for name, at in {"send": (1, 7), "recv_": (1, 7), "recv_any_source_": (7,)}.items():
+            try:
+                getattr(ops, name).default.redispatch(on_gpu, [torch.ones(2)], group.boxed(), *at)
+            except Exception as error:
+                found[-1][name] = str(error).splitlines()[0]
+    assert not tap.sent()
+    dist.all_reduce(torch.ones(1))  # the group is as it was
+    return found
+
+
+@pytest.mark.parametrize("level", ["off", "counts", "full"])
+def test_gloo_is_given_no_message_of_a_gpu_at_any_level(level: str) -> None:
+    said = "A {} of a tensor on the GPU was refused, for this group's backend is gloo."
+    kinds = {"send": "send", "recv_": "recv", "recv_any_source_": "recv"}
+    refused = {name: said.format(kind) for name, kind in kinds.items()}
+    for found in run_ranks(2, _messages_of_a_gpu, level):
+        assert found == [refused, refused]  # of a group, and of one that torch debugs
+
+
 def _premul() -> str:
     import torch
     import torch.distributed as dist

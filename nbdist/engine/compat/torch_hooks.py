@@ -134,6 +134,11 @@ def is_gloo(backend: Any) -> bool:
     return _GLOO is not None and isinstance(backend, _GLOO)
 
 
+def is_over_gloo(backend: Any) -> bool:
+    """Return whether a backend is gloo's, also within the wrapper of TORCH_DISTRIBUTED_DEBUG."""
+    return is_gloo(getattr(backend, "wrapped_pg", backend))
+
+
 _GLOO: Any = getattr(c10d, "ProcessGroupGloo", None)
 
 

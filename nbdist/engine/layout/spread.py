@@ -43,6 +43,9 @@ def spread(
         source: Where the weights of a model on meta come from.
     """
     device_type, backend = _device_type(model)
+    axes = axes_of(shape)
+    for axis in axes:
+        axis.check_device(shape, device_type, backend)
     if policies.offload is not None:
         offload.check_device(device_type)
     broadcast.check_same_model(
@@ -56,7 +59,6 @@ def spread(
     size = _size(model, blocks)
     device_mesh = meshes.device_mesh(device_type, shape)
     work = Spreading(model, shape, policies, device_mesh, blocks, plain, no_skeleton)
-    axes = axes_of(shape)
     with source.planning(model, shape, device_type) if source else nullcontext():
         for axis in innermost_first(axes):
             axis.plan(work)

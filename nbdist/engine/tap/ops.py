@@ -22,8 +22,15 @@ from typing import Any, Literal
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from nbdist.engine.compat.torch_hooks import reduce_op
+from nbdist.engine.compat.torch_hooks import (
+    finished_work,
+    is_over_gloo,
+    keep_uncompiled,
+    reduce_op,
+    unbox_group,
+)
 from nbdist.engine.tap import collective_check
+from nbdist.errors import ClusterError
 
 Returns = Literal["outputs and work", "work", "nothing"]
 # What must be the same on all ranks, beside kind, root and reduction.
@@ -68,6 +75,40 @@ class Op:
     def is_message(self) -> bool:
         """Return whether it goes from one rank to one other."""
         return self.kind in ("send", "recv")
+
+
+# ProcessGroupGloo copies tensors of collectives to the host; of messages it hands their address to
+# writev(2), which fails with EFAULT, and the process ends by SIGABRT (torch 2.11).
+WHY_NO_MESSAGES = "gloo sends a message from the host's memory, and cannot read or write a GPU's"
+
+
+def refuse_message(kind: str, device_type: str, *, over_gloo: bool) -> None:
+    """Refuse a message that would end this process: of a tensor on a GPU, over gloo.
+
+    Raises:
+        ClusterError: It is one. Nothing was sent.
+    """
+    if device_type == "cuda" and over_gloo:
+        raise ClusterError(
+            f"A {kind} of a tensor on the GPU was refused, for this group's backend is gloo.",
+            why=f"{WHY_NO_MESSAGES}: torch would end this rank",
+            do="send and receive tensors on the CPU (tensor.cpu()), or use a collective such as "
+            "dist.broadcast; with a GPU for each rank nccl sends them",
+        )
+
+
+def refusing(op: Op, device_type: str) -> Callable[..., Any]:
+    """Return what carries out a message where the tap is off: as it is, or refused."""
+    launch, kind, group_at, device = op.launch, op.kind, op.group_at, torch.device(device_type)
+    assert launch is not None
+
+    def kernel(*args: Any) -> Any:
+        backend = unbox_group(args[group_at])._get_backend(device)
+        refuse_message(kind, device_type, over_gloo=is_over_gloo(backend))
+        return (launch(backend, *args) or finished_work()).boxed()
+
+    keep_uncompiled(kernel)
+    return kernel
 
 
 @dataclass(frozen=True, slots=True)

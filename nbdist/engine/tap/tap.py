@@ -4,7 +4,8 @@ The tap puts Python functions in the place of torch's kernels of the `c10d` oper
 (`ops.py`), below DDP's reducer, FSDP, DTensor and the Python API alike. Each asks the process
 group for its backend anew, for a fault may have put another one there.
 
-Levels: "off" takes everything out, native speed. "counts": number, bytes and kind, and the time
+Levels: "off" takes everything out, native speed (on a GPU, messages that gloo cannot send are
+refused at every level). "counts": number, bytes and kind, and the time
 the main thread waits where Python sees it, which is not in DDP's reducer. "full": also when each
 collective ran, and the line of the cell that launched it. All ranks must be at the same level.
 
@@ -82,7 +83,15 @@ from nbdist.engine.tap.in_flight import (
 )
 from nbdist.engine.tap.interruptible_store import ReleasedError
 from nbdist.engine.tap.message_check import MessageEnd
-from nbdist.engine.tap.ops import OPS, Op, describer, dtype_index, size_bytes
+from nbdist.engine.tap.ops import (
+    OPS,
+    Op,
+    describer,
+    dtype_index,
+    refuse_message,
+    refusing,
+    size_bytes,
+)
 from nbdist.errors import MismatchError
 
 __all__ = [
@@ -135,7 +144,7 @@ def set_level(level: str) -> None:
     """
     if level not in LEVELS:
         raise ValueError(f"the tap's level is one of {', '.join(LEVELS)}, not {level!r}")
-    if level == state.level:
+    if level == state.level and state.undo:
         return
     for undo in state.undo:
         undo()
@@ -144,9 +153,11 @@ def set_level(level: str) -> None:
     state.main = threading.main_thread().ident  # this module may have been imported before a fork
     state.under_way.clear()
     state.begin_telling()
-    if level == "off":
-        return
     known = torch_hooks.collective_ops()
+    if level == "off":
+        guards = {n: refusing(op, "cuda") for n, op in OPS.items() if op.is_message and n in known}
+        state.undo.append(torch_hooks.place_kernels(guards, "cuda"))
+        return
     for device in DEVICES:
         kernels = {
             name: _kernel(op, device, is_full=level == "full")
@@ -185,6 +196,9 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
         trains = me == state.main or is_mains()
         clocked_ns = thread_time_ns() if clock.is_on and trains else 0
         group = unbox(args[group_at])
+        if is_message and is_cuda:
+            over_gloo = torch_hooks.is_over_gloo(group._get_backend(device))
+            refuse_message(kind, device_type, over_gloo=over_gloo)
         book = book_of(group)
         if reduction_at is not None:
             reduction = reduction_of(args[reduction_at])  # 2 us: once

@@ -82,6 +82,9 @@ class Axis:
     def refuse_compiled(self, shape: MeshShape, policies: Policies, *, is_wrapped: bool) -> None:
         """Refuse a model that is compiled as a whole: wrapped by `torch.compile`, or in place."""
 
+    def check_device(self, shape: MeshShape, device_type: str, backend: str) -> None:
+        """Refuse a kind of device, or what carries its collectives. No collective."""
+
     def check(self, model: nn.Module) -> None:
         """Refuse a model that the axis cannot spread. No collective."""
 

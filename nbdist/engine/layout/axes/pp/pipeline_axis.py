@@ -12,6 +12,7 @@ from nbdist.engine.layout.axes.pp.stage_forward import StageForward
 from nbdist.engine.layout.policies import precision
 from nbdist.engine.layout.policies.policies import Policies
 from nbdist.engine.layout.spec.mesh import MeshShape
+from nbdist.engine.tap.ops import WHY_NO_MESSAGES
 from nbdist.errors import LayoutError
 
 
@@ -35,6 +36,20 @@ class PipelineAxis(Axis):
                 "the model itself: nothing would be compiled",
                 do="compile in place, before or after: model.compile(), or block.compile() for "
                 "each block",
+            )
+
+    def check_device(self, shape: MeshShape, device_type: str, backend: str) -> None:
+        """Refuse a GPU whose tensors cannot go from stage to stage.
+
+        Raises:
+            LayoutError: The group's backend for it is gloo.
+        """
+        if device_type == "cuda" and backend == "gloo":
+            raise LayoutError(
+                f'The layout "{shape.name}" cannot run on a GPU over gloo; the model is as it was.',
+                why=f"stages send each other messages, and {WHY_NO_MESSAGES}",
+                do='leave out pp, as in "zero3"; or keep the model on the CPU; or start with a GPU '
+                "for each rank, which uses nccl",
             )
 
     def plan(self, work: Spreading) -> None:
