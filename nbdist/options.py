@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,11 @@ _CHECKS = ("shared", "store", "off")
 
 
 TIMEOUT_S = 1800.0  # torch's own
+SHARED_NCCL = "NCCL_MULTI_RANK_GPU_ENABLE"  # of newer NCCL; older ones say "Duplicate GPU detected"
+ONE_GPU_A_RANK = (
+    f"NCCL refuses two ranks on one GPU, unless {SHARED_NCCL}=1 is set where the ranks start, "
+    "which newer NCCL takes."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +95,7 @@ def choose_options(
     backend: str | None,
     threads: int | None,
     slots: int | None = None,
+    gpus_each: int | None = None,
     threads_a_rank: int | None = None,
     **rest: Any,
 ) -> ClusterOptions:
@@ -98,14 +105,16 @@ def choose_options(
         gpus: GPUs this machine has, or the hosts have together.
         n: Number of ranks: by default the GPUs, else 2; on several hosts, their slots.
         device: By default "cuda" where there are GPUs.
-        backend: "gloo", "nccl" or None, for what the device calls for.
+        backend: "gloo", "nccl" or None, for what the device calls for: nccl, or gloo where ranks
+            share a GPU.
         threads: CPU threads of each rank: by default the cores divided by the ranks.
         slots: Ranks that several hosts take; None on one machine.
+        gpus_each: GPUs of the host that has fewest; None on one machine.
         threads_a_rank: CPU threads that a rank may have on each of several hosts.
         rest: Other fields of `ClusterOptions`.
 
     Raises:
-        StartError: More ranks than GPUs, with the choice offered.
+        StartError: There are no GPUs, or too few for the backend, with the choice offered.
         UsageError: A word or a number makes no sense.
     """
     if backend is not None:
@@ -117,26 +126,68 @@ def choose_options(
         threads = threads_a_rank or max(1, _cores() // max(1, n))
     if slots is not None and n > slots:
         raise UsageError(f"-n {n} is too many for these hosts: they take {counted(slots, 'rank')}.")
+    if backend == "nccl" and device == "cpu":
+        raise UsageError("backend nccl needs device cuda; on the CPU it is gloo.")
     options = ClusterOptions(
         n=n,
         device=device,
-        backend=backend or ("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"),
+        backend=backend or default_backend(device, n, gpus),
         threads=threads,
         **rest,
     )
     most = MOST_RANKS_A_CORE * (os.cpu_count() or 1)
     if slots is None and n > most:
         raise UsageError(f"-n {n} is too many for this machine; use at most {most}.")
-    if backend == "nccl" and device == "cpu":
-        raise UsageError("backend nccl needs device cuda; on the CPU it is gloo.")
-    if device == "cuda" and backend != "gloo" and gpus < n:
-        raise StartError(
-            f"{n} ranks need {n} GPUs, and this machine has {gpus}.",
-            why="with nccl each rank has a GPU of its own.",
-            do=(f"%dist start -n {gpus}   or   " if gpus else "")
-            + f"%dist start -n {n} --device cpu",
-        )
+    _require_gpus(options, gpus, gpus if gpus_each is None else gpus_each)
     return options
+
+
+def default_backend(device: str, n: int, gpus: int) -> str:
+    """Return what carries the collectives of `n` ranks where nobody has said it."""
+    return "cpu:gloo,cuda:nccl" if device == "cuda" and n <= gpus else "gloo"
+
+
+def may_share_gpus(backend: str, environ: Mapping[str, str]) -> bool:
+    """Return whether ranks may share a GPU: over gloo, or where NCCL is told to allow it."""
+    return "nccl" not in backend or environ.get(SHARED_NCCL) == "1"
+
+
+def sharing_note(options: ClusterOptions, gpus: int) -> str:
+    """Return what to know where ranks share a GPU, or nothing where none does.
+
+    Args:
+        options: With which they start.
+        gpus: As in `choose_options`.
+    """
+    if options.device != "cuda" or options.n <= gpus:
+        return ""
+    over = (
+        f"nccl, as {SHARED_NCCL}=1 allows"
+        if "nccl" in options.backend
+        else "gloo, because NCCL refuses two ranks on one GPU"
+    )
+    return (
+        f"{counted(options.n, 'rank')} share {counted(gpus, 'GPU')}, over {over}. "
+        "Ranks on one GPU take turns: times here are no forecast for one GPU a rank."
+    )
+
+
+def _require_gpus(options: ClusterOptions, gpus: int, gpus_each: int) -> None:
+    n, fewer = options.n, f"%dist start -n {gpus}   or   " if gpus else ""
+    if options.device != "cuda" or n <= gpus:
+        return
+    if not gpus_each:
+        raise StartError(
+            f"{counted(n, 'rank')} on cuda need GPUs, and "
+            + ("one of the hosts has none." if gpus else "there are none that torch can use."),
+            do=f"{fewer}%dist start -n {n} --device cpu",
+        )
+    if not may_share_gpus(options.backend, os.environ):
+        raise StartError(
+            f"{n} ranks need {n} GPUs with nccl, and there {'is' if gpus == 1 else 'are'} {gpus}.",
+            why=ONE_GPU_A_RANK,
+            do=f"{fewer}%dist start -n {n} --backend gloo   or   %dist start -n {n} --device cpu",
+        )
 
 
 def is_loopback(address: str) -> bool:

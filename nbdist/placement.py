@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
 
-from nbdist.options import LOOPBACK
+from nbdist.errors import StartError
+from nbdist.formatting import counted
+from nbdist.options import LOOPBACK, ONE_GPU_A_RANK, may_share_gpus
 
 HERE = "localhost"  # the notebook's machine
 TOKEN = "shared-with-hosts"  # a file beside the logs: a host that reads it shares the folder
@@ -114,6 +116,29 @@ def keep_numbers(found: Mapping[int, Place], before: Mapping[int, Place]) -> dic
             taken = {numbers[r] for r in numbers if found[r].host == place.host}
             numbers[rank] = next(number for number in count() if number not in taken)
     return {rank: replace(place, local_rank=numbers[rank]) for rank, place in found.items()}
+
+
+def gpu_of(local_rank: int, gpus: int, backend: str, environ: Mapping[str, str]) -> int:
+    """Return the number of a rank's GPU on its host; over gloo ranks may share one.
+
+    Args:
+        local_rank: The rank's number on its host.
+        gpus: GPUs of the host.
+        backend: As in `init_process_group`.
+        environ: The rank's environment.
+
+    Raises:
+        StartError: The host has no GPU, or too few for nccl.
+    """
+    if not gpus:
+        raise StartError("This host has no GPU that torch can use.", do="%dist start --device cpu")
+    if local_rank >= gpus and not may_share_gpus(backend, environ):
+        raise StartError(
+            f"Rank {local_rank} of this host would share a GPU, for it has {counted(gpus, 'GPU')}.",
+            why=ONE_GPU_A_RANK,
+            do="start with as many ranks as GPUs, or with --backend gloo",
+        )
+    return local_rank % gpus
 
 
 def peer_of(rank: int, hosts: Mapping[int, str]) -> int | None:

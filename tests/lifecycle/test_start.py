@@ -143,6 +143,26 @@ def test_a_python_that_cannot_be_run_is_one_error_and_a_second_start_is_another(
         assert "3.0" in notebook.on_ranks(SUM), "the first goes on"
 
 
+ONE_GPU = """
+import nbdist
+from nbdist.client.cluster.launchers.local import LocalLauncher
+found = LocalLauncher.ready
+LocalLauncher.ready = lambda launcher, limit_s: found(launcher, limit_s) | {"gpus": 1}
+%load_ext nbdist
+"""
+
+
+def test_who_shares_a_gpu_is_told_and_ranks_that_find_none_are_one_error(tmp_path: Path) -> None:
+    with Notebook(tmp_path, CUDA_VISIBLE_DEVICES="") as notebook:
+        notebook.run(ONE_GPU)
+        said = notebook.run("%dist start -n 2")
+        assert "2 ranks share 1 GPU, over gloo, because NCCL refuses two ranks on one GPU." in said
+        assert "StartError: The ranks could not create their group." in said
+        assert "This host has no GPU that torch can use." in said
+        assert "Traceback" not in said
+        assert_only_parent_left(notebook)
+
+
 def test_an_address_that_is_not_of_this_machine_is_one_error(tmp_path: Path) -> None:
     launcher = LocalLauncher(tmp_path)
     try:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nbdist.errors import StartError, UsageError
-from nbdist.options import MOST_RANKS_A_CORE, ClusterOptions, choose_options
+from nbdist.options import MOST_RANKS_A_CORE, ClusterOptions, choose_options, sharing_note
 
 NOTHING: dict[str, Any] = {"n": None, "device": None, "backend": None, "threads": None}
 
@@ -69,12 +69,70 @@ def test_more_ranks_than_a_machine_carries_are_refused_with_the_most_it_does() -
         chosen(n=most + 1)
 
 
-def test_more_ranks_than_gpus_are_refused_with_both_ways_out() -> None:
-    with pytest.raises(StartError, match="3 ranks need 3 GPUs, and this machine has 1") as refused:
-        chosen(1, n=3, device="cuda")
-    assert "%dist start -n 1" in refused.value.do
-    assert "%dist start -n 3 --device cpu" in refused.value.do
-    assert chosen(1, n=3, device="cuda", backend="gloo").n == 3
+@pytest.mark.parametrize(
+    ("asked", "backend"),
+    [
+        ({"n": 4}, "cpu:gloo,cuda:nccl"),
+        ({"n": 5}, "gloo"),
+        ({"n": 5, "backend": "gloo"}, "gloo"),
+        ({"n": 2, "backend": "nccl"}, "nccl"),
+        ({"n": 5, "device": "cpu"}, "gloo"),
+    ],
+)
+def test_ranks_use_nccl_where_each_has_a_gpu_and_gloo_where_they_share(
+    asked: dict[str, Any], backend: str
+) -> None:
+    options = chosen(4, **asked)
+    assert options.backend == backend
+    assert options.device == asked.get("device", "cuda")
+
+
+def test_who_shares_a_gpu_learns_over_what_and_what_it_means_for_times() -> None:
+    turns = "Ranks on one GPU take turns: times here are no forecast for one GPU a rank."
+    over_gloo = "over gloo, because NCCL refuses two ranks on one GPU."
+    assert sharing_note(chosen(1, n=4), 1) == f"4 ranks share 1 GPU, {over_gloo} {turns}"
+    assert sharing_note(chosen(3, n=4, backend="gloo"), 3).startswith("4 ranks share 3 GPUs, over")
+    over_nccl = ClusterOptions(n=2, device="cuda", backend="nccl", threads=1)
+    assert sharing_note(over_nccl, 1) == (
+        f"2 ranks share 1 GPU, over nccl, as NCCL_MULTI_RANK_GPU_ENABLE=1 allows. {turns}"
+    )
+
+
+def test_nothing_is_said_of_sharing_where_no_rank_shares() -> None:
+    for alone in (chosen(4), chosen(4, n=2, backend="gloo"), chosen(4, n=8, device="cpu")):
+        assert not sharing_note(alone, 4)
+
+
+def test_nccl_on_a_shared_gpu_is_refused_unless_it_is_told_to_allow_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
+    with pytest.raises(StartError) as refused:
+        chosen(1, n=3, backend="nccl")
+    assert refused.value.what == "3 ranks need 3 GPUs with nccl, and there is 1."
+    assert "NCCL refuses two ranks on one GPU, unless NCCL_MULTI_RANK" in refused.value.why
+    for way_out in ("-n 1", "-n 3 --backend gloo", "-n 3 --device cpu"):
+        assert f"%dist start {way_out}" in refused.value.do
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    assert chosen(1, n=3, backend="nccl").backend == "nccl"
+
+
+@pytest.mark.parametrize("backend", [None, "gloo", "nccl"])
+def test_cuda_without_a_gpu_is_refused_with_every_backend(backend: str | None) -> None:
+    with pytest.raises(
+        StartError, match="3 ranks on cuda need GPUs, and there are none"
+    ) as refused:
+        chosen(n=3, device="cuda", backend=backend)
+    assert refused.value.do == "%dist start -n 3 --device cpu"
+
+
+def test_ranks_share_gpus_of_several_hosts_only_where_each_host_has_one() -> None:
+    assert chosen(3, slots=4, gpus_each=1).backend == "gloo"
+    assert chosen(4, slots=4, gpus_each=2).backend == "cpu:gloo,cuda:nccl"
+    with pytest.raises(
+        StartError, match="4 ranks on cuda need GPUs, and one of the hosts has none"
+    ):
+        chosen(2, slots=4, gpus_each=0)
 
 
 def test_a_negative_number_of_steps_between_peer_snapshots_is_refused() -> None:

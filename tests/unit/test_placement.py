@@ -2,7 +2,8 @@
 
 import pytest
 
-from nbdist.placement import Place, assign, keep_numbers, one_host, peer_of, places
+from nbdist.errors import StartError
+from nbdist.placement import Place, assign, gpu_of, keep_numbers, one_host, peer_of, places
 
 SLOTS = {"a": 2, "b": 2, "c": 1}
 
@@ -62,3 +63,25 @@ def test_a_peer_is_on_another_host_where_there_are_several(
 ) -> None:
     where = dict(enumerate(hosts))
     assert [peer_of(rank, where) for rank in where] == peers
+
+
+def test_each_rank_of_a_host_has_the_gpu_of_its_number() -> None:
+    assert [gpu_of(rank, 4, "cpu:gloo,cuda:nccl", {}) for rank in range(4)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("backend", "environ"), [("gloo", {}), ("nccl", {"NCCL_MULTI_RANK_GPU_ENABLE": "1"})]
+)
+def test_ranks_that_may_share_gpus_are_dealt_out_over_them(
+    backend: str, environ: dict[str, str]
+) -> None:
+    assert [gpu_of(rank, 2, backend, environ) for rank in range(4)] == [0, 1, 0, 1]
+
+
+def test_a_rank_without_a_gpu_of_its_own_is_refused_where_nccl_would_fail_later() -> None:
+    with pytest.raises(StartError) as refused:
+        gpu_of(1, 1, "cpu:gloo,cuda:nccl", {"NCCL_MULTI_RANK_GPU_ENABLE": "0"})
+    assert refused.value.what == "Rank 1 of this host would share a GPU, for it has 1 GPU."
+    assert "NCCL refuses two ranks on one GPU" in refused.value.why
+    with pytest.raises(StartError, match="This host has no GPU that torch can use"):
+        gpu_of(0, 0, "gloo", {})

@@ -36,7 +36,7 @@ from nbdist.client.session.terminal_requests import TerminalRequests
 from nbdist.detached import name_for
 from nbdist.doctor.findings import Finding
 from nbdist.errors import ClusterError, UsageError
-from nbdist.options import LOOPBACK, TIMEOUT_S, choose_options
+from nbdist.options import LOOPBACK, TIMEOUT_S, choose_options, sharing_note
 
 if TYPE_CHECKING:
     from nbdist.client.tracking.compare import Comparison
@@ -247,7 +247,8 @@ def start(
         pod_template: For `kubernetes`: a file with a pod, for its resources, volumes, tolerations.
         pod_wait: For `kubernetes`: seconds for which pods may be without a node.
         device: `cpu` or `cuda`; by default `cuda` where there are GPUs.
-        backend: `gloo` or `nccl`; by default what the device calls for.
+        backend: `gloo` or `nccl`; by default what the device calls for: nccl on GPUs, or gloo
+            where several ranks share one.
         timeout: Timeout of one collective, in seconds.
         threads: CPU threads of each rank; by default the cores divided by the ranks.
         tracking_uri: MLflow server; by default `MLFLOW_TRACKING_URI`, else a file beside the
@@ -353,8 +354,12 @@ def start(
             (say or print)(sentence)
         if check == "shared" and ready.get("hosts", 1) > 1:
             (say or print)(_NOT_COMPARED)
-        found = {name: ready[name] for name in ("slots", "threads_a_rank") if name in ready}
-        cluster.start(choose(ready["gpus"], address=address, **found))
+        of_hosts = ("slots", "gpus_each", "threads_a_rank")
+        found = {name: ready[name] for name in of_hosts if name in ready}
+        options = choose(ready["gpus"], address=address, **found)
+        if sentence := sharing_note(options, ready["gpus"]):
+            (say or print)(sentence)
+        cluster.start(options)
         with hold_interrupts():
             showing = Showing(folder, tracking_uri, theme, view)
             running = session = Session(cluster, showing, str(cluster.options))

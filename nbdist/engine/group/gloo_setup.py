@@ -1,9 +1,10 @@
-"""What a process prepares before it joins: its environment, gloo's device, answers to scripts."""
+"""What a process prepares before it joins: its environment, devices, answers to scripts."""
 
 import os
 from typing import Any
 
 import psutil
+import torch
 import torch.distributed as dist
 
 from nbdist.engine.compat import torch_init
@@ -12,6 +13,8 @@ from nbdist.engine.compat.torch_init import InitArguments
 from nbdist.engine.group import sockets
 from nbdist.engine.group.state import GroupState
 from nbdist.errors import ClusterError
+from nbdist.options import ClusterOptions
+from nbdist.placement import Place, gpu_of
 
 
 def environment(store_host: str, store_port: int, interface: str, *, recovers: bool = True) -> None:
@@ -50,6 +53,19 @@ def _interface_name(address: str) -> str | None:
         if any(entry.address == address for entry in addresses):
             return str(name)
     return None
+
+
+def take_device(options: ClusterOptions, place: Place) -> torch.device:
+    """Return the rank's device; a GPU becomes the current one of the process.
+
+    Raises:
+        StartError: The host has too few GPUs.
+    """
+    if options.device != "cuda":
+        return torch.device(options.device)
+    number = gpu_of(place.local_rank, torch.cuda.device_count(), options.backend, os.environ)
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
 
 
 def gloo_device(interface: str) -> tuple[Any, sockets.Address]:

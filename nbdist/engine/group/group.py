@@ -61,7 +61,7 @@ def join(
     store_host: str = "",
     store_prefix: str = "",
     recovers: bool = True,
-) -> None:
+) -> torch.device:
     """Become `rank` of the default process group. On the main thread; again only after `leave`.
 
     Args:
@@ -77,16 +77,19 @@ def join(
         store_prefix: Where in the store all of it lies, if others had it before.
         recovers: Whether faults are recovered from; else torch ends the process at one, as it does.
 
+    Returns:
+        The rank's device; a GPU is the process's current one.
+
     Raises:
         ClusterError: The other ranks did not arrive within FORM_TIMEOUT_S.
+        StartError: The host has too few GPUs.
     """
     before = state.here()
     if before is not None:
         raise ClusterError(f"This process already is rank {before.rank}.", do=_RESTART)
     address = store_host or options.address
     gloo_setup.environment(address, store_port, place.address, recovers=recovers)
-    if "nccl" in options.backend:
-        torch.cuda.set_device(place.local_rank)
+    rank_device = gloo_setup.take_device(options, place)
     limit = timedelta(seconds=FORM_TIMEOUT_S)
     with name_servers.waiting_briefly():
         client = TCPStore(address, store_port, None, False, timeout=limit)
@@ -142,6 +145,7 @@ def join(
     finally:
         here.form_limit = None
         rendezvous.share_no_more(here)
+    return rank_device
 
 
 def _note_made(made: Any) -> None:

@@ -335,13 +335,14 @@ def join(
         )
     here = program()
     here.options, here.place = asked, place_ = ClusterOptions(**options), Place(**place)
-    group.join(here.rank, asked, place_, store_port, generation=generation, first_group=first_group)
+    device = group.join(
+        here.rank, asked, place_, store_port, generation=generation, first_group=first_group
+    )
     here.joined = True
     here.keep_with_peers()
     here.variables.update(environment.rank_variables(here.rank, asked, place_))
     here.variables.update(environment.group_variables(asked.address, store_port))
     environment.restore(here.variables)
-    device = _device(here.device.type)
     account.keep_in(
         Path(here.logs),
         str(store_port),
@@ -414,15 +415,6 @@ def missed(message: str, *, whole: bool = False) -> dict[str, Any]:
         told |= {"first_seq": here.first_seq, "next_seq": here.recorder.next_seq}
         told["facts"] = here.recorder.facts
     return told
-
-
-def _device(kind: str) -> torch.device:
-    if kind != "cuda":
-        return torch.device(kind)
-    # Over gloo, ranks may share a GPU.
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
 
 
 def _log_to(stream: LogStream) -> None:

@@ -30,7 +30,14 @@ from nbdist.engine.kernel import environment, location
 from nbdist.engine.rank.printed import PrintedNumbers
 from nbdist.errors import LayoutError, NBDistError, StartError, UsageError
 from nbdist.formatting import counted
-from nbdist.options import LOOPBACK, TIMEOUT_S, ClusterOptions, choose_options
+from nbdist.options import (
+    LOOPBACK,
+    ONE_GPU_A_RANK,
+    TIMEOUT_S,
+    ClusterOptions,
+    choose_options,
+    may_share_gpus,
+)
 from nbdist.placement import HERE, Place
 from nbdist.wire import Batch
 
@@ -107,8 +114,7 @@ def init(
         timeout=timeout,
         address=LOOPBACK if place.nodes == 1 else place.address,
     )
-    _join(rank, options, place)
-    _here = ThisRank(rank, place.local_rank, options.n, _device(options.device, place))
+    _here = ThisRank(rank, place.local_rank, options.n, _join(rank, options, place))
     _ranks_on_host = place.local_size
     _require_layouts(layouts, _here)
     _begin(_here, records or os.environ.get("NBDIST_RECORDS"))
@@ -175,15 +181,17 @@ def _gpus(here: int, local_size: int, device: str | None, backend: str | None) -
     """Return how many GPUs all machines have for their ranks, each of which looks at its own.
 
     Raises:
-        StartError: This machine has fewer than ranks, and nccl is what they would use.
+        StartError: This machine has none, or fewer than ranks, which use nccl.
     """
-    wants = backend != "gloo" and (device == "cuda" or (device is None and here > 0))
-    if wants and here < local_size:
+    wants = device == "cuda" or (device is None and here > 0)
+    may_share = here > 0 and may_share_gpus(backend or "nccl", os.environ)
+    if wants and here < local_size and not may_share:
         fewer = f"torchrun --nproc-per-node {here}, or " if here else ""
+        shared = 'nbdist.init(backend="gloo") to share them, or ' if here else ""
         raise StartError(
             f"{counted(local_size, 'rank')} of this machine need as many GPUs, and it has {here}.",
-            why="with nccl each rank has a GPU of its own.",
-            do=f'{fewer}nbdist.init(device="cpu")',
+            why=ONE_GPU_A_RANK if here else "",
+            do=f'{fewer}{shared}nbdist.init(device="cpu")',
         )
     return int(os.environ["WORLD_SIZE"]) if here else 0
 
@@ -196,7 +204,7 @@ def _address_towards(host: str) -> str:
     return address
 
 
-def _join(rank: int, options: ClusterOptions, place: Place) -> None:
+def _join(rank: int, options: ClusterOptions, place: Place) -> torch.device:
     """Join the group through the store of torchrun's agent, prepared as an engine is."""
     from nbdist.engine.group import group
     from nbdist.engine.rank.register import register
@@ -212,7 +220,9 @@ def _join(rank: int, options: ClusterOptions, place: Place) -> None:
     register()
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # in the same agent's store
     prefix = f"start-{again}"
-    group.join(rank, options, place, port, store_host=at, store_prefix=prefix, recovers=False)
+    return group.join(
+        rank, options, place, port, store_host=at, store_prefix=prefix, recovers=False
+    )
 
 
 _kept: list[Any] = []  # what must live as long as the process
@@ -318,14 +328,6 @@ def _recorder(rank: int, folder: Path) -> Any:
         file.flush()
 
     return Recorder(rank, write)
-
-
-def _device(kind: str, place: Place) -> torch.device:
-    if kind != "cuda":
-        return torch.device(kind)
-    device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
 
 
 def _cores() -> int:

@@ -153,8 +153,8 @@ class Launcher(Protocol):
 
         Keys: `gpus` (how many there are), `forks` (ranks begin with torch imported), and `why` they
         do not. With several hosts also `hosts` (how many take ranks), `slots` (ranks that they
-        take), `threads_a_rank` (CPU threads that each may have), and `notes` (sentences for the
-        person).
+        take), `gpus_each` (GPUs of the host that has fewest), `threads_a_rank` (CPU threads that
+        each may have), and `notes` (sentences for the person).
 
         Raises:
             StartError: It ended, or took longer than `timeout_s`.

@@ -73,6 +73,7 @@ def ready(hosts: Hosts, timeout_s: float) -> dict[str, Any]:
     facts = {name: host.facts for name, host in known.items()}
     return {
         "gpus": sum(min(told[name]["gpus"], one.channel.slots) for name, one in takers.items()),
+        "gpus_each": min(told[name]["gpus"] for name in takers),
         "forks": not slow,
         "why": slow[0]["why"] if slow else "",
         "hosts": len(takers),

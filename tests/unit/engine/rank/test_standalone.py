@@ -68,10 +68,18 @@ def test_a_device_that_nobody_has_is_refused_without_the_words_of_a_magic(
 
 def test_each_machine_needs_gpus_for_its_own_ranks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "16")
+    monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
     assert _gpus(8, 8, "cuda", None) == _gpus(8, 8, None, None) == 16
     assert _gpus(0, 8, None, None) == 0
     assert _gpus(2, 8, "cuda", "gloo") == 16
     with pytest.raises(StartError) as refused:
         _gpus(4, 8, None, None)
     assert str(refused.value).startswith("8 ranks of this machine need as many GPUs, and it has 4.")
-    assert 'torchrun --nproc-per-node 4, or nbdist.init(device="cpu")' in str(refused.value)
+    assert refused.value.do == (
+        'torchrun --nproc-per-node 4, or nbdist.init(backend="gloo") to share them, '
+        'or nbdist.init(device="cpu")'
+    )
+    with pytest.raises(StartError, match="need as many GPUs, and it has 0"):
+        _gpus(0, 8, "cuda", "gloo")
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    assert _gpus(4, 8, None, None) == 16
