@@ -9,21 +9,14 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
 import nbdist
+from tests.gpu.cells import LEARN, MARKS, STEP, assert_equal_parameters, assert_usable
 
-pytestmark = [
-    pytest.mark.gpu,
-    # Sockets of tornado and asyncio warn of each other's deprecations.
-    *(
-        pytest.mark.filterwarnings(f"ignore::{category}")
-        for category in ("DeprecationWarning", "FutureWarning", "ResourceWarning")
-    ),
-]
+pytestmark = MARKS
 
 WHERE = """
 x = torch.ones(4, device=device)
@@ -33,32 +26,6 @@ dist.all_reduce(y)
 str(x.device), x.sum().item(), y.sum().item(), dist.get_backend(), torch.cuda.device_count() > 0
 """
 
-STEP = """
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
-layout = nbdist.parallelize(model.to(device), "ddp")
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-data = torch.randn(64, 16, device=device)
-target = data.sum(1, keepdim=True)
-losses = []
-"""
-LEARN = """
-for _ in range(5):
-    loss = torch.nn.functional.mse_loss(model(data), target)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    losses.append(loss.item())
-losses
-"""
-STEP += LEARN
-
-
-@pytest.fixture(autouse=True)
-def _beside_the_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
-
 
 @pytest.fixture(params=[(1, None), (3, "gloo")], ids=["nccl", "gloo on a shared GPU"])
 def session(request: pytest.FixtureRequest) -> Iterator[nbdist.Session]:
@@ -67,15 +34,6 @@ def session(request: pytest.FixtureRequest) -> Iterator[nbdist.Session]:
     with nbdist.start(n=n, device="cuda", backend=backend) as session:
         session.run(STEP)
         yield session
-
-
-def assert_usable(session: nbdist.Session) -> None:
-    """Check that tensors on the GPU still add up, and that the model of `STEP` still learns."""
-    n = session.world_size
-    total = session.run("x = torch.ones(1, device=device); dist.all_reduce(x); x.item()")
-    assert total.value_list == [float(n)] * n
-    before, after = session.run(f"before = losses[-1]\n{LEARN}\nbefore, losses[-1]")[0].value
-    assert after < before
 
 
 def test_one_rank_with_nccl_starts_trains_recovers_and_stops() -> None:
@@ -136,8 +94,7 @@ def test_a_killed_rank_comes_back_with_what_the_others_hold() -> None:
         with pytest.raises(nbdist.RankError, match="SIGKILL"):
             session.run("import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)")
         assert_usable(session)
-        sums = session.run("sum(p.double().sum().item() for p in model.parameters())").value_list
-        assert len(set(sums)) == 1
+        assert_equal_parameters(session)
 
 
 @pytest.mark.parametrize(("n", "backend"), [(1, "nccl"), (2, "gloo")])
