@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from nbdist.host.warm import count_gpus
 from tests.benchmarks import (
     bench_64_ranks,
     bench_board,
@@ -48,6 +49,7 @@ GROUPS: dict[str, Callable[[], list[Row]]] = {
     "libraries": bench_libraries.rows,
     "start": bench_start.rows,
     "step": bench_step.rows,
+    "step-cuda": bench_step.gpu_rows,
     "tap": bench_tap.rows,
     "frame": bench_board.rows,
     "faults": bench_faults.rows,
@@ -59,7 +61,8 @@ GROUPS: dict[str, Callable[[], list[Row]]] = {
     "busy": _busy_rows,
     "ranks64": bench_64_ranks.rows,
 }
-ON_REQUEST = ("ranks64",)  # wants several GB of memory
+ON_REQUEST = ("ranks64", "step-cuda")  # wants several GB of memory; a GPU
+ON_GPU = {"step": "step-cuda"}
 
 
 def write_page() -> None:
@@ -77,21 +80,50 @@ def measure(name: str, note: str) -> figures.Group:
     return figures.Group(time.strftime("%Y-%m-%d"), note, rows)
 
 
+def choose(words: Sequence[str], device: str, count: Callable[[], int]) -> list[str]:
+    """Return the groups to measure.
+
+    Args:
+        words: Names of groups; none for all that this device has but those on request.
+        device: "cpu" or "cuda".
+        count: Counts the GPUs of this machine.
+
+    Raises:
+        ValueError: There is no such group, or it cannot be measured here.
+    """
+    if unknown := sorted(set(words) - set(GROUPS)):
+        raise ValueError(f"there is no group {unknown[0]!r}; they are {', '.join(GROUPS)}")
+    if device == "cuda":
+        words = [ON_GPU.get(name, name) for name in words or ON_GPU]
+        if others := [name for name in words if name not in ON_GPU.values()]:
+            raise ValueError(f"--device cuda is for {', '.join(ON_GPU)}, not for {others[0]}")
+    if set(words) & set(ON_GPU.values()) and not count():
+        raise ValueError(
+            "--device cuda needs an NVIDIA GPU, and torch finds none on this machine: leave it "
+            "out to measure on the CPU"
+        )
+    return list(words) or [name for name in GROUPS if name not in ON_REQUEST]
+
+
 def main(words: Sequence[str]) -> int:
     """Measure the chosen groups, print one table, and store it where asked to."""
-    everyday = [name for name in GROUPS if name not in ON_REQUEST]
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks")
-    parser.add_argument("group", nargs="*", help=f"{', '.join(GROUPS)}; without: all but ranks64")
+    parser.add_argument(
+        "group", nargs="*", help=f"{', '.join(GROUPS)}; without: all but {', '.join(ON_REQUEST)}"
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="for step")
     parser.add_argument("--save", action="store_true", help="store figures, and write the page")
     parser.add_argument("--note", default="", help='for the page, such as "others at work"')
     asked = parser.parse_args(words)
-    if unknown := sorted(set(asked.group) - set(GROUPS)):
-        parser.error(f"there is no group {unknown[0]!r}; they are {', '.join(GROUPS)}")
+    try:
+        groups = choose(asked.group, asked.device, lambda: count_gpus(fork=False))
+    except ValueError as error:
+        parser.error(str(error))
     # pip compiles what it installs. A checkout that is never compiled adds 0.5 s to each start.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     machine = figures.this_machine()
     rows: list[Row] = []
-    for name in asked.group or everyday:
+    for name in groups:
         group = measure(name, asked.note)
         rows += group.rows
         if asked.save and group.rows:  # at once: a run that is stopped keeps what it has measured

@@ -1,8 +1,11 @@
 """What watching adds to a training step, against the same loop under `torchrun`.
 
 Two bare runs and one in a cell stand ready all the time and train in turns: bare, ours, the other
-bare one. The two bare ones differ by the noise. Counted is processor time of a rank with all its
-threads, and that of the processes that nbdist has beside the ranks, within the same steps.
+bare one. The two bare ones differ by the noise.
+
+On the CPU processor time is counted, of a rank with all its threads, and that of the processes that
+nbdist has beside the ranks, within the same steps. On GPUs it is the time that the host takes to
+queue a step, beside what the step's collectives cost, and the wall time of steps in a row.
 """
 
 import json
@@ -19,6 +22,8 @@ from types import TracebackType
 
 import psutil
 
+from nbdist.formatting import counted
+from nbdist.host.warm import count_gpus
 from tests.benchmarks import step_loop
 from tests.benchmarks.kernel import Kernel
 from tests.benchmarks.table import Row, apart, render
@@ -35,7 +40,7 @@ BESIDE = ("notebook", "controller", "shipping process")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A length of step, and what may be added to it as shares of the bare loop's time.
+    """A length of step on the CPU, and what may be added as a share of the bare loop's time.
 
     The first `settle` steps are not counted: MLflow's run and the board begin meanwhile.
     """
@@ -45,23 +50,44 @@ class Case:
     settle: int
     steps: int
     goal: float
-    wall_goal: float | None = None
 
 
 CASES = (
-    Case("1 ms step", 64, 1500, 4000, 0.05),
-    # With as many ranks as cores no core is free, which the goal of wall time supposes.
-    Case("10 ms step", 1024, 200, 800, 0.01, wall_goal=0.02),
+    Case("5 ms step", 768, 400, 1200, 0.05),
+    Case("50 ms step", 2560, 40, 200, 0.01),
 )
 
 
-class _Bare:
-    """The loop under torchrun on two ranks, which measures when asked."""
+@dataclass(frozen=True, slots=True)
+class GpuCase:
+    """A model on a GPU: its layers, width, tokens and batch, as `step_loop.CUDA_STEP` builds it.
 
-    def __init__(self, script: Path) -> None:
+    Only a step that is `gpu_bound` hides what the host does meanwhile.
+    """
+
+    name: str
+    shape: tuple[int, int, int, int]
+    settle: int
+    steps: int
+    gpu_bound: bool = False
+
+
+GPU_CASES = (
+    GpuCase("an MLP", (0, 256, 1, 64), 400, 800),
+    GpuCase("a GPT of 4 layers", (4, 256, 128, 8), 100, 200),
+    GpuCase("a GPT of 12 layers", (12, 1024, 512, 16), 20, 60, gpu_bound=True),
+)
+HOST_GOAL_US = 100.0
+COLLECTIVE_GOAL_US = 45.0  # at "full", the default
+
+
+class _Bare:
+    """The loop under torchrun, which measures when asked."""
+
+    def __init__(self, script: Path, ranks: int = 2, backend: str = "gloo") -> None:
         command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-            *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", str(script)),
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", str(script), backend),
         ]
         self._process = subprocess.Popen(
             command,
@@ -71,11 +97,11 @@ class _Bare:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
 
-    def measure(self, width: int, settle: int, steps: int) -> list[float]:
-        """Return (processor, wall) in us a step, mean of the ranks."""
+    def measure(self, *arguments: object) -> list[float]:
+        """Return what the loop's `measure` returns, mean of the ranks."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(json.dumps([width, settle, steps]), file=self._process.stdin, flush=True)
+        print(json.dumps(arguments), file=self._process.stdin, flush=True)
         ready, _, _ = select.select([self._process.stdout], [], [], LONGEST_S)
         line = self._process.stdout.readline() if ready else ""
         if not line:
@@ -120,12 +146,17 @@ class _Ours:
         return self._cell(width, settle, steps, self._others)
 
     def _cell(self, width: int, settle: int, steps: int, others: list[list[int]]) -> list[float]:
-        call = f"measured = measure({width}, {settle}, {steps}, {others})"
-        printed, error, _ = self._kernel.run(f"%%distributed\n{step_loop.STEP}\n{call}", LONGEST_S)
-        if error:
-            raise RuntimeError(f"{error}: {printed}")
-        self._kernel.run("%dist pull measured")
-        return _mean(self._kernel.ask("import json; print(json.dumps(measured))"))
+        return _in_cell(self._kernel, step_loop.STEP, width, settle, steps, others)
+
+
+def _in_cell(kernel: Kernel, loop: str, *arguments: object) -> list[float]:
+    """Return what a loop's `measure` returns in a cell, mean of the ranks."""
+    call = f"measured = measure(*{arguments!r})"
+    printed, error, _ = kernel.run(f"%%distributed\n{loop}\n{call}", LONGEST_S)
+    if error:
+        raise RuntimeError(f"{error}: {printed}")
+    kernel.run("%dist pull measured")
+    return _mean(kernel.ask("import json; print(json.dumps(measured))"))
 
 
 def _pids_beside(kernel: Kernel) -> list[list[int]]:
@@ -192,7 +223,66 @@ def _compared(
         row("processor time of a rank", parts[0], 0, case.goal),
         *(row(f"of the {name}", part, 0) for name, part in zip(BESIDE, parts[1:], strict=True)),
         row("of all of these", together, 0, case.goal),
-        row("wall time", added[1], 1, case.wall_goal),
+        row("wall time", added[1], 1),
+    ]
+
+
+def gpu_rows(rounds: int = 5, cases: Sequence[GpuCase] = GPU_CASES) -> list[Row]:
+    """Return what is added to steps on GPUs: a rank for each GPU of this machine, over nccl."""
+    ranks = count_gpus(fork=False)
+    made = []
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "loop.py"
+        script.write_text(step_loop.CUDA_SERVE)
+        bare = (script, ranks, "cpu:gloo,cuda:nccl")
+        with Kernel() as kernel, _Bare(*bare) as one, _Bare(*bare) as other:
+            kernel.run(f"%load_ext nbdist\n%dist start -n {ranks} --device cuda --threads 1")
+            for case in cases:
+                turns = []
+                for _ in range(rounds):
+                    asked = (case.shape, case.settle, case.steps)
+                    before = one.measure(*asked)
+                    inside = _in_cell(kernel, step_loop.CUDA_STEP, *asked)
+                    turns.append((before, inside, other.measure(*asked)))
+                made += gpu_compared(case, ranks, turns)
+    return made
+
+
+def gpu_compared(
+    case: GpuCase, ranks: int, turns: Sequence[tuple[list[float], list[float], list[float]]]
+) -> list[Row]:
+    """Return the rows of one model, of its turns: what `measure` returned bare, watched and bare.
+
+    What a collective costs has a row of its own: a step is charged without its collectives.
+    """
+    wall, host, each, collectives = range(4)
+    ones, inside, others = zip(*turns, strict=True)
+    bare = [statistics.median([run[i] for run in ones + others]) for i in range(4)]
+    noise = [apart([run[i] for run in ones], [run[i] for run in others]) for i in range(3)]
+    added = [[ours[i] - (one[i] + other[i]) / 2 for one, ours, other in turns] for i in range(3)]
+    beside = [h - bare[collectives] * e for h, e in zip(added[host], added[each], strict=True)]
+    name, count = f"step of {case.name} on a GPU", counted(round(bare[collectives]), "collective")
+    where = f"bare, torchrun, {counted(ranks, 'rank')}"
+
+    def added_row(what: str, values: Sequence[float], clock: int, goal_us: float) -> Row:
+        measured = statistics.median(values)
+        return Row(
+            *(f"added to a {name}: {what}", measured, "us", bare[clock], where, noise[clock]),
+            goal=goal_us,
+            goal_on="measured",
+            is_share=True,
+        )
+
+    def wall_row(what: str, runs: Sequence[list[float]], goal: float | None = None) -> Row:
+        measured = statistics.median([run[wall] for run in runs])
+        return Row(f"{name}: {what}", measured, "us", bare[wall], where, noise[wall], goal)
+
+    within_noise = round(1 + noise[wall], 3) if case.gpu_bound else None
+    return [
+        added_row(f"host time beside {count}", beside, host, HOST_GOAL_US),
+        added_row("host time of a collective", added[each], each, COLLECTIVE_GOAL_US),
+        wall_row("wall time", inside, within_noise),
+        wall_row("wall time, the other bare run", others),
     ]
 
 

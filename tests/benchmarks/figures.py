@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,15 +34,18 @@ class Machine:
     cores: int
     torch: str
     python: str
+    gpu: str = ""  # how many of which; empty without one
 
     @property
     def file_name(self) -> str:
-        """The name of its file: the same CPU, cores and torch are one machine."""
-        words = f"{self.cpu} {self.cores} cores torch {'.'.join(self.torch.split('.')[:2])}"
+        """The name of its file: the same CPU, cores, GPUs and torch are one machine."""
+        version = ".".join(self.torch.split(".")[:2])
+        words = f"{self.cpu} {self.cores} cores {self.gpu} torch {version}"
         return re.sub(r"[^a-z0-9.]+", "-", words.lower()).strip("-") + ".json"
 
     def __str__(self) -> str:
-        return f"{self.cpu}, {self.cores} cores, torch {self.torch}, Python {self.python}"
+        parts = (self.cpu, f"{self.cores} cores", self.gpu, f"torch {self.torch}")
+        return ", ".join([*filter(None, parts), f"Python {self.python}"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +73,24 @@ class Figures:
 def this_machine() -> Machine:
     """Return the machine that this process runs on."""
     torch = importlib.metadata.version("torch").split("+")[0]
-    return Machine(_cpu(), os.cpu_count() or 1, torch, platform.python_version())
+    return Machine(_cpu(), os.cpu_count() or 1, torch, platform.python_version(), _gpus())
 
 
 def _cpu() -> str:
     told = Path("/proc/cpuinfo")
     names = re.findall(r"^model name\s*: (.+)$", told.read_text(), re.M) if told.exists() else []
     return names[0].strip() if names else platform.processor() or platform.machine()
+
+
+def _gpus() -> str:
+    """Return how many GPUs of which kinds the driver of NVIDIA names, such as `1 x NVIDIA H200`."""
+    told = Path("/proc/driver/nvidia/gpus").glob("*/information")
+    models = Counter(
+        model
+        for file in told
+        for model in re.findall(r"^Model:\s*(.+?)\s*$", file.read_text(), re.M)
+    )
+    return ", ".join(f"{count} x {model}" for model, count in sorted(models.items()))
 
 
 def load(folder: Path = FOLDER) -> list[Figures]:

@@ -7,7 +7,8 @@ from typing import Literal
 import pytest
 
 from tests.benchmarks import figures
-from tests.benchmarks.__main__ import GROUPS
+from tests.benchmarks.__main__ import GROUPS, choose
+from tests.benchmarks.bench_step import GPU_CASES, gpu_compared
 from tests.benchmarks.figures import Figures, Group, Machine
 from tests.benchmarks.table import Row, apart, render
 
@@ -116,3 +117,58 @@ def test_the_page_names_machines_with_days_and_drops_rows_that_are_gone() -> Non
 def test_a_page_without_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="no longer written"):
         figures.filled(f"text\n{figures.BEGIN}\n", "table")
+
+
+def test_a_machine_with_a_gpu_has_a_file_and_a_line_of_its_own() -> None:
+    with_gpu = dataclasses.replace(MACHINE, gpu="1 x NVIDIA H200")
+
+    assert MACHINE.file_name == "amd-epyc-2-cores-torch-2.13.json"
+    assert with_gpu.file_name == "amd-epyc-2-cores-1-x-nvidia-h200-torch-2.13.json"
+    assert str(with_gpu) == "AMD EPYC, 2 cores, 1 x NVIDIA H200, torch 2.13.0, Python 3.11.7"
+
+
+def test_steps_on_a_gpu_are_a_group_of_their_own_that_is_asked_for() -> None:
+    assert choose(["step"], "cuda", lambda: 1) == choose([], "cuda", lambda: 1) == ["step-cuda"]
+    assert choose(["step"], "cpu", lambda: 1) == ["step"]
+    assert "step-cuda" not in choose([], "cpu", lambda: 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "device", "said"),
+    [
+        (["steps"], "cpu", "there is no group 'steps'"),
+        (["cells"], "cuda", "--device cuda is for step, not for cells"),
+        (["step"], "cuda", "--device cuda needs an NVIDIA GPU, and torch finds none"),
+        (["step-cuda"], "cpu", "--device cuda needs an NVIDIA GPU, and torch finds none"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_a_sentence(
+    words: list[str], device: str, said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        choose(words, device, lambda: 0)
+
+
+def test_a_step_on_a_gpu_is_charged_without_what_its_collectives_cost() -> None:
+    # us: a step by the clock, on the host; a collective; how many a step.
+    bare, watched, other = [9000.0, 2000.0, 10, 3], [9100.0, 2150.0, 40, 3], [9200.0, 2020.0, 12, 3]
+    host, collective, wall, noise = gpu_compared(GPU_CASES[0], 1, [(bare, watched, other)])
+
+    assert host.what.endswith("host time beside 3 collectives")
+    assert (host.measured, host.reference) == (2150 - 2010 - 3 * (40 - 11), 2010)
+    assert (collective.measured, collective.reference) == (40 - 11, 11)
+    assert host.reached
+    assert not dataclasses.replace(host, measured=101.0).reached
+    assert collective.reached
+    assert (wall.ratio, noise.ratio) == (9100 / 9100, 9200 / 9100)
+
+
+def test_a_step_that_the_gpu_bounds_may_take_longer_by_the_noise_alone() -> None:
+    (bound,) = [case for case in GPU_CASES if case.gpu_bound]
+    bare, other = [9000.0, 2000.0, 10, 3], [9180.0, 2020.0, 12, 3]
+
+    def reached(wall: float) -> bool:
+        return gpu_compared(bound, 1, [(bare, [wall, 2150.0, 40, 3], other)])[2].reached
+
+    assert reached(9200.0)
+    assert not reached(9300.0)
