@@ -6,6 +6,7 @@ alone are known by their name, for IPython and ipykernel make it. Any thread may
 """
 
 import functools
+import hashlib
 import importlib.util
 import os
 import re
@@ -20,6 +21,12 @@ CELLS = "ipykernel_nbdist"
 CELL_FILE = rf'(?:<ipython-input[^"\n]*|[^"\n]*[/\\](?:{CELLS}|ipykernel_\d+)[/\\][^"\n/\\]+\.py)'
 
 _cell_file = re.compile(CELL_FILE)
+
+
+def cell_file_name(code: str) -> str:
+    """Return the name, in its folder, of the file that a cell with this code has on each rank."""
+    digest = hashlib.sha1(code.encode(), usedforsecurity=False).hexdigest()[:10]
+    return f"{digest}.py"
 
 
 @functools.lru_cache(maxsize=4096)

@@ -4,13 +4,15 @@ Pure: what the ranks have told goes in.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
-from nbdist import plain
+from nbdist import gpu_errors, plain
 from nbdist.client.cells.listener import CellFailure, Collector
 from nbdist.client.cluster.processes import RankState
 from nbdist.client.faults import rank_errors
 from nbdist.client.faults.advice import WhatRan
 from nbdist.client.faults.rank_state import Gone
+from nbdist.client.faults.stderr_tail import LastOutput
 from nbdist.client.output.merge import Shown
 from nbdist.client.output.result import RankResult
 from nbdist.client.output.terminal import RankOutput
@@ -66,12 +68,14 @@ def rank_error(
     collectors: Mapping[int, Collector],
     ranks: Mapping[int, RankState],
     *,
-    last_words: Callable[[int], tuple[str, ...]],
+    last_words: Callable[[int], LastOutput],
     notes: Sequence[str],
     because: str,
     do: str,
+    otherwise: str,
     loops: bool,
     ran: WhatRan,
+    replaced: Collection[int],
 ) -> RankError:
     """Return the one error that tells what failed on which ranks.
 
@@ -82,19 +86,23 @@ def rank_error(
         notes: What was done about it.
         because: Why ranks could never go on, where that was it.
         do: What to do about it.
+        otherwise: What to do where errors of CUDA or NCCL do not tell.
         loops: Whether its loops over loaders can go on.
         ran: How it is called.
+        replaced: Ranks that have new processes since.
     """
     return rank_errors.rank_error(
-        [failure(rank, c.failure) for rank, c in collectors.items() if c.failure is not None],
+        failures(collectors, last_words),
         asked=list(collectors),
         deaths=_deaths(collectors, last_words),
         where=places(ranks),
         notes=notes,
         because=because,
         do=do,
+        otherwise=otherwise,
         in_loops=loops,
         ran=ran,
+        replaced=replaced,
     )
 
 
@@ -106,25 +114,25 @@ def in_loops(collectors: Mapping[int, Collector]) -> bool:
 def beside_interrupt(
     collectors: Mapping[int, Collector],
     *,
-    last_words: Callable[[int], tuple[str, ...]],
+    last_words: Callable[[int], LastOutput],
     killed: Sequence[int],
     at: float,
 ) -> list[rank_errors.Group]:
     """Return what failed of itself in a cell that was interrupted; see `rank_errors`."""
-    raised = [failure(rank, c.failure) for rank, c in collectors.items() if c.failure is not None]
     return rank_errors.beside_interrupt(
-        raised, _deaths(collectors, last_words), killed=killed, at=at
+        failures(collectors, last_words), _deaths(collectors, last_words), killed=killed, at=at
     )
 
 
 def _deaths(
-    collectors: Mapping[int, Collector], last_words: Callable[[int], tuple[str, ...]]
+    collectors: Mapping[int, Collector], last_words: Callable[[int], LastOutput]
 ) -> list[rank_errors.Death]:
-    return [
-        rank_errors.Death(rank, c.death, c.died_at, last_words(rank))
-        for rank, c in collectors.items()
-        if c.death is not None
-    ]
+    found = []
+    for rank, collector in collectors.items():
+        if (cause := collector.death) is not None:
+            said, at = last_words(rank), collector.died_at
+            found.append(rank_errors.Death(rank, cause, at, said.lines, said.place, said.gpu))
+    return found
 
 
 def places(ranks: Mapping[int, RankState]) -> dict[int, str]:
@@ -149,6 +157,21 @@ def result(collector: Collector, output: RankOutput) -> RankResult:
         error=error,
         seconds=summary.seconds,
     )
+
+
+def failures(
+    collectors: Mapping[int, Collector], last_words: Callable[[int], LastOutput]
+) -> list[rank_errors.Failure]:
+    """Return the errors of the ranks that raised, with what of a GPU is known of them."""
+    found = []
+    for rank, collector in collectors.items():
+        if (told := collector.failure) is not None:
+            gpu = gpu_errors.explain(told.evalue)
+            if gpu is not None and gpu.ends_context:
+                # Which check of a kernel it was is on the rank's standard error alone.
+                gpu = gpu_errors.explain(told.evalue, "\n".join(last_words(rank).asserted))
+            found.append(replace(failure(rank, told), gpu=gpu))
+    return found
 
 
 def failure(rank: int, told: CellFailure) -> rank_errors.Failure:

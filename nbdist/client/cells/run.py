@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from nbdist import plain, wire
+from nbdist import origins, plain, wire
 from nbdist.client.cells import outcome as outcomes
 from nbdist.client.cells.interrupts import Interrupts
 from nbdist.client.cells.listener import Collector
@@ -110,7 +110,8 @@ class CellRun:
         began = time.monotonic()
         number, events = self._attempt.number, self._cluster.events
         events.note("cell begun", number=number, ranks=list(self._request.ranks))
-        self._last_words = LastWords(self._cluster.logs, self._request.ranks)
+        cell = {origins.cell_file_name(self._request.code): self._request.prompt or number}
+        self._last_words = LastWords(self._cluster.logs, self._request.ranks, cell)
         stop_listening = self._cluster.on_death(self._on_death)
         outcome = Outcome(self._collectors, self._live)
         try:
@@ -309,8 +310,10 @@ class CellRun:
             notes=repaired.lines,
             because=deadlock.text if deadlock else "",
             do=self._advice(repaired),
+            otherwise=self._advice_to_retry(repaired),
             loops=loops,
             ran=ran,
+            replaced=repaired.replaced,
         )
 
     def _advice(self, repaired: Repaired) -> str:
@@ -321,8 +324,11 @@ class CellRun:
             return ran.make_again(and_loader=True)
         if repaired.is_refused:
             return ran.restore(saves_itself=self._request.every > 0)
-        if repaired.has_fewer:
-            return ran.retry_on_fewer
+        return ran.retry_on_fewer if repaired.has_fewer else ""
+
+    def _advice_to_retry(self, repaired: Repaired) -> str:
+        """Return what to do when nothing is wrong with the cell itself."""
+        ran = self._request.ran
         if repaired.replaced or self._faults.interrupted_alone:
             if outcomes.in_loops(self._collectors):
                 return ran.loops(unchanged=True)

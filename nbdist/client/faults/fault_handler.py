@@ -22,7 +22,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -35,6 +35,7 @@ from nbdist.client.faults.poll import Poll
 from nbdist.client.faults.rank_state import Gone
 from nbdist.client.faults.recovery import repair
 from nbdist.client.faults.repair_report import Repaired
+from nbdist.client.faults.stderr_tail import LastOutput
 from nbdist.client.faults.stuck import WHY, StuckRanks, sleeping_s
 from nbdist.client.output.live_text import LiveText
 from nbdist.wire import Summary
@@ -274,7 +275,7 @@ class FaultHandler:
         self,
         summaries: Mapping[int, Summary],
         told: Iterable[int],
-        last_words: Callable[[int], Sequence[str]],
+        last_words: Callable[[int], LastOutput],
     ) -> Repaired:
         """Put the ranks together again after a fault; every main thread is idle now.
 

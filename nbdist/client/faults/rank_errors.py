@@ -6,15 +6,16 @@ errors are consequences (`is_consequence`) and tell nothing, unless nothing else
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PureWindowsPath  # knows both kinds of slash
 from typing import Final
 
-from nbdist import errors, origins
+from nbdist import errors, gpu_errors, origins
 from nbdist.client.faults.advice import A_CELL, WhatRan, is_about_losses
 from nbdist.collectives import COLLECTIVES
 from nbdist.errors import RankError
+from nbdist.gpu_errors import GpuError
 from nbdist.ranks import name_ranks
 
 MAX_GROUPS: Final = 4  # shown with traceback
@@ -82,7 +83,8 @@ _ARROW: Final = re.compile(r"^-+> ?\d+ (.*)$", re.MULTILINE)
 class Failure:
     """One rank's exception, as its reply carries it.
 
-    `order` tells which came first: a time or a count, the same clock for all ranks.
+    `order` tells which came first: a time or a count, the same clock for all ranks. `gpu` tells
+    what it means, where it is an error of CUDA or NCCL.
     """
 
     rank: int
@@ -90,16 +92,22 @@ class Failure:
     evalue: str
     traceback: tuple[str, ...] = ()
     order: float = 0.0
+    gpu: GpuError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A rank whose process ended. `cause` completes "rank 1 died: ..."; `words` it wrote last."""
+    """A rank whose process ended. `cause` completes "rank 1 died: ..."; `words` it wrote last.
+
+    `place` is the line of the user's own at which it crashed, `gpu` as in `Failure`; where known.
+    """
 
     rank: int
     cause: str
     order: float = 0.0
     words: tuple[str, ...] = ()
+    place: str = ""
+    gpu: GpuError | None = None
 
 
 @dataclass(slots=True)
@@ -152,12 +160,13 @@ def place_of(failure: Failure) -> str:
         head = _head(frame)
         if cell := _CELL.search(head):
             place = f"cell {cell.group(1)}, line {cell.group(2)}"
-        elif (found := _FILE.search(head)) and _is_users(file := found.group(1)):
+        elif (found := _FILE.search(head)) and is_users(file := found.group(1)):
             place = f"{PureWindowsPath(file).name}, line {found.group(2)}"
     return place
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
+    """Return whether a file in a traceback is the user's: of no library, and not ours."""
     return not (origins.is_library(file) or origins.is_of(file, *_OURS))
 
 
@@ -197,7 +206,7 @@ def group_failures(failures: Iterable[Failure | Death]) -> list[Group]:
 def _keys(failure: Failure | Death) -> list[tuple[str, ...]]:
     """Return what must be equal, one of these, for two failures to be alike."""
     if isinstance(failure, Death):
-        return [("died", failure.cause)]
+        return [("died", _end_of(failure))]
     if failure.ename == "MismatchError":
         # Each rank tells what it has seen of the same collective, which its first line names.
         return [(failure.ename, _head(failure.evalue))]
@@ -217,8 +226,10 @@ def rank_error(
     notes: Sequence[str] = (),
     because: str = "",
     do: str = "",
+    otherwise: str = "",
     in_loops: bool = False,
     ran: WhatRan = A_CELL,
+    replaced: Collection[int] = (),
 ) -> RankError:
     """Return the one error that a failed cell raises in the notebook.
 
@@ -230,8 +241,10 @@ def rank_error(
         notes: Sentences about what was done since, such as that the group was re-created.
         because: Why ranks were freed although none had failed; what they raise then is no news.
         do: What to do next; found from the failures when empty.
+        otherwise: What to do next where errors of CUDA or NCCL do not tell.
         in_loops: Whether loops over loaders have trained in the cell.
         ran: What ran: the cell, or which script.
+        replaced: Ranks that have new processes since.
     """
     dead = {death.rank for death in deaths}
     raised = [failure for failure in failures if failure.rank not in dead]
@@ -249,8 +262,11 @@ def rank_error(
         lines = [told[0].partition("  MismatchError: ")[2], *notes]
     else:
         lines = [because or _headline(groups, followed, len(asked)), *told, *notes]
-    advice = do or _advice(groups, ran)
+    spent = _without_gpu(groups) - set(replaced)
+    do = do or (_restart_advice(spent, asked, ran) if spent else _gpu_advice(groups, ran))
+    advice = do or otherwise or _advice(groups, ran)
     is_lost = is_about_losses(advice) or any(uses_what_is_lost(f.ename) for f in raised)
+    is_lost = is_lost or spent >= set(asked)
     loops = ran.loops()
     if in_loops and not is_lost and not any(w in advice for w in ("%dist retry", "starts over")):
         advice = f"{advice.rstrip('.')}. {loops}"
@@ -268,6 +284,7 @@ def rank_error(
     table |= {death.rank: ("Died", death.cause) for death in deaths}
     return RankError(
         "\n".join(lines),
+        why=" ".join(dict.fromkeys(g.first.gpu.why for g in groups if g.first.gpu)),
         do=advice,
         failures=table,
         causes=tuple(summary.strip() for summary in told) or (because,),
@@ -365,14 +382,22 @@ def _summary(group: Group, where: Mapping[int, str]) -> str:
     if len(group.ranks) == 1 and first.rank in where:
         label += f" ({where[first.rank]})"
     if isinstance(first, Death):
-        return f"  {label} died: {first.cause}"
+        return f"  {label} died: {_end_of(first)}"
     if first.ename == "SystemExit":
         code = first.evalue if first.evalue not in ("", "None") else ""
         error = f"called sys.exit({code})"
     else:
         message = _short(_told(first.evalue.strip()), MAX_SUMMARY_CHARS)
+        if first.gpu and first.gpu.said not in message:
+            message += f": {first.gpu.said}"
         error = f"{first.ename}: {message}" if message else first.ename
     return "  " + "  ".join(part for part in (label, place_of(first), error) if part)
+
+
+def _end_of(death: Death) -> str:
+    """Return how and where a process ended, and of what: `killed by SIGABRT in cell 7, line 1`."""
+    where = f" in {death.place}" if death.place else ""
+    return f"{death.cause}{where}" + (f": {death.gpu.said}" if death.gpu else "")
 
 
 def _told(text: str) -> str:
@@ -387,7 +412,7 @@ def _told(text: str) -> str:
 def _traceback(group: Group) -> list[str]:
     first = group.first
     if isinstance(first, Death):
-        words = [_short(plain(line), 200) for line in first.words]
+        words = [_short(_CELL_FRAME.sub(r"\1cell", plain(line)), 200) for line in first.words]
         return ["", f"{name_ranks([first.rank])} wrote last:", *words] if words else []
     if first.ename == "SystemExit" or not first.traceback:
         return []
@@ -402,6 +427,7 @@ def _traceback(group: Group) -> list[str]:
         frames.pop(0)
     frames = [_CELL_FRAME.sub(r"\1cell", frame) for frame in frames]
     lines = [_short(line, MAX_MESSAGE_CHARS) for frame in frames for line in frame.split("\n")]
+    lines = list(gpu_errors.without_repeated_advice(lines, explained=first.gpu is not None))
     while lines and not lines[-1].strip():
         lines.pop()
     if len(lines) > MAX_TRACEBACK_LINES:
@@ -422,6 +448,30 @@ def _is_heading(head: str) -> bool:
 
 def _short(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} characters more)"
+
+
+def _without_gpu(groups: Iterable[Group]) -> set[int]:
+    """Return the ranks that live and can make no CUDA call any more."""
+    failed = [g for g in groups if isinstance(g.first, Failure) and g.first.gpu]
+    return {rank for g in failed if g.first.gpu and g.first.gpu.ends_context for rank in g.ranks}
+
+
+def _restart_advice(ranks: Collection[int], asked: Collection[int], ran: WhatRan) -> str:
+    """Return what to do when these ranks need new processes."""
+    _, _, chosen = name_ranks(ranks).partition(" ")
+    after = "" if set(asked) > set(ranks) else ", after those that make what it uses"
+    return (
+        f"%dist restart -r {chosen.replace(' ', '')}    (every CUDA call of the old process "
+        f"fails), then fix {ran.name} and run it again{after}."
+    )
+
+
+def _gpu_advice(groups: Iterable[Group], ran: WhatRan) -> str:
+    """Return what to do about an error of CUDA or NCCL, of ranks whose processes are whole."""
+    known = next((group.first.gpu for group in groups if group.first.gpu), None)
+    if known is None:
+        return ""
+    return known.do or f"fix {ran.name} and run it again."
 
 
 def _advice(groups: Sequence[Group], ran: WhatRan) -> str:

@@ -11,13 +11,14 @@ a repair that is left half done would leave ranks that wait for each other.
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.launchers.base import NoHostError
 from nbdist.client.faults.fewer_ranks import MOST_ROUNDS, go_on_with_room
 from nbdist.client.faults.repair_report import Repaired, describe
+from nbdist.client.faults.stderr_tail import LastOutput
 from nbdist.errors import NBDistError, StartError
 from nbdist.ranks import begin_with_ranks
 
@@ -27,9 +28,9 @@ MOST_DEATHS = 2  # of one rank's new processes; a third would die of the same
 _NO_NEW_ROUND_S = 60.0
 
 
-def no_words(_rank: int) -> Sequence[str]:
+def no_words(_rank: int) -> LastOutput:
     """Say of every rank that it wrote nothing."""
-    return ()
+    return LastOutput()
 
 
 def repair(
@@ -38,7 +39,7 @@ def repair(
     *,
     is_news: bool = True,
     told: Iterable[int] = (),
-    last_words: Callable[[int], Sequence[str]] = no_words,
+    last_words: Callable[[int], LastOutput] = no_words,
 ) -> Repaired:
     """Replace dead ranks and form the group of all ranks anew.
 
@@ -103,16 +104,14 @@ def repair(
     return Repaired(lines, tuple(sorted(new)), False, False, irreplaceable)
 
 
-def _ends(
-    cluster: Cluster, known: set[int], last_words: Callable[[int], Sequence[str]]
-) -> list[str]:
+def _ends(cluster: Cluster, known: set[int], last_words: Callable[[int], LastOutput]) -> list[str]:
     """Return how dead ranks ended whose processes are not among `known`, and add them there."""
     found = []
     for rank in cluster.dead():
         state = cluster.ranks[rank]
         if state.serial not in known:
             known.add(state.serial)
-            words = " / ".join(last_words(rank))
+            words = " / ".join(last_words(rank).lines)
             wrote = f" Its last output: {words}." if words else ""
             found.append(f"Rank {rank} died during the recovery: {state.cause}.{wrote}")
     return found

@@ -21,7 +21,6 @@ A compat module, as `kernel.py` is. Tried with ipykernel 7.4, IPython 9.18. What
 
 import contextlib
 import functools
-import hashlib
 import os
 import runpy
 import sys
@@ -91,9 +90,8 @@ def _name_cells_alike(kernel: Any) -> None:
     """
 
     def name(raw_code: str, transformed_code: str, number: int) -> str:
-        digest = hashlib.sha1(raw_code.encode(), usedforsecurity=False).hexdigest()[:10]
-        file = os.path.join(tempfile.gettempdir(), origins.CELLS, f"{digest}.py")
-        file = location.script or file
+        own = origins.cell_file_name(raw_code)
+        file = location.script or os.path.join(tempfile.gettempdir(), origins.CELLS, own)
         location.name_cell(file, number)
         return file
 

@@ -24,6 +24,8 @@ from nbdist.client.faults.rank_errors import (
 )
 from nbdist.client.faults.rank_state import Gone
 from nbdist.errors import RankError
+from nbdist.gpu_errors import explain
+from tests.unit.test_gpu_errors import ASSERT, EMBEDDING
 
 INSTALLED = sysconfig.get_path("purelib")
 GLOO = (
@@ -178,6 +180,70 @@ def test_a_dead_rank_is_the_cause_and_its_last_words_are_told() -> None:
     assert error.do == "%dist retry"
     assert error.failures[1] == ("Died", "killed by SIGSEGV")
     assert error.causes == ("rank 1 died: killed by SIGSEGV",)
+
+
+def test_a_rank_that_died_of_a_kernels_assertion_is_told_with_it_and_not_to_be_retried() -> None:
+    death = Death(1, "killed by SIGABRT", place="cell 7, line 5", gpu=explain(EMBEDDING))
+    retry = "%dist retry runs the cell again."
+    error = rank_error([freed(0)], asked=[0, 1], deaths=[death], otherwise=retry, replaced=[1])
+    assert error.causes == (
+        (
+            "rank 1 died: killed by SIGABRT in cell 7, line 5: "
+            "Assertion `srcIndex < srcSelectDimSize` failed"
+        ),
+    )
+    assert error.why.startswith("An index is out of range in an embedding")
+    assert error.do == "fix the cell and run it again."
+
+
+def test_ranks_that_died_of_different_assertions_are_told_apart() -> None:
+    other = explain(EMBEDDING.replace("srcIndex < srcSelectDimSize", "t >= 0 && t < n_classes"))
+    deaths = [
+        Death(0, "killed by SIGABRT", gpu=explain(EMBEDDING)),
+        Death(1, "killed by SIGABRT", gpu=other),
+    ]
+    error = rank_error([], asked=range(2), deaths=deaths)
+    assert len(error.causes) == 2
+    assert "an embedding" in error.why
+    assert "A class label" in error.why
+
+
+def test_a_rank_that_can_make_no_cuda_call_is_to_be_restarted() -> None:
+    frame = "Cell In[7], line 3\n----> 3 loss.item()\n"
+    traceback = (frame, f"AcceleratorError: {ASSERT}", f"AcceleratorError: {ASSERT}")
+    one = Failure(1, "AcceleratorError", ASSERT, traceback, gpu=explain(ASSERT, EMBEDDING))
+    error = rank_error([one, freed(0)], asked=range(2))
+    assert (
+        "  rank 1  cell 7, line 3  AcceleratorError: CUDA error: device-side assert" in error.what
+    )
+    assert "triggered: Assertion `srcIndex < srcSelectDimSize` failed" in error.what
+    assert "CUDA_LAUNCH_BLOCKING" not in str(error)
+    assert error.do == (
+        "%dist restart -r 1    (every CUDA call of the old process fails), then fix the cell and "
+        "run it again."
+    )
+    all_ranks = rank_error([one], asked=[1], in_loops=True)
+    assert all_ranks.do.endswith("run it again, after those that make what it uses.")
+    replaced = rank_error([one, freed(0)], asked=range(2), replaced=[1])
+    assert replaced.do == "fix the cell and run it again."
+
+
+def test_an_error_of_nccl_has_one_sentence_and_one_thing_to_do() -> None:
+    text = "NCCL error in: x.cpp:1, invalid usage\nLast error:\nDuplicate GPU detected : rank 1"
+    failures = [
+        Failure(r, "DistBackendError", text, ("f", text), gpu=explain(text)) for r in range(2)
+    ]
+    error = rank_error(failures, asked=range(2), otherwise="%dist retry runs the cell again.")
+    assert "invalid usage: Duplicate GPU detected" in error.causes[0]
+    assert error.why == "Two ranks have the same GPU, which NCCL refuses."
+    assert error.do.startswith("%dist start with as many ranks as there are GPUs")
+
+
+def test_an_unknown_error_of_cuda_gives_torchs_advice_once() -> None:
+    text = ASSERT.replace("device-side assert triggered", "something new")
+    frames = ("Cell In[7], line 3\n----> 3 f(x)\n", text, f"RuntimeError: {text}")
+    error = rank_error([Failure(0, "RuntimeError", text, frames)], asked=[0])
+    assert str(error).count("CUDA_LAUNCH_BLOCKING") == 1
 
 
 def test_when_all_timed_out_in_a_collective_that_is_the_news() -> None:

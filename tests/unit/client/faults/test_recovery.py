@@ -5,6 +5,7 @@ import pytest
 from nbdist.client.faults.fewer_ranks import MOST_ROUNDS
 from nbdist.client.faults.recovery import repair, restart
 from nbdist.client.faults.repair_report import Repaired, describe
+from nbdist.client.faults.stderr_tail import LastOutput
 from nbdist.errors import StartError
 from tests.unit.fakes import CLONED, PLAIN, FakeCluster
 
@@ -37,7 +38,7 @@ def test_without_a_death_nothing_is_replaced() -> None:
 
 def test_a_death_in_the_midst_begins_it_again_with_that_rank_too() -> None:
     fake = FakeCluster([1], ["kill 2"])
-    done = repair(fake, told=[1], last_words=lambda rank: (f"{rank} fell", "so"))
+    done = repair(fake, told=[1], last_words=lambda rank: LastOutput((f"{rank} fell", "so")))
     assert done.replaced == (1, 2)
     # The cell tells how rank 1 ended.
     assert done.lines[0] == (
