@@ -69,3 +69,21 @@ def test_a_rank_that_raises_it_is_told_with_what_to_do_and_lives(session: Sessio
     session.restart("1")
     assert session.status().ranks[1].pid != pid
     assert_usable(session)
+
+
+def test_a_rank_that_can_take_no_part_in_a_recovery_is_replaced(session: Session) -> None:
+    pid = session.status().ranks[1].pid
+    spoil = f"""
+from nbdist.engine.recovery import reset
+if rank == 1:
+    def fail():
+        raise torch.AcceleratorError({ASSERT!r})
+    reset.reset_state = fail
+    raise torch.AcceleratorError({ASSERT!r})
+"""
+    told = fail(session, spoil)
+    assert "Rank 1 could make no CUDA call any more." in told
+    assert "Rank 1 was replaced by a new process" in told
+    assert "Do:  fix the cell and run it again." in told
+    assert session.status().ranks[1].pid != pid
+    assert_usable(session)

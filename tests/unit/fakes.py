@@ -13,10 +13,15 @@ from nbdist.client.cluster.connection import Connection, Handler
 from nbdist.client.cluster.events import EventLog
 from nbdist.client.cluster.launchers.base import Launcher, Started
 from nbdist.client.cluster.process_group import Answers
+from nbdist.client.cluster.requests import RankFailedError
 from nbdist.errors import ClusterError
 from nbdist.options import ClusterOptions
 
 PLAIN: dict[str, Any] = {"healed": [], "agreed": [], "cloned": None, "stale": []}
+CUDA_ASSERT = (
+    "AcceleratorError: CUDA error: device-side assert triggered\n"
+    "For debugging consider passing CUDA_LAUNCH_BLOCKING=1"
+)
 CLONED: dict[str, Any] = {
     "source": 0,
     "names": ["model", "opt"],
@@ -43,7 +48,8 @@ class FakeCluster(Cluster):
     Attributes:
         replaced: The ranks that got new processes, call by call.
         has_stopped: Whether `stop` was called.
-        plan: What goes wrong in each recovery: "kill 2", another word for any error, "" for none.
+        plan: What goes wrong in each recovery: "kill 2", "cuda 1" for an assert on its GPU, another
+            word for any error, "" for none.
     """
 
     def __init__(self, dead: Sequence[int] = (), plan: Sequence[str] = (), n: int = 3) -> None:
@@ -79,6 +85,8 @@ class FakeCluster(Cluster):
         trouble = self.plan.pop(0) if self.plan else ""
         if trouble.startswith("kill"):
             self.kill(int(trouble.removeprefix("kill ")))
+        if trouble.startswith("cuda"):
+            raise RankFailedError.of(int(trouble.removeprefix("cuda ")), CUDA_ASSERT)
         if trouble:
             raise ClusterError(f"trouble: {trouble}")
         return {

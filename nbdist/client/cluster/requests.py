@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, InvalidStateError, wait
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from nbdist import wire
+from nbdist import gpu_errors, wire
 from nbdist.errors import ClusterError, NBDistError
 from nbdist.ranks import begin_with_ranks
 
@@ -27,6 +27,15 @@ class RankDiedError(ClusterError):
 
 class RankFailedError(NBDistError):
     """A request failed on a rank; `what` carries the rank's own error."""
+
+    rank = -1
+
+    @classmethod
+    def of(cls, rank: int, told: str) -> "RankFailedError":
+        """Return the error of a request that failed on `rank`, as that rank has `told` it."""
+        error = cls(f"rank {rank}: " + "\n".join(gpu_errors.without_frames(told.splitlines())))
+        error.rank = rank
+        return error
 
 
 class PendingReply(Future[Any]):
@@ -104,7 +113,7 @@ class Requests:
 
         def on_reply(message: "Message") -> None:
             if "error" in message.content:
-                _fail(future, RankFailedError(f"rank {rank}: {message.content['error']}"))
+                _fail(future, RankFailedError.of(rank, message.content["error"]))
             elif message.buffers:
                 _resolve(future, (message.content["value"], message.buffers))
             else:

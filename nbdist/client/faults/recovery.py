@@ -14,8 +14,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from nbdist import gpu_errors
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.launchers.base import NoHostError
+from nbdist.client.cluster.requests import RankFailedError
 from nbdist.client.faults.fewer_ranks import MOST_ROUNDS, go_on_with_room
 from nbdist.client.faults.repair_report import Repaired, describe
 from nbdist.client.faults.stderr_tail import LastOutput
@@ -45,6 +47,8 @@ def repair(
 
     A fault or a death in the midst begins it again, `MOST_ROUNDS` times in all. After that, or when
     a new process dies as often as `MOST_DEATHS`, the cluster is `broken`, and the lines say why.
+    A rank whose CUDA context has ended gets a new process where another one keeps its own: it can
+    take no part.
 
     Args:
         cluster: Whose ranks are all idle.
@@ -86,6 +90,10 @@ def repair(
             log.exception("The recovery failed")
             why = error.what
             deaths.update(new & set(cluster.dead()))
+            spent = _without_gpu(error)
+            if spent - new and set(cluster.living()) - new - spent:
+                new |= spent
+                ends.append(f"{begin_with_ranks(spent)} could make no CUDA call any more.")
             is_hopeless = any(count >= MOST_DEATHS for count in deaths.values())
             if is_hopeless or cluster.broken or time.monotonic() > no_new_round:
                 break
@@ -102,6 +110,14 @@ def repair(
     _break(cluster, new, why)
     lines = (*ends, cluster.broken or "")
     return Repaired(lines, tuple(sorted(new)), False, False, irreplaceable)
+
+
+def _without_gpu(error: NBDistError) -> set[int]:
+    """Return the rank whose process can make no CUDA call any more, if that is why it failed."""
+    if not isinstance(error, RankFailedError):
+        return set()
+    known = gpu_errors.explain(error.what)
+    return {error.rank} if known and known.ends_context else set()
 
 
 def _ends(cluster: Cluster, known: set[int], last_words: Callable[[int], LastOutput]) -> list[str]:

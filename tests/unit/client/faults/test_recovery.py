@@ -69,6 +69,24 @@ def test_a_recovery_that_fails_each_time_is_given_up() -> None:
     assert "The process group could not be re-created: trouble: odd." in (fake.broken or "")
 
 
+def test_a_rank_that_can_make_no_cuda_call_is_replaced_where_others_live() -> None:
+    fake = FakeCluster([], ["cuda 1"])
+    done = repair(fake)
+    assert fake.replaced == [[1]]
+    assert done.replaced == (1,)
+    assert done.lines[0] == "Rank 1 could make no CUDA call any more."
+    assert fake.broken is None
+
+
+def test_alone_a_rank_that_can_make_no_cuda_call_keeps_what_it_holds() -> None:
+    fake = FakeCluster([], ["cuda 0"] * 9, n=1)
+    repair(fake)
+    assert fake.replaced == []
+    assert fake.broken is not None
+    assert "device-side assert triggered" in fake.broken
+    assert "CUDA_LAUNCH_BLOCKING" not in fake.broken
+
+
 def test_a_restart_that_fails_raises_and_the_next_makes_all_anew() -> None:
     fake = FakeCluster([], ["kill 1", "kill 1"])
     with pytest.raises(StartError, match=r"(?s)Rank 1 could not be replaced.*%dist restart"):
