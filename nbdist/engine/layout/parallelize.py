@@ -137,7 +137,9 @@ def with_weights(
         activation_checkpoint.check(asked.checkpoint, model, find_blocks(model), halving)
     if asked.offload is not None:
         blocks, has_factory = find_blocks(model), source is not None
-        offload.check(asked.offload, asked.checkpoint, shape, blocks, has_factory=has_factory)
+        offload.check(
+            asked.offload, asked.checkpoint, shape, blocks, layout=layout, has_factory=has_factory
+        )
     with torch_modules.as_written():
         result = spread(model, shape, asked, source)
     attach(result)

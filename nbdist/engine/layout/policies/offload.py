@@ -32,9 +32,18 @@ def check(
     shape: MeshShape,
     blocks: dict[str, nn.Module],
     *,
+    layout: str,
     has_factory: bool,
 ) -> None:
     """Refuse what has no shards or blocks to offload, and what does not go together.
+
+    Args:
+        policy: What is asked for.
+        checkpoint: What else is, of activations.
+        shape: Sizes of the axes.
+        blocks: The model's, by name.
+        layout: The text that `shape` was read from.
+        has_factory: The model is made by a function.
 
     Raises:
         LayoutError: With the nearest that works.
@@ -43,12 +52,7 @@ def check(
         if not FACTS[axis].can_offload:
             raise LayoutError(f"Offload does not go with {axis} yet.", do="leave one of them out")
     if policy.parameters and shape.fsdp == 1:
-        raise LayoutError(
-            f'Offload(parameters=True) needs shards, and the layout is "{shape.name}".',
-            why="fsdp copies a unit's shards to the GPU where it gathers them; other layouts "
-            "compute with the parameters where they lie",
-            do='"zero3", or Offload(parameters=False, activations=True)',
-        )
+        raise _without_shards(layout, shape.world_size)
     if policy.parameters and has_factory:
         raise LayoutError(
             "Offload(parameters=True) does not go with a factory yet.",
@@ -66,6 +70,21 @@ def check(
             why="a block is one of several equal modules in a ModuleList, Sequential or ModuleDict",
             do="use torch.autograd.graph.save_on_cpu around your forward, or leave Offload out",
         )
+
+
+def _without_shards(layout: str, ranks: int) -> LayoutError:
+    if ranks == 1:
+        return LayoutError(
+            f'Offload(parameters=True) needs shards, and on one rank "{layout}" makes none.',
+            why="fsdp cuts parameters over ranks, and one rank holds the whole model",
+            do="%dist scale 2, or more; or Offload(parameters=False, activations=True)",
+        )
+    return LayoutError(
+        f'Offload(parameters=True) needs shards, and the layout is "{layout}".',
+        why="fsdp copies a unit's shards to the GPU where it gathers them; other layouts "
+        "compute with the parameters where they lie",
+        do='"zero3", or Offload(parameters=False, activations=True)',
+    )
 
 
 def check_device(device_type: str) -> None:

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies import offload, two_levels
 from nbdist.engine.layout.policies.efficiency import ActivationCheckpoint, Compress, Offload
-from nbdist.engine.layout.spec.mesh import MeshShape
+from nbdist.engine.layout.spec.mesh import MeshShape, parse
 from nbdist.errors import LayoutError
 
 ACTIVATIONS = Offload(parameters=False, activations=True)
@@ -46,7 +48,30 @@ def test_ranks_that_cannot_be_grouped_are_told_with_the_numbers(
 )
 def test_what_cannot_be_offloaded_is_refused(policy: Offload, shape: MeshShape, words: str) -> None:
     with pytest.raises(LayoutError, match=words):
-        offload.check(policy, None, shape, {}, has_factory=False)
+        offload.check(policy, None, shape, {}, layout=shape.name, has_factory=False)
+
+
+@pytest.mark.parametrize("layout", ["zero3", "fsdp=-1"])
+def test_on_one_rank_the_refusal_names_what_was_asked_for_and_that_nothing_is_cut(
+    layout: str,
+) -> None:
+    with pytest.raises(LayoutError) as refused:
+        offload.check(Offload(), None, parse(layout, 1), {}, layout=layout, has_factory=False)
+    assert str(refused.value) == (
+        f'Offload(parameters=True) needs shards, and on one rank "{layout}" makes none.\n'
+        "Why: fsdp cuts parameters over ranks, and one rank holds the whole model\n"
+        "Do:  %dist scale 2, or more; or Offload(parameters=False, activations=True)"
+    )
+
+
+def test_on_one_rank_parallelize_speaks_of_the_layout_that_was_written() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(LayoutError, match='on one rank "zero3" makes none') as refused:
+            parallelize(nn.Linear(2, 2), "zero3", Offload())
+    finally:
+        dist.destroy_process_group()
+    assert "ddp" not in str(refused.value)
 
 
 def test_offload_and_checkpoint_of_the_same_activations_are_refused() -> None:
@@ -56,6 +81,7 @@ def test_offload_and_checkpoint_of_the_same_activations_are_refused() -> None:
             ActivationCheckpoint(),
             MeshShape(dp=2),
             {"0": nn.Linear(2, 2)},
+            layout="ddp",
             has_factory=False,
         )
 
