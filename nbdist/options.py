@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nbdist import gpu_errors
 from nbdist.errors import StartError, UsageError
 from nbdist.formatting import counted
 
@@ -97,6 +98,7 @@ def choose_options(
     slots: int | None = None,
     gpus_each: int | None = None,
     threads_a_rank: int | None = None,
+    no_gpu: str = "",
     **rest: Any,
 ) -> ClusterOptions:
     """Return the options for a machine with this number of GPUs; None stands for its own choice.
@@ -111,10 +113,12 @@ def choose_options(
         slots: Ranks that several hosts take; None on one machine.
         gpus_each: GPUs of the host that has fewest; None on one machine.
         threads_a_rank: CPU threads that a rank may have on each of several hosts.
+        no_gpu: What torch says of why there is no GPU.
         rest: Other fields of `ClusterOptions`.
 
     Raises:
-        StartError: There are no GPUs, or too few for the backend, with the choice offered.
+        StartError: There is no GPU that can be used, or too few for the backend, with the choice
+            offered.
         UsageError: A word or a number makes no sense.
     """
     if backend is not None:
@@ -138,7 +142,7 @@ def choose_options(
     most = MOST_RANKS_A_CORE * (os.cpu_count() or 1)
     if slots is None and n > most:
         raise UsageError(f"-n {n} is too many for this machine; use at most {most}.")
-    _require_gpus(options, gpus, gpus if gpus_each is None else gpus_each)
+    _require_gpus(options, gpus, gpus if gpus_each is None else gpus_each, no_gpu)
     return options
 
 
@@ -172,10 +176,17 @@ def sharing_note(options: ClusterOptions, gpus: int) -> str:
     )
 
 
-def _require_gpus(options: ClusterOptions, gpus: int, gpus_each: int) -> None:
+def _require_gpus(options: ClusterOptions, gpus: int, gpus_each: int, no_gpu: str) -> None:
     n, fewer = options.n, f"%dist start -n {gpus}   or   " if gpus else ""
     if options.device != "cuda" or n <= gpus:
         return
+    if not gpus and no_gpu:
+        known = gpu_errors.explain(no_gpu)
+        raise StartError(
+            "No GPU can be used here.",
+            why=f"{known.why} ({no_gpu})" if known else no_gpu,
+            do=(known and known.do) or f"%dist start -n {n} --device cpu",
+        )
     if not gpus_each:
         raise StartError(
             f"{counted(n, 'rank')} on cuda need GPUs, and "

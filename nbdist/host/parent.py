@@ -18,9 +18,10 @@ and from a keeper, whose channel may lead to several hosts, with the `host` it i
     {"op": "warm"}                                                   import torch now
     {"op": "beat"}                                                   the keeper lives
 
-Events: `started` (key, number, pid), `ready` (seconds, forks, why, gpus), `exited` (key, pid,
-status, evidence: what is known of a SIGKILL, see `host/oom.py`), `failed` (key, number, error),
-and on a host that is told to leave, by SIGTERM or SIGURG, `notice` (signal).
+Events: `started` (key, number, pid), `ready` (seconds, forks, why, gpus, no_gpu: why there is
+none), `exited` (key, pid, status, evidence: what is known of a SIGKILL, see `host/oom.py`),
+`failed` (key, number, error), and on a host that is told to leave, by SIGTERM or SIGURG, `notice`
+(signal).
 Ends, and ends its children, when the other end does. A controller's private folder, with the
 connection keys, is removed when it has ended.
 """
@@ -151,12 +152,14 @@ class Parent:
             warm.import_modules()
             self._why_not = warm.why_not_fork()
             self._fork = not self._why_not
+        gpus, no_gpu = warm.find_gpus(fork=self._fork)
         self._send(
             event="ready",
             seconds=time.monotonic() - began,
             forks=self._fork,
             why=self._why_not,
-            gpus=warm.count_gpus(fork=self._fork),
+            gpus=gpus,
+            no_gpu=no_gpu,
         )
 
     def _send(self, **event: Any) -> None:

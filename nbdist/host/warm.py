@@ -7,6 +7,7 @@ be had (macOS, a site hook that starts threads), ranks are fresh interpreters.
 import gc
 import importlib
 import inspect
+import json
 import os
 import select
 import signal
@@ -83,41 +84,56 @@ def _count_threads() -> int:
         return threading.active_count()
 
 
-def count_gpus(*, fork: bool) -> int:
-    """Count this machine's GPUs in another process, so that this one never touches CUDA."""
-    return _count_in_fork() if fork else _count_in_interpreter()
+def find_gpus(*, fork: bool) -> tuple[int, str]:
+    """Count this machine's GPUs in another process, so that this one never touches CUDA.
+
+    Returns:
+        How many, and where there is none what torch says of that.
+    """
+    try:
+        count, why = json.loads(_ask_in_fork() if fork else _ask_in_interpreter())
+    except ValueError:
+        return 0, "CUDA did not answer"
+    return count, why
 
 
-def _count_in_fork() -> int:
+def ask_torch() -> str:
+    """Return what `find_gpus` does, as JSON; CUDA may be initialised."""
     import torch
 
-    if torch.version.cuda is None:
-        return 0
+    count, why = torch.cuda.device_count() if torch.version.cuda else 0, ""
+    if not count:
+        try:
+            torch.cuda.init()
+        except Exception as error:
+            why = str(error).partition("\n")[0]
+    return json.dumps([count, why])
+
+
+def _ask_in_fork() -> bytes:
     read, write = os.pipe()
     pid = os.fork()
     if not pid:
-        count = 0
         try:
-            count = torch.cuda.device_count()
+            os.write(write, ask_torch().encode())
         finally:
-            os.write(write, str(count).encode())
             os._exit(0)
     os.close(write)
     ready, _, _ = select.select([read], [], [], 30.0)
-    text = os.read(read, 16) if ready else b""
+    text = os.read(read, 4096) if ready else b""
     os.close(read)
     if not ready:
         os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    return int(text or b"0")
+    return text
 
 
-def _count_in_interpreter() -> int:
-    code = "import torch; print(torch.cuda.device_count() if torch.version.cuda else 0)"
+def _ask_in_interpreter() -> bytes:
+    code = "from nbdist.host import warm; print(warm.ask_torch())"
     try:
-        text = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-        ).stdout
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, timeout=60, check=True
+        )
     except (subprocess.SubprocessError, OSError):
-        return 0
-    return int(text.split()[-1])
+        return b""
+    return (done.stdout.splitlines() or [b""])[-1]

@@ -1,6 +1,7 @@
 """Starts that fail, starts in other ways, and scripts: one clear error, nothing left behind."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,11 +9,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
+import nbdist
 from nbdist.client.cluster.launchers.local import LocalLauncher
+from nbdist.client.notebook import current
 from nbdist.errors import StartError
+from nbdist.options import ClusterOptions
 from tests.lifecycle.kernels import ROOT, Family, Notebook, private_environment, wait_for
 
+no_cuda = pytest.mark.skipif(bool(torch.version.cuda), reason="this torch can use a GPU")
 SUM = "x = torch.ones(1) * (rank + 1)\ndist.all_reduce(x)\nx.item()"
 
 CRASH = """
@@ -152,15 +158,47 @@ LocalLauncher.ready = lambda launcher, limit_s: found(launcher, limit_s) | {"gpu
 """
 
 
+@no_cuda
 def test_who_shares_a_gpu_is_told_and_ranks_that_find_none_are_one_error(tmp_path: Path) -> None:
     with Notebook(tmp_path, CUDA_VISIBLE_DEVICES="") as notebook:
         notebook.run(ONE_GPU)
         said = notebook.run("%dist start -n 2")
         assert "2 ranks share 1 GPU, over gloo, because NCCL refuses two ranks on one GPU." in said
         assert "StartError: The ranks could not create their group." in said
-        assert "This host has no GPU that torch can use." in said
+        assert "Why: This build of torch is for the CPU alone." in said
         assert "Traceback" not in said
         assert_only_parent_left(notebook)
+
+
+@no_cuda
+def test_a_start_without_a_gpu_that_can_be_used_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StartError, match=r"No GPU can be used here\.") as refused:
+        nbdist.start(n=1, device="cuda")
+    assert refused.value.why == (
+        "This build of torch is for the CPU alone. (Torch not compiled with CUDA enabled)"
+    )
+    assert "install a build of torch for CUDA" in refused.value.do
+
+
+@no_cuda
+@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,cuda:nccl"])
+def test_a_rank_whose_first_cuda_call_fails_ends_the_start_with_its_reason(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # As where the driver counts a GPU that the ranks then cannot use.
+    options = ClusterOptions(n=2, device="cuda", backend=backend, threads=1)
+    monkeypatch.setattr(current, "choose_options", lambda *_, **__: options)
+    with pytest.raises(StartError, match=r"The ranks could not create their group\.") as refused:
+        nbdist.start(n=2, device="cuda")
+    why, told, logs = refused.value.why.splitlines()
+    assert why == "This build of torch is for the CPU alone."
+    assert re.fullmatch(r" *rank \d: AssertionError: Torch not compiled with CUDA enabled", told)
+    assert "The logs are in" in logs
+    assert refused.value.do.startswith("install a build of torch for CUDA")
 
 
 def test_an_address_that_is_not_of_this_machine_is_one_error(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nbdist import gpu_errors
 from nbdist.client.cluster.controller import ControllerFolder
 from nbdist.client.cluster.events import EventLog
 from nbdist.client.cluster.folders import (
@@ -155,10 +156,11 @@ class Cluster:
             self._check_alive()
         except StartError as death:
             return death
-        what = "The ranks could not create their group."
+        known = gpu_errors.explain(str(error))
+        means = f"{known.why}\n     " if known else ""
         return StartError(
-            what,
-            why=f"{error}\n     The logs are in {self.logs}.",
+            "The ranks could not create their group.",
+            why=f"{means}{error}\n     The logs are in {self.logs}.",
             do=fix_for_start(str(error)),
         )
 

@@ -9,6 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from nbdist import gpu_errors
 from nbdist.errors import StartError
 
 
@@ -137,7 +138,8 @@ def fix_for_start(why: str) -> str:
         return "allow more of them: ulimit -n 4096 in the shell that starts Jupyter."
     if "No space left on device" in why or "Disk quota exceeded" in why:
         return "free space where the logs are, or %cd to another disk."
-    return "%dist doctor"
+    known = gpu_errors.explain(why)
+    return (known and known.do) or "%dist doctor"
 
 
 def _folder_error(folder: Path, error: OSError) -> StartError:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nbdist import gpu_errors
 from nbdist.client.board.views import require_view
 from nbdist.client.cells.interrupts import Interrupts, hold_interrupts
 from nbdist.client.cluster.cluster import Cluster
@@ -55,6 +56,8 @@ _NOT_COMPARED = (
 # Imported beside the parent's import of torch, for they take half a second: ipyparallel, with
 # which the start goes on, and numpy, which the first cell asks for.
 _NEEDED_NEXT = ("nbdist.client.cluster.connection", "nbdist.client.tracking.run")
+
+_NVIDIA = Path("/dev/nvidia0")  # of this machine, whether its driver works or not
 
 _current: Session | None = None
 _place: Path | None = None  # where the current session was started: its runs are there
@@ -354,11 +357,13 @@ def start(
             (say or print)(sentence)
         if check == "shared" and ready.get("hosts", 1) > 1:
             (say or print)(_NOT_COMPARED)
-        of_hosts = ("slots", "gpus_each", "threads_a_rank")
-        found = {name: ready[name] for name in of_hosts if name in ready}
+        known = ("slots", "gpus_each", "threads_a_rank", "no_gpu")
+        found = {name: ready[name] for name in known if name in ready}
         options = choose(ready["gpus"], address=address, **found)
         if sentence := sharing_note(options, ready["gpus"]):
             (say or print)(sentence)
+        if device is None and options.device == "cpu" and _NVIDIA.exists():
+            (say or print)(_on_cpu(found.get("no_gpu", "")))
         cluster.start(options)
         with hold_interrupts():
             showing = Showing(folder, tracking_uri, theme, view)
@@ -373,6 +378,13 @@ def start(
                 running.stop()
         raise
     return session
+
+
+def _on_cpu(no_gpu: str) -> str:
+    """Return the sentence about a GPU that is there and cannot be used."""
+    known = gpu_errors.explain(no_gpu)
+    why = known.why if known else f"{no_gpu}."
+    return f"Ranks run on the CPU, though there is a GPU. {why}"
 
 
 def _under_test(

@@ -335,6 +335,8 @@ def join(
         )
     here = program()
     here.options, here.place = asked, place_ = ClusterOptions(**options), Place(**place)
+    if asked.device == "cuda":
+        torch.cuda.init()  # what it raises says why a GPU cannot be used
     device = group.join(
         here.rank, asked, place_, store_port, generation=generation, first_group=first_group
     )

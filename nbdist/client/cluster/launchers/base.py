@@ -151,9 +151,10 @@ class Launcher(Protocol):
     def ready(self, timeout_s: float) -> Mapping[str, Any]:
         """Wait until it can start ranks, and return what it found there.
 
-        Keys: `gpus` (how many there are), `forks` (ranks begin with torch imported), and `why` they
-        do not. With several hosts also `hosts` (how many take ranks), `slots` (ranks that they
-        take), `gpus_each` (GPUs of the host that has fewest), `threads_a_rank` (CPU threads that
+        Keys: `gpus` (how many there are), `no_gpu` (what torch says where there is none), `forks`
+        (ranks begin with torch imported), and `why` they do not. With several hosts also `hosts`
+        (how many take ranks), `slots` (ranks that they take), `gpus_each` (GPUs of the host that
+        has fewest), `threads_a_rank` (CPU threads that
         each may have), and `notes` (sentences for the person).
 
         Raises:

@@ -22,7 +22,7 @@ class OneHostLauncher(HostsLauncher):
     def ready(self, timeout_s: float) -> dict[str, Any]:
         """Wait for the parent's import of torch; see `Launcher.ready`."""
         of_hosts = super().ready(timeout_s)
-        return {name: of_hosts[name] for name in ("gpus", "forks", "why")}
+        return {name: of_hosts[name] for name in ("gpus", "no_gpu", "forks", "why")}
 
 
 def local_launcher(logs: Path, _asked: LaunchOptions) -> OneHostLauncher:

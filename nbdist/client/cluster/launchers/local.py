@@ -96,7 +96,7 @@ class LocalLauncher:
     def ready(self, timeout_s: float) -> dict[str, Any]:
         """Wait for the parent's imports and return its `ready` event.
 
-        Its keys: `seconds`, `forks`, `why` (it does not fork), `gpus` on this machine.
+        Its keys: `seconds`, `forks`, `why` (it does not fork), `gpus` on this machine, `no_gpu`.
 
         Raises:
             StartError: The parent ended or took longer than `timeout_s`.

@@ -74,6 +74,7 @@ def ready(hosts: Hosts, timeout_s: float) -> dict[str, Any]:
     return {
         "gpus": sum(min(told[name]["gpus"], one.channel.slots) for name, one in takers.items()),
         "gpus_each": min(told[name]["gpus"] for name in takers),
+        "no_gpu": next((why for name in takers if (why := told[name]["no_gpu"])), ""),
         "forks": not slow,
         "why": slow[0]["why"] if slow else "",
         "hosts": len(takers),

@@ -8,6 +8,7 @@ import pytest
 
 from nbdist.client.cluster.folders import (
     current_folder,
+    fix_for_start,
     last_lines,
     living_logs,
     log_folder,
@@ -100,3 +101,16 @@ def test_a_notebooks_folder_that_was_deleted_is_not_made_again(
         assert work_folders(place)[:2] == [str(place), str(Path.home())]
     finally:
         os.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("why", "do"),
+    [
+        ("OSError: [Errno 24] Too many open files", "ulimit -n"),
+        ("rank 0: AcceleratorError: CUDA error: out of memory", "nvidia-smi shows which"),
+        ("rank 0: CUDA error: CUDA-capable device(s) is/are busy or unavailable", "-c DEFAULT"),
+        ("rank 0: ValueError: no", "%dist doctor"),
+    ],
+)
+def test_a_start_that_failed_is_mended_by_what_its_reason_calls_for(why: str, do: str) -> None:
+    assert do in fix_for_start(why)

@@ -32,3 +32,12 @@ def test_wrong_words_start_no_process(
 
 def test_the_option_of_the_view_knows_all_views() -> None:
     assert NBDist.view.values == list(VIEWS)
+
+
+def test_a_gpu_that_is_there_and_cannot_be_used_is_told_with_its_reason() -> None:
+    too_old = "The NVIDIA driver on your system is too old (found version 11040)."
+    assert current._on_cpu(too_old) == (
+        "Ranks run on the CPU, though there is a GPU. The NVIDIA driver is too old for the CUDA "
+        "that torch is built for."
+    )
+    assert current._on_cpu("CUDA did not answer").endswith("GPU. CUDA did not answer.")
