@@ -143,3 +143,27 @@ proof = spread.verify((x, y), F.cross_entropy)
 """
     session.run(code)
     assert session.run("proof.ok, repr(proof)")[0].value[0]
+
+
+OUT_OF_RANGE = """
+table = torch.nn.Embedding(10, 4, device=device)
+index = torch.full((512,), 10_000 if rank == world_size - 1 else 1, device=device)
+table(index).sum().item()
+dist.barrier()
+"""
+
+
+def test_an_index_out_of_range_is_named_with_its_line_and_training_goes_on_as_advised(
+    session: nbdist.Session,
+) -> None:
+    with pytest.raises(nbdist.RankError) as caught:
+        session.run(OUT_OF_RANGE, timeout_s=60)
+    told = str(caught.value)
+    assert caught.value.why.startswith("An index is out of range in an embedding"), told
+    assert "Assertion `" in told
+    assert ", line 4" in told
+    assert "CUDA_LAUNCH_BLOCKING" not in told
+    assert "frame #" not in told
+    if "%dist restart" in caught.value.do:  # it has raised, and lives without its GPU
+        session.restart(str(session.world_size - 1))
+    assert len(session.run(STEP, timeout_s=60).value_list) == session.world_size
