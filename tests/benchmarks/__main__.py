@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from nbdist.host.warm import count_gpus
+from nbdist.host.warm import find_gpus
 from tests.benchmarks import (
     bench_64_ranks,
     bench_board,
@@ -116,7 +116,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--note", default="", help='for the page, such as "others at work"')
     asked = parser.parse_args(words)
     try:
-        groups = choose(asked.group, asked.device, lambda: count_gpus(fork=False))
+        groups = choose(asked.group, asked.device, lambda: find_gpus(fork=False)[0])
     except ValueError as error:
         parser.error(str(error))
     # pip compiles what it installs. A checkout that is never compiled adds 0.5 s to each start.

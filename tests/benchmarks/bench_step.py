@@ -23,7 +23,7 @@ from types import TracebackType
 import psutil
 
 from nbdist.formatting import counted
-from nbdist.host.warm import count_gpus
+from nbdist.host.warm import find_gpus
 from tests.benchmarks import step_loop
 from tests.benchmarks.kernel import Kernel
 from tests.benchmarks.table import Row, apart, render
@@ -229,7 +229,7 @@ def _compared(
 
 def gpu_rows(rounds: int = 5, cases: Sequence[GpuCase] = GPU_CASES) -> list[Row]:
     """Return what is added to steps on GPUs: a rank for each GPU of this machine, over nccl."""
-    ranks = count_gpus(fork=False)
+    ranks = find_gpus(fork=False)[0]
     made = []
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "loop.py"

@@ -146,11 +146,6 @@ def test_without_a_gpu_that_can_be_used_its_reason_is_given() -> None:
     assert "%dist start --device cpu" in refused.value.do
 
 
-def test_one_gpu_at_least_is_needed_also_where_ranks_share_it() -> None:
-    with pytest.raises(StartError, match="3 ranks need 1 GPU, and this machine has 0"):
-        chosen(0, n=3, device="cuda", backend="gloo")
-
-
 def test_a_negative_number_of_steps_between_peer_snapshots_is_refused() -> None:
     assert chosen(peer_snapshots=10).peer_snapshots == 10
     with pytest.raises(UsageError, match="--peer-snapshots is a number of steps, 0 for never"):
