@@ -35,7 +35,7 @@ STEP_KEYS = frozenset(
         *("cpu_s", "starved_s"),
         *("read_s", "decode_s", "transform_s", "fetch_s", "collate_s", "copy_s"),
         *("making_cpu_s", "batches", "loader"),
-        *("samples", "tokens", "bytes", "collectives", "total", "epoch_began"),
+        *("samples", "tokens", "bytes", "collectives", "replays", "total", "epoch_began"),
         *("rss_bytes", "cuda_bytes", "cuda_reserved_bytes", "cuda_peak_bytes", "grad_share"),
     }
 )
@@ -75,8 +75,10 @@ class Record:
     `step` counts optimizer steps on this rank since the cell began, from 1; 0 before the first.
     `time_ns` is the rank's wall clock (`time.time_ns`) when the row was made.
     `values` holds plain floats. A step row has, where known: `loss`; `step_s`; `samples`, `tokens`,
-    `bytes` (sent into collectives), `collectives` (a count); `grad_share`, this rank's share of the
-    squared gradient norm, where that is asked for: the norm is the root of the sum over all ranks.
+    `bytes` (sent into collectives), `collectives` (a count); `replays` (of CUDA graphs, a count: of
+    a step that is one, what it is made of and sends is not known); `grad_share`, this rank's share
+    of the squared gradient norm, where that is asked for: the norm is the root of the sum over all
+    ranks.
 
     Of steps that are *measured* (all of them, or some of many short ones) it also has what the step
     is made of: `compute_s` (forward and backward), `comm_s` (exposed: the main thread waited),

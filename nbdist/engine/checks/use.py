@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from nbdist.engine.checks import first_weights, model_facts
 from nbdist.engine.checks.fingerprints import as_float, fingerprints
 from nbdist.engine.compat import torch_live, torch_modules, torch_sharded
+from nbdist.engine.compat.cuda_graphs import graphs
 from nbdist.engine.layout.layout import Layout
 
 _log = logging.getLogger("nbdist.checks")
@@ -227,7 +228,7 @@ def _weakly(method: "weakref.WeakMethod[Any]") -> Any:
             bound.__self__.is_looking = False
 
     def hook(*args: Any) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or graphs.is_capturing:
             return
         bound = method()
         if bound is not None and bound.__self__.is_looking:

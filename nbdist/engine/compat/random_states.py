@@ -51,6 +51,29 @@ def check() -> list[str]:
     return python + ([] if _torch.is_read() else [f"torch {torch.__version__}: Generator differs"])
 
 
+def take_cuda() -> torch.Tensor:
+    """Return the state of the current GPU's generator, the same tensor where nothing was drawn."""
+    state: torch.Tensor = _cuda.take(torch.cuda.default_generators[torch.cuda.current_device()])
+    return state
+
+
+class _Cuda:
+    """A GPU's generator: its seed and how far it is say whether it has been drawn from."""
+
+    def __init__(self) -> None:
+        self._drawn: tuple[Any, ...] = ()
+        self._last: Any = None
+
+    def take(self, generator: Any) -> Any:
+        drawn = (generator.device, generator.initial_seed(), generator.get_offset())
+        if drawn != self._drawn:
+            self._drawn, self._last = drawn, generator.get_state()
+        return self._last
+
+
+_cuda = _Cuda()
+
+
 def take() -> States:
     """Return the states now."""
     global _last

@@ -20,6 +20,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from nbdist.engine.compat.cuda_graphs import graphs
+
 _torch: Any = torch  # for names that its types do not tell
 
 Undo = Callable[[], None]
@@ -354,9 +356,11 @@ def on_optimizer_step(
 ) -> Undo:
     """Call `hook` after every `step()` of every `torch.optim` optimizer of the process.
 
-    It gets the optimizer and the arguments of `step`, among them the optimizer once more.
+    It gets the optimizer and the arguments of `step`, among them the optimizer once more. Of a step
+    that is captured in a CUDA graph it is called after each replay.
     """
-    return register_optimizer_step_post_hook(hook).remove
+    outside, forget = graphs.after_steps(hook)
+    return _both(register_optimizer_step_post_hook(outside).remove, forget)
 
 
 def before_optimizer_step(
@@ -369,7 +373,16 @@ def before_optimizer_step(
     It gets what that of `on_optimizer_step` gets; what it returns, if anything, `step` gets instead
     (`with_closure`).
     """
-    return register_optimizer_step_pre_hook(hook).remove
+    outside, forget = graphs.before_steps(hook)
+    return _both(register_optimizer_step_pre_hook(outside).remove, forget)
+
+
+def _both(first: Undo, second: Undo) -> Undo:
+    def undo() -> None:
+        first()
+        second()
+
+    return undo
 
 
 def closure_of(args: StepArgs, kwargs: StepKeywords) -> Closure | None:

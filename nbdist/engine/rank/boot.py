@@ -209,6 +209,7 @@ class Program:
                 *step_state.here().take_notices(),
                 *weighting.take_notices(),
                 *position.take_notices(),
+                *training.notices(),
                 *(optimizer_wrapper.notices() if has_succeeded else ()),
                 *saved,
             ),

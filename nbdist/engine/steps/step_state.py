@@ -384,7 +384,7 @@ class Boundary:
         """Return a mark of the random generators, for `start_over`, and of `others`."""
         return StepState(
             random_states.take_torch(),
-            torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+            random_states.take_cuda() if torch.cuda.is_initialized() else None,
             random_states.take(),
             others,
         )

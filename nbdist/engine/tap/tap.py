@@ -48,6 +48,7 @@ from typing import Any
 import torch
 
 from nbdist.engine.compat import torch_groups, torch_hooks
+from nbdist.engine.compat.cuda_graphs import graphs
 from nbdist.engine.kernel import backward_threads
 from nbdist.engine.kernel.cost_clock import clock
 from nbdist.engine.kernel.location import prompt_of
@@ -260,9 +261,9 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
                 book.count_in_tag(sends, there, launch.tag, launch.tag_number)
             else:
                 book.count = seq
-            state.collectives += 1
-            if sends:
-                state.bytes += size
+            if not graphs.is_capturing:  # it is sent at each replay, which nothing sees
+                state.collectives += 1
+                state.bytes += size if sends else 0
             if state.reduced is not None and trains and is_reduction and state.backward is None:
                 state.reduced.extend(tensor.data_ptr() for tensor in args[0])
             is_sync = returns_nothing or (

@@ -16,6 +16,8 @@ Where the numbers come from:
   at other levels than "full", which do not see DDP wait, there is none, and `compute_s` holds it;
 - `samples` and `tokens` are those of the batches a step used, of the loader asked last;
 - what making these batches took is told by nbdist's own loaders (`data/making.py`);
+- `replays`: of CUDA graphs in the step. One that holds the optimizer's step is the step: of it loss
+  and `step_s` are known, not its parts, nor what it sends;
 - `cpu_s`, `starved_s` and memory: `resources.py`; `grad_share`: `gradients.py`.
 
 On CUDA all times but the tap's are the host's: what it queues is counted where it waits for it.
@@ -31,6 +33,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from nbdist.engine.compat import torch_hooks, torch_live, torch_loaders
+from nbdist.engine.compat.cuda_graphs import graphs
 from nbdist.engine.kernel.cost_clock import clock
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.tap import tap
@@ -102,6 +105,8 @@ class Cell:
         self._passes: WeakKeyDictionary[Any, _Pass] = WeakKeyDictionary()
         self._count_of_passes = 0
         self._held: deque[_Held] = deque()
+        self._replays = graphs.replays  # when the step began
+        self.replayed = 0  # steps that were replays of a CUDA graph, or held some
 
     def _begin(self, now_ns: int, *, is_whole: bool) -> None:
         """The first sign of training in this cell; what was communicated before is no step's."""
@@ -255,6 +260,10 @@ class Cell:
             values = self._measured_values(now_ns, is_next=is_next)
         else:
             values = self._counted_values(now_ns)
+        if replays := graphs.replays - self._replays:
+            values["replays"] = float(replays)
+            self._replays = graphs.replays
+            self.replayed += 1
         if self._iterator is not None:
             values |= self._amounts()
         if self.is_measured and self._machine is not None:
@@ -285,9 +294,11 @@ class Cell:
         if traffic.calls is not None:
             self._recorder.add("calls", traffic.calls_step, {}, traffic.calls)
         parts = with_stream(parts, traffic.stream_ns)
+        # What a replay is made of no hook sees, nor what it sends.
+        knows_parts = self.knows_parts and not graphs.is_stepping
         if self._is_whole:
-            values = parts if self.knows_parts else {"step_s": parts["step_s"]}
-            if tap.level() != "off":
+            values = parts if knows_parts else {"step_s": parts["step_s"]}
+            if tap.level() != "off" and not graphs.is_stepping:
                 _note_communication(traffic, values)
             if tap.level() != "full" and "comm_s" in values:
                 values["compute_s"] += values.pop("comm_s")
@@ -305,7 +316,7 @@ class Cell:
         """Return what is known of a step that is not measured."""
         values = {"step_s": (now_ns - self._began_ns) / 1e9} if self._is_whole else {}
         counts = tap.take_counts(self.step)
-        if counts is not None:
+        if counts is not None and not graphs.is_stepping:
             values["bytes"], values["collectives"] = counts
         return values
 

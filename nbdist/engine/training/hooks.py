@@ -21,6 +21,7 @@ import torch
 from torch.compiler import is_compiling
 
 from nbdist.engine.compat import torch_hooks
+from nbdist.engine.compat.cuda_graphs import graphs
 from nbdist.engine.compat.torch_hooks import (
     Closure,
     StepArgs,
@@ -81,6 +82,8 @@ class Hooks:
                 torch_hooks.remember_unscaled(),
                 torch_hooks.wrap_next_batch(self._around_next_batch),
             ]
+            graphs.install()
+            graphs.note_loss = self.note_loss
         elif not is_enabled:
             for undo in self._undo:
                 undo()
@@ -97,6 +100,7 @@ class Hooks:
     def begin_cell(self) -> None:
         """Begin to count at zero."""
         self.cell = self._new_cell()
+        graphs.begin_cell()
         clock.begin_cell()
         self._is_inside = self.is_loading = False
         self._seen.clear()
@@ -205,6 +209,9 @@ class Hooks:
     def _around_backward(self, native: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(native)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if graphs.is_capturing:
+                graphs.note_captured_loss(tensors)
+                return native(tensors, *args, **kwargs)
             if self._is_inside or (get_ident() != self._main and not is_mains()) or is_compiling():
                 return native(tensors, *args, **kwargs)
             self._backward_begins(tensors)

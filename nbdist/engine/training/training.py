@@ -12,6 +12,7 @@ import torch
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.training.hooks import Hooks
 from nbdist.errors import UsageError
+from nbdist.formatting import counted
 
 _hooks: Hooks | None = None
 _tell_log: Callable[[int, Mapping[str, float]], None] | None = None
@@ -67,6 +68,14 @@ def begin_cell() -> None:
 def end_cell() -> int:
     """A cell has ended, however: complete its records, return the steps it made."""
     return 0 if _hooks is None else _hooks.end_cell()
+
+
+def notices() -> tuple[str, ...]:
+    """Return sentences for people about the steps of the cell that ended last."""
+    replayed = 0 if _hooks is None else _hooks.cell.replayed
+    if not replayed:
+        return ()
+    return (f"{counted(replayed, 'step')} replayed CUDA graphs: what ran inside was not measured.",)
 
 
 def note_loss(loss: torch.Tensor) -> None:

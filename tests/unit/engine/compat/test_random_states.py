@@ -139,3 +139,29 @@ def test_another_torch_whose_generator_looks_otherwise_is_asked(
     assert not torch.equal(other.take(), state)
     other._generator.set_state(state)
     assert torch.rand(1, generator=other._generator) == first
+
+
+class _GpusGenerator:
+    """Stands for a GPU's generator, and counts what its state costs."""
+
+    device, seed, offset, asked = "cuda:0", 1, 0, 0
+
+    def initial_seed(self) -> int:
+        return self.seed
+
+    def get_offset(self) -> int:
+        return self.offset
+
+    def get_state(self) -> tuple[int, int]:
+        self.asked += 1
+        return self.seed, self.offset
+
+
+def test_a_gpus_generator_is_asked_for_its_state_when_it_has_been_drawn_from() -> None:
+    generator, states = _GpusGenerator(), random_states._Cuda()
+    assert [states.take(generator) for _ in range(3)] == 3 * [(1, 0)]
+    generator.offset = 4
+    assert [states.take(generator) for _ in range(3)] == 3 * [(1, 4)]
+    generator.seed, generator.offset = 2, 0
+    assert states.take(generator) == (2, 0)
+    assert generator.asked == 3

@@ -71,14 +71,14 @@ def _measure(step_ms: float, steps: int) -> list[int]:
 
 
 @pytest.mark.parametrize("step_ms", [0.3, 1, 3, 10, 20])
-def test_of_short_steps_about_a_dozen_a_second_are_measured(step_ms: float) -> None:
+def test_of_short_steps_about_half_a_dozen_a_second_are_measured(step_ms: float) -> None:
     later = [step for step in _measure(step_ms, 20_000) if step > 10_000]
     seconds = 10_000 * step_ms / 1e3
     assert 0.45 * MOST_MEASURED <= len(later) / seconds <= 1.05 * MOST_MEASURED
 
 
 def test_long_steps_are_all_measured() -> None:
-    assert len(_measure(63, 500)) == 500
+    assert len(_measure(126, 500)) == 500
 
 
 def test_the_first_steps_of_a_cell_are_all_measured() -> None:
