@@ -28,7 +28,7 @@ class Event(Protocol):
 
 
 class Gpu:
-    """What is asked of `torch.cuda`. Has not run on a GPU yet."""
+    """What is asked of `torch.cuda`."""
 
     def __init__(self) -> None:
         self._apart: dict[torch.device, Any] = {}
