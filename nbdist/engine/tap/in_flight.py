@@ -99,9 +99,8 @@ class TapState:
         self.last: Launch | None = None
         # By thread, since when (ns): the main one, and those that run its backward.
         self.blocked: dict[int, tuple[Launch | None, int]] = {}
-        self.native: Since | None = (
-            None  # the main thread is in C++ that waits for what it launches
-        )
+        # The main thread is in C++ that waits for what it launches.
+        self.native: Since | None = None
         self.backward: Backward | None = None
         self.seen_until_ns = 0  # intervals up to here have been taken
         self.cuda = CudaTimes()

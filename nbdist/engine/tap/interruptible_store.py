@@ -39,9 +39,8 @@ class PatientStore(Store):
         self._client: Any = client  # its types lack half of its methods
         self._released = threading.Event()
         self._why = ""
-        self.main_waits_since: float | None = (
-            None  # time.monotonic(); the main thread in `wait`, or its backward
-        )
+        # time.monotonic(); the main thread, or its backward on another, is in `wait`.
+        self.main_waits_since: float | None = None
 
     def release(self, why: str) -> None:
         """End every wait, now and until `resume`, with a ReleasedError. Any thread."""
