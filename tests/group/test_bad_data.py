@@ -50,7 +50,9 @@ def test_killed_workers_are_replaced_and_every_sample_comes_once_in_order(persis
 
 def test_a_worker_that_dies_each_time_is_one_error_at_the_last_boundary() -> None:
     (seen,) = run_ranks(1, RANKS + "dies_at", "kill", "")
-    assert (seen["seen"], seen["consumed"]) == ([list(range(8))], 8)
+    # The other worker's batch comes first, or not at all where its worker is ended before it is read.
+    assert seen["seen"] in ([], [list(range(8))])
+    assert seen["consumed"] == sum(map(len, seen["seen"]))
     assert len(seen["lines"]) == 3
     what, why, do = seen["told"].splitlines()
     assert what.startswith("The loader's workers ended 4 times on rank 0: worker ")
