@@ -50,7 +50,7 @@ def test_killed_workers_are_replaced_and_every_sample_comes_once_in_order(persis
 
 def test_a_worker_that_dies_each_time_is_one_error_at_the_last_boundary() -> None:
     (seen,) = run_ranks(1, RANKS + "dies_at", "kill", "")
-    # The other worker's batch comes first, or not at all where its worker is ended before it is read.
+    # The other worker's batch comes first, or not at all where that worker is ended before.
     assert seen["seen"] in ([], [list(range(8))])
     assert seen["consumed"] == sum(map(len, seen["seen"]))
     assert len(seen["lines"]) == 3

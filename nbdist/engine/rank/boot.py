@@ -182,10 +182,10 @@ class Program:
         if self.devices is not None:
             self.devices.end_cell()
         async_sgd.cell_ended()
-        step_state.end_cell(is_failed=not has_succeeded)
+        source = str(result.info.raw_cell) if result is not None else ""
+        step_state.end_cell(source, is_failed=not has_succeeded)
         saved = (*automatic.end_cell(has_succeeded=has_succeeded), *save.end_cell())
         if self.joined:
-            source = str(result.info.raw_cell) if result is not None else ""
             group_record.write(self.kernel.shell.user_ns, resume.cell_number(), source)
             values = clone.written_names(self.kernel.shell.user_ns)
             name_record.write(values)

@@ -3,7 +3,7 @@
 A *unit* is one wrapped model with the optimizers that hold its parameters. After a fault one rank
 may have finished the step that another lost. *Replicated* units are made equal by copying from the
 most advanced rank; *sharded* ones, of which no rank has a second copy, go back together to a
-snapshot that all of them hold, or are refused; where schedulers alone differ, these are copied.
+snapshot that all of them hold, or are refused. What follows the steps beside them is `follow`'s.
 Ranks that train *apart* (local SGD) go back in the same way, each to its own; where they cannot,
 they are made equal: all models are as good. Ranks that train on their own have no unit, and are
 left alone.
@@ -24,7 +24,7 @@ from nbdist.formatting import counted
 from nbdist.ranks import begin_with_ranks, name_ranks
 
 Kind = Literal["replicated", "sharded", "apart"]
-Steps = tuple[int, ...]  # of each optimizer, then of each scheduler; the newest first
+Steps = tuple[int, ...]  # of each optimizer, the newest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,13 @@ class ModelReport:
         ranks: Global ranks that train it together.
         identity: Its name, equal on all of them, and on no other unit; empty where it has none.
         steps: Made since the optimizers were.
-        parts: The names of the optimizers and schedulers that `steps` is of.
+        parts: The names of the optimizers that `steps` is of.
         model: The name of the replicated model that it trains, if it trains one.
         is_torn: An optimizer's step was begun and not ended, and has changed something.
         is_settled: It is refused already.
         is_told: It was said that other ranks do not hold it.
         snapshots: The optimizers' steps at each that the rank holds, newest first, and ages in s.
-        schedulers: How many of `parts`, the last ones, are schedulers.
-        is_alike: Whether options and schedulers are the same on all ranks: not in pipelines.
+        is_alike: Whether options are the same on all ranks: not in pipelines.
         copies: Of a sharded unit, the ranks that hold the same part of it as this one.
         idle_s: Since its optimizers' last step in the cell that ended, in s.
     """
@@ -60,7 +59,6 @@ class ModelReport:
     is_settled: bool = False
     is_told: bool = False
     snapshots: tuple[tuple[Steps, float], ...] = ()
-    schedulers: int = 0
     is_alike: bool = True
     copies: tuple[int, ...] = ()
     idle_s: float = 1e9
@@ -72,11 +70,10 @@ class Decision:
 
     Attributes:
         places: Of each rank that has the unit: its number among that rank's reports.
-        action: What its ranks do. "follow": they copy learning rates and schedulers alone, as after
-            "roll back". "forbid": optimizers that are not in `parts` step no more. "tell": nothing;
-            what died comes from a living rank, with the clone.
+        action: What its ranks do. "forbid": optimizers that are not in `parts` step no more.
+            "tell": nothing; what died comes from a living rank, with the clone.
         steps: What every rank has made afterwards.
-        parts: The optimizers and schedulers that all its ranks have, in the order of `steps`.
+        parts: The optimizers that all its ranks have, in the order of `steps`.
         source: Who is copied from, when copied.
         behind: Who copies.
         line: What is said of it; also the reason when refused.
@@ -87,7 +84,7 @@ class Decision:
     """
 
     places: Mapping[int, int]
-    action: Literal["copy", "roll back", "follow", "refuse", "leave", "forbid", "tell"]
+    action: Literal["copy", "roll back", "refuse", "leave", "forbid", "tell"]
     steps: Steps
     parts: tuple[str, ...]
     line: str
@@ -132,7 +129,6 @@ def from_json(text: str | bytes) -> list[ModelReport]:
             is_settled=item["is_settled"],
             is_told=item["is_told"],
             snapshots=tuple((tuple(steps), age) for steps, age in item["snapshots"]),
-            schedulers=item["schedulers"],
             is_alike=item["is_alike"],
             copies=tuple(item["copies"]),
             idle_s=item["idle_s"],
@@ -297,13 +293,7 @@ def _shared(of_unit: Mapping[int, ModelReport]) -> dict[int, ModelReport]:
 
     def only(report: ModelReport) -> ModelReport:
         made = dict(zip(report.parts, report.steps, strict=True))
-        schedulers = report.parts[len(report.parts) - report.schedulers :]
-        return replace(
-            report,
-            parts=parts,
-            steps=tuple(made[part] for part in parts),
-            schedulers=sum(part in parts for part in schedulers),
-        )
+        return replace(report, parts=parts, steps=tuple(made[part] for part in parts))
 
     return {rank: only(report) for rank, report in of_unit.items()}
 
@@ -347,28 +337,12 @@ def _copy(places: Mapping[int, int], of_unit: Mapping[int, ModelReport]) -> Deci
     return Decision(places, "copy", best.steps, best.parts, line, source, behind)
 
 
-def _settle_sharded(places: Mapping[int, int], of_unit: Mapping[int, ModelReport]) -> Decision:
-    """Go back together, unless all ranks have made the same steps of the optimizer itself."""
-    some = next(iter(of_unit.values()))
-    is_torn = any(report.is_torn for report in of_unit.values())
-    if is_torn or not some.is_alike or len(set(map(_made, of_unit.values()))) > 1:
-        return _roll_back(places, of_unit)
-    source = min(of_unit, key=lambda rank: (-sum(of_unit[rank].steps), rank))
-    best = of_unit[source]
-    behind = tuple(rank for rank in sorted(of_unit) if of_unit[rank].steps != best.steps)
-    line = (
-        f"{begin_with_ranks(behind)} had lost a scheduler's step, the one after step {_made(best)} "
-        f"of {best.name}: {'it' if len(behind) == 1 else 'they'} copied it from rank {source}."
-    )
-    return Decision(places, "follow", best.steps, best.parts, line, source, behind)
-
-
 def _roll_back(
     places: Mapping[int, int],
     of_unit: Mapping[int, ModelReport],
     common: Sequence[Steps] | None = None,
 ) -> Decision:
-    # Who has begun most has seen how schedulers stood as the step after a snapshot began.
+    # Who has begun most has seen all that belongs to the step of a snapshot.
     source = max(of_unit, key=lambda rank: (_begun(of_unit[rank]), -rank))
     best = of_unit[source]
     common = _common(of_unit) if common is None else common
@@ -386,9 +360,7 @@ def _roll_back(
         f"The ranks that hold {best.name} were {apart}: rolled back {counted(count, 'step')}, to "
         f"step {max(steps)} (snapshot {age:.0f} s old)."
     )
-    follows = best.kind == "sharded" and best.is_alike
-    behind = tuple(rank for rank in sorted(of_unit) if rank != source) if follows else ()
-    return Decision(places, "roll back", steps, best.parts, line, source, behind, lost=count)
+    return Decision(places, "roll back", steps, best.parts, line, source, lost=count)
 
 
 def _common(of_unit: Mapping[int, ModelReport]) -> list[Steps]:
@@ -413,7 +385,7 @@ def _settle_apart(places: Mapping[int, int], of_unit: Mapping[int, ModelReport])
 
 _DECIDE: Mapping[Kind, Callable[[Mapping[int, int], Mapping[int, ModelReport]], Decision]] = {
     "replicated": _copy,
-    "sharded": _settle_sharded,
+    "sharded": _roll_back,
     "apart": _settle_apart,
 }
 
@@ -491,11 +463,11 @@ def _refuse_lost(
 
 def _made(report: ModelReport) -> int:
     """Return the number of steps for people: of the optimizer that has made most."""
-    return max(report.steps[: len(report.steps) - report.schedulers], default=0)
+    return max(report.steps, default=0)
 
 
 def _begun(report: ModelReport) -> tuple[int, int]:
-    """Return how far a rank has come: in steps of its optimizer, then of its schedulers."""
+    """Return how far a rank has come: in steps of the first optimizer, then of all."""
     return _made(report) + report.is_torn, sum(report.steps)
 
 

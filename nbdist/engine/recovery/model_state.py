@@ -2,8 +2,8 @@
 
 A state is a frame (nested plain values, with a `TensorPlace` where a tensor stands) and the
 tensors. Put back, values are copied into the tensors that are there: no object is replaced that
-anyone holds. Optimizers and schedulers are found by their names (`identity`): what only one side
-has stays as it is.
+anyone holds. Optimizers are found by their names (`identity`): what only one side has stays as it
+is. What follows the steps beside them is `follow`'s.
 """
 
 import copy
@@ -40,25 +40,22 @@ def read(unit: Unit, *, buffers: bool) -> tuple[dict[str, Any], list[torch.Tenso
             for part, optimizer in _real(unit)
         },
         "wrappers": [_take(wrapper.own_state(), tensors) for wrapper in _wrappers(unit)],
-        "schedule": None,
+        "options": None,
     }
     return frame, tensors
 
 
-def read_schedule(unit: Unit) -> dict[str, Any]:
-    """Return the options of the unit's optimizers (learning rates) and its schedulers' state.
+def read_options(unit: Unit) -> dict[str, Any]:
+    """Return the options of the unit's optimizers: learning rates, and what else a group holds.
 
-    A scheduler steps after the optimizer: at a boundary it is too early to read it.
+    A scheduler steps after the optimizer: at a boundary it is too early to read them.
     """
     return {
-        "groups": {
-            part: [
-                {name: copy.deepcopy(v) for name, v in group.items() if name != "params"}
-                for group in optimizer.param_groups
-            ]
-            for part, optimizer in _ruling(unit)
-        },
-        "schedulers": {part: copy.deepcopy(s.state_dict()) for part, s in _schedulers(unit)},
+        part: [
+            {name: copy.deepcopy(v) for name, v in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ]
+        for part, optimizer in _ruling(unit)
     }
 
 
@@ -75,7 +72,7 @@ def put_back(
         unit: Whose state becomes this.
         frame: As `read` returned it.
         tensors: Those of the frame.
-        only: The names of the optimizers and schedulers that get theirs; all by itself.
+        only: The names of the optimizers that get theirs; all by itself.
     """
     for parameter, slot in zip(unit.parameters, frame["parameters"], strict=True):
         _fill(slot, parameter, tensors)
@@ -90,24 +87,21 @@ def put_back(
                 optimizer.state[parameter] = _fill(state, optimizer.state.get(parameter), tensors)
     for wrapper, saved in zip(_wrappers(unit), frame["wrappers"], strict=False):
         wrapper.load_own_state(_fill(saved, wrapper.own_state(), tensors))
-    if frame["schedule"] is not None:
-        put_back_schedule(unit, frame["schedule"], only)
+    if frame["options"] is not None:
+        put_back_options(unit, frame["options"], only)
 
 
-def put_back_schedule(
-    unit: Unit, schedule: dict[str, Any], only: Container[str] | None = None
+def put_back_options(
+    unit: Unit, options: dict[str, Any], only: Container[str] | None = None
 ) -> None:
-    """Give the unit what `read_schedule` returned, here or on another rank; see `put_back`."""
-    for optimizer, groups in _meet(_ruling(unit), schedule["groups"], only):
+    """Give the unit what `read_options` returned, here or on another rank; see `put_back`."""
+    for optimizer, groups in _meet(_ruling(unit), options, only):
         for group, values in zip(optimizer.param_groups, groups, strict=True):
             for name, value in values.items():
                 if isinstance(group.get(name), torch.Tensor):
                     group[name].copy_(value)
                 else:
                     group[name] = copy.deepcopy(value)
-    for scheduler, state in _meet(_schedulers(unit), schedule["schedulers"], only):
-        # A copy: the scheduler keeps what it is given, and a frame may be needed twice.
-        scheduler.load_state_dict(copy.deepcopy(state))
 
 
 def _meet(
@@ -133,10 +127,6 @@ def _ruling(unit: Unit) -> list[tuple[str, torch.optim.Optimizer]]:
     if unit.is_cut_in_states_only:
         return list(zip(unit.parts, unit.optimizers, strict=False))
     return _real(unit)
-
-
-def _schedulers(unit: Unit) -> list[tuple[str, Any]]:
-    return list(zip(unit.parts[len(unit.optimizers) :], unit.schedulers, strict=True))
 
 
 def _wrappers(unit: Unit) -> list[ApartWrapper]:

@@ -63,11 +63,11 @@ def recover(
         peer_of: In whose memory each rank keeps its snapshots from now on; None: as before.
 
     Returns:
-        `healed` (one line a module), `agreed` (lines for people), `steps_lost` (made before, to be
-        made again), `cloned` (what new ranks got, or None), `is_refused` (this new rank has a model
-        without its contents, into which a checkpoint can be restored), `stale` (groups that could
-        not be formed), `reforms_left` (None: no limit), `is_anew` (the program had destroyed the
-        default group).
+        `healed` (one line a module), `agreed` (lines for people), `is_half` (a step stays half
+        done), `steps_lost` (made before, to be made again), `cloned` (what new ranks got, or
+        None), `is_refused` (this new rank has a model without its contents, into which a
+        checkpoint can be restored), `stale` (groups that could not be formed), `reforms_left`
+        (None: no limit), `is_anew` (the program had destroyed the default group).
 
     Raises:
         ClusterError: A rank did not arrive in time.
@@ -90,15 +90,17 @@ def settle(
     """Do what follows when the group stands: the replacement ranks' part too, after their `join`.
 
     Returns:
-        `healed`, `agreed`, `steps_lost`, `cloned` and `is_refused`, as in `recover`.
+        `healed`, `agreed`, `is_half`, `steps_lost`, `cloned` and `is_refused`, as in `recover`.
     """
     try:
-        healed = reset.reset_state()
+        step_state.here().followers.look()
+        progress = step_state.here().followers.progress()  # before anything is reset
+        healed = reset.reset_state(progress)
         newcomers = sorted(newcomers)
         if newcomers:
             peers.reconnect()
             peers.move(peer_of or {})
-        decisions = sync_state.sync(newcomers)
+        decisions, lines, is_half = sync_state.sync(newcomers, progress)
         cloned, is_refused = None, False
         if newcomers:
             cloned = clone.clone_each(
@@ -123,7 +125,8 @@ def settle(
         tap.reset_counts()
         return {
             "healed": healed,
-            "agreed": [decision.line for decision in decisions],
+            "agreed": [*(decision.line for decision in decisions), *lines],
+            "is_half": is_half,
             "steps_lost": max((decision.lost for decision in decisions), default=0),
             "cloned": cloned,
             "is_refused": is_refused,

@@ -19,13 +19,20 @@ from nbdist.engine.compat import (
     torch_sharded,
 )
 from nbdist.engine.group import ddp_buckets, ddp_hook_state, rendezvous
+from nbdist.engine.steps import step_state
+from nbdist.engine.steps.followers import Progress
 from nbdist.formatting import counted
 
+_UNKNOWN = Progress()
 
-def reset_state() -> list[str]:
+
+def reset_state(progress: Progress = _UNKNOWN) -> list[str]:
     """Reset every live object that a fault may have left half done. All ranks, after `reform`.
 
     Main thread; runs no collective. A user's own wrappers are left as they are.
+
+    Args:
+        progress: How far this rank had come, as the fault found it.
 
     Returns:
         One line an object, such as `DDP(GPT): reducer reset, 28 gradients dropped`.
@@ -35,8 +42,9 @@ def reset_state() -> list[str]:
         ReleasedError: `group.abort` was called meanwhile.
     """
     lines = []
-    for kind in (_reset_ddp, _reset_fsdp2, _reset_fsdp1, _reset_pipelines, _reset_scalers):
+    for kind in (_reset_ddp, _reset_fsdp2, _reset_fsdp1, _reset_pipelines):
         lines += kind()
+    lines += _reset_scalers(progress)
     # The last: what is left belongs to no wrapper.
     return lines + _reset_optimizers()
 
@@ -97,10 +105,16 @@ def _reset_pipelines() -> list[str]:
     return lines
 
 
-def _reset_scalers() -> list[str]:
-    """GradScaler: between `unscale_` and `update` it refuses to unscale again."""
-    count = sum(map(torch_modules.reset_grad_scaler, torch_live.live(torch.amp.GradScaler)))
-    return [f"GradScaler: {count} reset, their scale kept"] if count else []
+def _reset_scalers(progress: Progress) -> list[str]:
+    """GradScaler: between `unscale_` and `update` it refuses to unscale again.
+
+    One that lacks its `update` keeps what this needs, so that it can be made by hand.
+    """
+    living = step_state.here().followers.living()
+    lacking = {id(living[name]) for name in progress.lacking if name in living}
+    scalers = torch_live.live(torch.amp.GradScaler)
+    reset = [torch_modules.reset_grad_scaler(one) for one in scalers if id(one) not in lacking]
+    return [f"GradScaler: {sum(reset)} reset, their scale kept"] if any(reset) else []
 
 
 def _reset_optimizers() -> list[str]:

@@ -32,7 +32,7 @@ import torch
 
 from nbdist.engine.group import group, state
 from nbdist.engine.layout import memory
-from nbdist.engine.recovery import model_state, peers, snapshot_schedule, wrapped_models
+from nbdist.engine.recovery import follow, model_state, peers, snapshot_schedule, wrapped_models
 from nbdist.engine.recovery.decide import Steps
 from nbdist.engine.recovery.saved import Saved, metas_of
 from nbdist.engine.steps import step_state
@@ -43,13 +43,14 @@ SETTLED_AFTER = 2  # steps after which no rank can have lost the one of a snapsh
 _log = logging.getLogger("nbdist.snapshot")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Snapshot:
     steps: Steps  # of the optimizers
     at: float
     frame: dict[str, Any]
     tensors: list[torch.Tensor]
     mark: step_state.StepState | None
+    follows: follow.Kept | None = None  # known when all that belongs to the step is done
 
     @property
     def size_bytes(self) -> int:
@@ -138,8 +139,13 @@ def held(unit: wrapped_models.Unit) -> list[tuple[Steps, float]]:
     return [] if series is None else [(one.steps, now - one.at) for one in reversed(series.kept)]
 
 
-def put_back(unit: wrapped_models.Unit, steps: Steps) -> step_state.StepState | None:
-    """Bring the unit back to its snapshot of `steps`; returns the boundary at which it was taken.
+def put_back(
+    unit: wrapped_models.Unit, steps: Steps
+) -> tuple[step_state.StepState | None, follow.Kept | None]:
+    """Bring the unit back to its snapshot of `steps`.
+
+    Returns:
+        The boundary at which it was taken, and what followed that step, where this is known.
 
     Raises:
         LookupError: There is none.
@@ -154,7 +160,7 @@ def put_back(unit: wrapped_models.Unit, steps: Steps) -> step_state.StepState | 
     series.target, series.kept_at_step = None, max(steps)
     for newer in [one for one in series.kept if sum(one.steps) > sum(steps)]:
         series.kept.remove(newer)  # of steps that are made again, perhaps otherwise
-    return chosen.mark
+    return chosen.mark, chosen.follows
 
 
 def forget_schedules() -> None:
@@ -327,23 +333,24 @@ def _take(optimizer: torch.optim.Optimizer, series: _Series, steps: int) -> None
     if any(tensor.is_cuda for tensor in live):
         torch.cuda.synchronize()
     made = unit.steps()[: len(unit.optimizers)]
-    # The frame holds plain values that optimizers and schedulers replace, not change.
-    series.kept.append(_Snapshot(made, began, frame, copies, step_state.here().last))
+    # The frame holds plain values that optimizers replace, not change.
+    taken = _Snapshot(made, began, frame, copies, step_state.here().last)
+    series.kept.append(taken)
     series.kept_at_step = steps
     series.next_at = snapshot_schedule.next_at(time.monotonic(), time.monotonic() - began)
     _status = {"step": steps, "at": began, "bytes": size}
-    if steps == 0:  # schedulers stand as they will when it is made
-        frame["schedule"] = model_state.read_schedule(unit)
-        return
-    if series.is_sent:
-        _offer(unit, series.kept[-1])
+    if series.is_sent and steps:
+        _offer(unit, taken)
+    held = ref(optimizer)  # held by nothing here
 
-    def read_schedule(optimizer: torch.optim.Optimizer) -> None:
-        unit = wrapped_models.unit_of(optimizer)  # held by nothing here, for it holds the optimizer
-        frame["schedule"] = None if unit is None else model_state.read_schedule(unit)
+    def read() -> None:
+        living = held()
+        unit = None if living is None else wrapped_models.unit_of(living)
+        if unit is not None:
+            frame["options"] = model_state.read_options(unit)
+            taken.follows = follow.keep()
 
-    counted = step_state.here().steps
-    counted.setdefault(optimizer, step_state.OptimizerSteps()).before_next.append(read_schedule)
+    step_state.here().followers.at_next_turn(read)
 
 
 def _offer(unit: wrapped_models.Unit, taken: _Snapshot) -> None:

@@ -17,6 +17,7 @@ from nbdist.engine.group import rendezvous
 from nbdist.engine.recovery import (
     decide,
     disabled,
+    follow,
     model_state,
     peer_state,
     peers,
@@ -27,6 +28,7 @@ from nbdist.engine.recovery import (
 from nbdist.engine.recovery.clone import shards
 from nbdist.engine.recovery.decide import Decision, ModelReport
 from nbdist.engine.steps import step_state
+from nbdist.engine.steps.followers import Progress
 from nbdist.errors import ClusterError, LostStateError
 from nbdist.ranks import name_ranks
 
@@ -46,7 +48,7 @@ _are_shapes_wanted: Callable[[Iterable[torch.optim.Optimizer]], bool] = _not_wan
 _to_refuse: list[tuple[wrapped_models.Unit, Decision]] = []
 
 
-def sync(newcomers: Iterable[int]) -> list[Decision]:
+def sync(newcomers: Iterable[int], progress: Progress) -> tuple[list[Decision], list[str], bool]:
     """Compare the units' steps on all ranks, and make them equal.
 
     A rank that copies a step it had lost has done all of that step but the update: its random
@@ -55,9 +57,11 @@ def sync(newcomers: Iterable[int]) -> list[Decision]:
 
     Args:
         newcomers: Ranks that hold nothing yet.
+        progress: How far this rank had come in the turn that the fault ended.
 
     Returns:
-        What was done; the same on every rank.
+        What was done; what is said of all that follows the steps; whether a step stays half done.
+        The same on every rank.
 
     Raises:
         ClusterError: A rank did not answer in time.
@@ -76,6 +80,8 @@ def sync(newcomers: Iterable[int]) -> list[Decision]:
     rank = dist.get_rank()
     mark: step_state.StepState | None = None
     has_copied = False
+    restored: list[str] = []  # whose snapshot does not know all of its step
+    kept: follow.Kept | None = None
     decisions = decide.decide(reports, new, peer_state.kept(new) if peers.every() else None)
     for decision in decisions:
         if rank not in decision.places:
@@ -87,13 +93,12 @@ def sync(newcomers: Iterable[int]) -> list[Decision]:
         if decision.action == "copy":
             has_copied |= _copy(unit, decision, rank)
         elif decision.action == "roll back":
-            mark = snapshot.put_back(unit, decision.steps) or mark
+            its_mark, its_kept = snapshot.put_back(unit, decision.steps)
+            mark, kept = its_mark or mark, its_kept or kept
+            restored += [] if its_kept else [unit.identity]
             peers.forget_after(unit.identity, decision.steps)
             for newcomer, _ in decision.given:
                 peer_state.expect(newcomer, unit)
-            _follow(unit, decision, rank)
-        elif decision.action == "follow":
-            _follow(unit, decision, rank)
         elif decision.action == "refuse":
             # Before its first forward FSDP2 has not said which modules are a unit's: nothing there
             # could be refused, so nothing may come without its contents.
@@ -121,7 +126,9 @@ def sync(newcomers: Iterable[int]) -> list[Decision]:
     else:
         # What is no unit's is as in any notebook: a seed that a failed cell has set stays set.
         step_state.restore(mark, random=bool(mine))
-    return decisions
+    if kept is not None and not restored:
+        follow.put_back(kept)
+    return decisions, *follow.settle(mine, decisions, progress, restored)
 
 
 def _exchange(topic: str) -> tuple[list[wrapped_models.Unit], dict[int, Sequence[ModelReport]]]:
@@ -149,7 +156,7 @@ def _copy(unit: wrapped_models.Unit, decision: Decision, rank: int) -> bool:
     """Take part in a copy; returns whether this rank now stands where another did."""
     if rank == decision.source:
         frame, tensors = model_state.read(unit, buffers=False)
-        frame["schedule"] = model_state.read_schedule(unit)
+        frame["options"] = model_state.read_options(unit)
         for other in decision.behind:
             send_tensors.send(frame, tensors, other)
     elif rank in decision.behind:
@@ -157,20 +164,6 @@ def _copy(unit: wrapped_models.Unit, decision: Decision, rank: int) -> bool:
         model_state.put_back(unit, frame, tensors, decision.parts)
         return True
     return False
-
-
-def _follow(unit: wrapped_models.Unit, decision: Decision, rank: int) -> None:
-    """Take part in a copy of the learning rates and schedulers, of which each rank has all.
-
-    A scheduler steps after its optimizer: of the newest snapshot a rank may not have seen it.
-    """
-    if rank == decision.source:
-        schedule = model_state.read_schedule(unit)
-        for other in decision.behind:
-            send_tensors.send({"schedule": schedule}, [], other)
-    elif rank in decision.behind:
-        frame, _ = send_tensors.receive(decision.source)
-        model_state.put_back_schedule(unit, frame["schedule"])
 
 
 def refuse_missing(

@@ -12,14 +12,13 @@ Main thread. Nothing is searched on the heap but pipelines, where they are used.
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LRScheduler
 
 from nbdist.engine.compat import (
     torch_groups,
@@ -56,7 +55,6 @@ class Unit:
         optimizers: Those that hold its parameters, the newest first.
         identity: Its name, the same on all these ranks (`identity`).
         model: The name of the replicated model that it trains, if it trains one.
-        schedulers: Those of its optimizers, the newest first.
         is_alike: Whether parameters have the same shapes on all ranks: not in pipelines.
         is_cut_in_states_only: Whether each rank has all parameters (ZeroRedundancyOptimizer).
         copies: Of a sharded one, the ranks that hold the same part of it as this one does.
@@ -70,7 +68,6 @@ class Unit:
     optimizers: list[Optimizer]
     identity: str
     model: str = ""
-    schedulers: list[Any] = field(default_factory=list)
     is_alike: bool = True
     is_cut_in_states_only: bool = False
     copies: Ranks = ()
@@ -102,15 +99,13 @@ class Unit:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names of its optimizers and then of its schedulers, in the order of `steps`."""
-        found = (*self.optimizers, *self.schedulers)
-        return tuple(identity.of(one, is_alike=self.is_alike) for one in found)
+        """The names of its optimizers, in the order of `steps`."""
+        return tuple(identity.of(one, is_alike=self.is_alike) for one in self.optimizers)
 
     def steps(self) -> Steps:
-        """Return what its optimizers and then its schedulers have done."""
+        """Return how many steps its optimizers have made."""
         counts = step_state.here().steps
-        made = [counts[o].whole if o in counts else 0 for o in self.optimizers]
-        return (*made, *(int(s.last_epoch) for s in self.schedulers))
+        return tuple(counts[o].whole if o in counts else 0 for o in self.optimizers)
 
     def settle(self, parts: Sequence[str], steps: Steps) -> None:
         """Count as all ranks do now: so many steps of the optimizers with these names."""
@@ -144,7 +139,6 @@ class Unit:
             is_settled=is_settled,
             is_told=is_told,
             snapshots=tuple(snapshots),
-            schedulers=len(self.schedulers),
             is_alike=self.is_alike,
             copies=self.copies,
             idle_s=min(time.monotonic() - last, _LONG_AGO_S),
@@ -155,7 +149,6 @@ def find() -> list[Unit]:
     """Return the units of this rank, in the order in which they were made."""
     optimizers = _optimizers()
     named = keep.named()
-    schedulers = [s for s in _schedulers(named) if hasattr(s, "last_epoch")]
     parts = torch_pipeline.live_parts()
     sharded = {id(o): kind for o in optimizers if (kind := _sharding(o, parts))}
     called = _called(named, parts)
@@ -167,17 +160,12 @@ def find() -> list[Unit]:
     for optimizer in optimizers:
         if isinstance(optimizer, ApartWrapper):
             units.append(_apart_unit(optimizer))
-    for unit in units:
-        held = {id(o): place for place, o in enumerate(unit.optimizers)}
-        held |= {id(w.optim): held[id(w)] for w in unit.optimizers if isinstance(w, ApartWrapper)}
-        mine = [s for s in reversed(schedulers) if id(getattr(s, "optimizer", None)) in held]
-        unit.schedulers = sorted(mine, key=lambda s: held[id(s.optimizer)])
     return units
 
 
 def hand_over() -> dict[str, tuple[Any, identity.Names]]:
     """Return what a new rank may get a copy of, with the names by which all ranks know it."""
-    trained = [one for unit in find() for one in (*unit.optimizers, *unit.schedulers)]
+    trained = [optimizer for unit in find() for optimizer in unit.optimizers]
     return identity.hand_over([*torch_modules.live_ddps(), *trained])
 
 
@@ -219,13 +207,6 @@ def _optimizers() -> list[Optimizer]:
     """Return the living optimizers in the order of making, without those inside others."""
     inner = {id(getattr(o, "optim", None)) for o in torch_live.live(Optimizer)}
     return [o for o in torch_live.live(Optimizer) if id(o) not in inner]
-
-
-def _schedulers(named: dict[str, Any]) -> list[Any]:
-    """Return the living schedulers, each once."""
-    found = {id(s): s for s in torch_live.live(LRScheduler)}
-    found.update({id(s): s for s in named.values() if isinstance(s, LRScheduler)})
-    return list(found.values())
 
 
 def _called(named: dict[str, Any], parts: list[_Part]) -> list[nn.Module]:

@@ -63,6 +63,11 @@ def look_in(names: Callable[[], Mapping[str, Any]]) -> None:
     _names = names
 
 
+def names() -> Mapping[str, Any]:
+    """Return the namespace itself, in which cells run."""
+    return _names()
+
+
 def named() -> dict[str, Any]:
     """Return everything that a cell has named or kept; what was kept goes first."""
     return {**_kept, **{name: value for name, value in _names().items() if name not in _kept}}

@@ -30,6 +30,7 @@ from nbdist.engine.compat.torch_hooks import StepArgs, StepKeywords
 from nbdist.engine.kernel.backward_threads import is_mains
 from nbdist.engine.kernel.cost_clock import clock
 from nbdist.engine.steps import defer_interrupt
+from nbdist.engine.steps.followers import Followers
 
 BUFFER_BYTES = 8 << 20  # larger buffers are left out, and so is what would go beyond it in sum
 
@@ -130,6 +131,7 @@ class Boundary:
         self._after: list[Callable[[Optimizer, int], None]] = []
         self._before_any: Callable[[], None] | None = None
         self._watched: WeakSet[Optimizer] = WeakSet()  # whose buffers were found before a step
+        self.followers = Followers(lambda: {o: steps.whole for o, steps in self.steps.items()})
 
     def install(
         self,
@@ -178,6 +180,8 @@ class Boundary:
         if is_outer and (steps is None or steps.cell != self._cell):
             self.before_first_step(optimizer)
             steps = self.steps.get(optimizer)
+        if is_outer:
+            self._do(lambda: self.followers.before_step(optimizer))
         if steps is None:
             if is_outer and self._before_any is not None:
                 self._do(self._before_any)
@@ -214,6 +218,7 @@ class Boundary:
             if steps.cell != self._cell:
                 self._first_step(optimizer, steps)
             self.last = self.take()
+            self.followers.after_step()
             for after in self._after:
                 after(optimizer, steps.whole)
         except Exception as error:
@@ -273,6 +278,7 @@ class Boundary:
         self._has_stepped = self._goes_on = False
         self._is_failed = True
         self._do(self._watch_unstepped)
+        self._do(self.followers.begin_cell)
         self.cell_began = self.last = self.take()
 
     def _watch_unstepped(self) -> None:
@@ -282,9 +288,10 @@ class Boundary:
                 self._watched.add(optimizer)  # to find buffers takes a millisecond a cell
                 self._watch_buffers(self._find_buffers(optimizer))
 
-    def end_cell(self, *, is_failed: bool) -> None:
+    def end_cell(self, source: str = "", *, is_failed: bool) -> None:
         """Note how the cell has ended: where it ended well there is nothing to go back from."""
         self._is_failed = is_failed
+        self._do(lambda: self.followers.end_cell(source, is_failed=is_failed))
 
     def count_copied(self, optimizers: Iterable[Optimizer]) -> None:
         """Count the step that this rank had lost, and has copied, as one of the last cell's."""

@@ -144,47 +144,6 @@ def test_sharded_ranks_go_back_to_their_newest_common_snapshot() -> None:
     )
 
 
-def planned(step: int, epoch: int, *snapshots: int, is_alike: bool = True) -> ModelReport:
-    one = replace(sharded(step, *snapshots), steps=(step, epoch), parts=("o1", "s1"), schedulers=1)
-    return replace(one, is_alike=is_alike)
-
-
-def test_sharded_ranks_of_which_one_has_lost_a_schedulers_step_alone_lose_no_step() -> None:
-    (found,) = decide({0: [planned(30, 30, 1)], 1: [planned(30, 29, 1)]}, [])
-
-    assert (found.action, found.source, found.behind, found.lost) == ("follow", 0, (1,), 0)
-    assert found.line == (
-        "Rank 1 had lost a scheduler's step, the one after step 30 of GPT: "
-        "it copied it from rank 0."
-    )
-
-
-def test_stages_whose_schedulers_may_differ_rightfully_copy_none() -> None:
-    stages = {r: [planned(30, 30 - r, 1, is_alike=False)] for r in range(2)}
-
-    (found,) = decide(stages, [])
-
-    assert (found.action, found.behind) == ("roll back", ())
-
-
-def test_after_going_back_schedulers_are_those_of_who_had_come_furthest() -> None:
-    torn = replace(planned(2, 2, 2), is_torn=True)
-
-    (found,) = decide({0: [planned(2, 1, 2)], 1: [torn]}, [])
-
-    assert (found.action, found.steps) == ("roll back", (2,))
-    assert (found.source, found.behind) == (1, (0,))
-
-
-def test_steps_are_told_as_those_of_optimizers_however_often_schedulers_step() -> None:
-    ahead = replace(replicated(13, 26, ranks=(0, 1)), schedulers=1)
-    behind = replace(ahead, steps=(12, 24))
-
-    (found,) = decide({0: [ahead], 1: [behind]}, [])
-
-    assert "Rank 1 had lost step 13" in found.line
-
-
 def apart(step: int, *snapshots: int, torn: bool = False) -> ModelReport:
     held = tuple(((s,), 8.0) for s in snapshots)
     return ModelReport("apart", "GPT", (0, 1, 2), "o1", (step,), ("o1",), "", torn, snapshots=held)

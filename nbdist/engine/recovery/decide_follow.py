@@ -1,0 +1,264 @@
+"""Decide what becomes of what follows the steps. Pure: reports in, decisions out.
+
+After models and optimizers stand at one step, ranks that train together may have come differently
+far in its *turn*: one has made the scheduler's step, another was on its way there. What follows is
+copied from the rank that had come furthest. Where no rank had made all that is due, the step is
+*half done*, which is said: nothing can make up for code that did not run. Where no optimizer had
+stepped in the turn, numbers go back to where it began, with the batch that they counted.
+
+Every rank decides by itself, from the same reports, and so all decide the same.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbdist.engine.steps.followers import Progress
+from nbdist.ranks import begin_with_ranks, name_ranks
+
+Numbers = Mapping[str, Any]
+_MOST_NAMES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class FollowReport:
+    """What one rank says, when its models stand where they shall.
+
+    Attributes:
+        ranks: Those that train the cell's models together with it; () if it trains none.
+        step: At which they stand.
+        names: Of the models, for people.
+        is_alike: Whether what follows is the same on all of them: not in pipelines.
+        has_copied: It had lost a step, and copied it.
+        is_back: A unit of it went back to a snapshot.
+        is_whole: All that belongs to the step it went back to is back, too.
+        progress: Of the turn that the fault has ended.
+        cut: What follows and holds a part that no other rank has.
+    """
+
+    ranks: tuple[int, ...] = ()
+    step: int = 0
+    names: tuple[str, ...] = ()
+    is_alike: bool = True
+    has_copied: bool = False
+    is_back: bool = False
+    is_whole: bool = True
+    progress: Progress = field(default_factory=Progress)
+    cut: tuple[str, ...] = ()
+
+    @staticmethod
+    def from_plain(told: Mapping[str, Any]) -> "FollowReport":
+        """Return the report whose `asdict` travelled as JSON."""
+        progress = dict(told["progress"])
+        for name in ("lacking", "ahead"):
+            progress[name] = tuple(progress[name])
+        lists = {name: tuple(told[name]) for name in ("ranks", "names", "cut")}
+        return FollowReport(**{**told, **lists, "progress": Progress(**progress)})
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """What becomes of what follows the steps of some ranks.
+
+    Attributes:
+        source: Who is copied from; -1: nobody.
+        behind: Who copies.
+        names: What they copy, numbers aside.
+        numbers: What numbers become where they are copied.
+        put_back: By rank, the numbers that go back to where the turn began.
+        lacking: What of the step is not done, on any rank.
+        lines: For people.
+    """
+
+    source: int = -1
+    behind: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    numbers: Numbers = field(default_factory=dict)
+    put_back: Mapping[int, Numbers] = field(default_factory=dict)
+    lacking: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+
+
+def decide(reports: Mapping[int, FollowReport]) -> list[Following]:
+    """Return what is to be done, for each set of ranks that train together."""
+    return [_settle({rank: reports[rank] for rank in ranks}) for ranks in _together(reports)]
+
+
+def _together(reports: Mapping[int, FollowReport]) -> list[list[int]]:
+    """Return the sets of ranks that models connect, of those that report."""
+    sets: list[set[int]] = []
+    for rank, report in sorted(reports.items()):
+        if not report.ranks:
+            continue
+        joined = {rank} | (set(report.ranks) & set(reports))
+        apart = [one for one in sets if not one & joined]
+        sets = [*apart, joined.union(*(one for one in sets if one & joined))]
+    return [sorted(r for r in one if reports[r].ranks) for one in sets]
+
+
+def _settle(reports: Mapping[int, FollowReport]) -> Following:
+    if any(report.is_back for report in reports.values()):
+        return _after_going_back(reports)
+    source = min(reports, key=lambda rank: _order(rank, reports[rank]))
+    best = reports[source].progress
+    behind = tuple(
+        rank
+        for rank, report in sorted(reports.items())
+        if rank != source and _place(report) != _place(reports[source])
+    )
+    is_alike = all(report.is_alike for report in reports.values())
+    names = (
+        tuple(
+            name
+            for name, kind in best.kinds.items()
+            if kind and is_alike and not any(name in reports[r].cut for r in (source, *behind))
+        )
+        if behind
+        else ()
+    )
+    numbers = _numbers(reports, source, behind) if is_alike else {}
+    stay = {r: _uncopied(reports[r].progress, names, numbers) for r in behind}
+    lacking = tuple(sorted({*best.lacking, *(n for left in stay.values() for n in left)}))
+    put_back = {
+        rank: _changed(report.progress)
+        for rank, report in reports.items()
+        if rank not in behind and not report.progress.has_stepped
+    }
+    lines = [
+        *_copied_line(reports, source, behind, names, numbers),
+        *_numbers_line(put_back),
+        *_ahead_line(reports, behind),
+        *_half_line(reports, lacking),
+    ]
+    return Following(source, behind, names, numbers, put_back, lacking, tuple(lines))
+
+
+def _order(rank: int, report: FollowReport) -> tuple[bool, bool, int, int]:
+    """Return what puts ranks in order, the one that came furthest first."""
+    progress = report.progress
+    return report.has_copied, progress.has_stepped, len(progress.lacking), rank
+
+
+def _place(report: FollowReport) -> tuple[Any, ...]:
+    """Return what is equal on ranks that came equally far."""
+    progress = report.progress
+    return report.has_copied, progress.has_stepped, progress.lacking
+
+
+def _numbers(
+    reports: Mapping[int, FollowReport], source: int, behind: Sequence[int]
+) -> dict[str, Any]:
+    """Return what numbers become on ranks that copy: those that were equal before the step."""
+    best = reports[source].progress
+    before = best.began if best.has_stepped else best.before
+    after = best.now if best.has_stepped else best.began
+    return (
+        {
+            name: after[name]
+            for name, value in before.items()
+            if name in after and all(reports[r].progress.began.get(name) == value for r in behind)
+        }
+        if behind
+        else {}
+    )
+
+
+def _uncopied(progress: Progress, names: Iterable[str], numbers: Numbers) -> list[str]:
+    """Return what a rank that copies still lacks afterwards."""
+    return [name for name in progress.lacking if name not in names and name not in numbers]
+
+
+def _changed(progress: Progress) -> dict[str, Any]:
+    """Return the numbers that the turn has moved, as they were when it began."""
+    return {n: progress.began[n] for n in progress.ahead if n in progress.began}
+
+
+def _after_going_back(reports: Mapping[int, FollowReport]) -> Following:
+    """Copy what follows from a rank that knows all of the step of the snapshot."""
+    whole = [rank for rank, report in sorted(reports.items()) if report.is_whole]
+    behind = tuple(rank for rank in sorted(reports) if rank not in whole)
+    if not behind:
+        return Following()
+    if not whole or not all(report.is_alike for report in reports.values()):
+        names = tuple(sorted({n for r in reports.values() for n in r.progress.kinds}))
+        return Following(lacking=names, lines=tuple(_half_line(reports, names)))
+    source = whole[0]
+    cut = {name for report in reports.values() for name in report.cut}
+    kinds = reports[source].progress.kinds
+    names = tuple(name for name, kind in kinds.items() if kind and name not in cut)
+    lacking = tuple(sorted(cut & set(kinds)))
+    return Following(source, behind, names, {}, {}, lacking, tuple(_half_line(reports, lacking)))
+
+
+# ---- Words --------------------------------------------------------------------------------------
+
+
+def _copied_line(
+    reports: Mapping[int, FollowReport],
+    source: int,
+    behind: Sequence[int],
+    names: Sequence[str],
+    numbers: Numbers,
+) -> list[str]:
+    lacked = {name for rank in behind for name in reports[rank].progress.lacking}
+    has_lost = any(reports[rank].has_copied for rank in behind)
+    kinds = reports[source].progress.kinds
+    taken = [name for name in (*names, *sorted(numbers)) if has_lost or name in lacked]
+    if not taken:
+        return []
+    return [
+        f"{begin_with_ranks(behind)} took {_listed(taken, kinds)} from rank {source}, "
+        f"where step {reports[source].step} was followed by all that belongs to it."
+        if not reports[source].progress.lacking
+        else f"{begin_with_ranks(behind)} took {_listed(taken, kinds)} from rank {source}."
+    ]
+
+
+def _numbers_line(put_back: Mapping[int, Numbers]) -> list[str]:
+    names = sorted({name for numbers in put_back.values() for name in numbers})
+    if not names:
+        return []
+    some = next(iter(n for n in put_back.values() if n))
+    told = ", ".join(f"{name} = {some.get(name)!r}" for name in names[:_MOST_NAMES])
+    return [f"Counted back with the batch that is lost: {told}."]
+
+
+def _ahead_line(reports: Mapping[int, FollowReport], behind: Sequence[int]) -> list[str]:
+    ahead: dict[str, str] = {}
+    for rank, report in reports.items():
+        if rank not in behind:
+            kinds = report.progress.kinds
+            ahead |= {n: kinds.get(n, "") for n in report.progress.ahead if kinds.get(n)}
+    if not ahead:
+        return []
+    step = max(report.step for report in reports.values())
+    moves = "moves" if len(ahead) == 1 else "move"
+    line = (
+        f"{_listed(sorted(ahead), ahead)} had moved since step {step} and cannot be put back: "
+        f"with the batch that comes again {'it' if len(ahead) == 1 else 'they'} {moves} twice."
+    )
+    return [line]
+
+
+def _half_line(reports: Mapping[int, FollowReport], lacking: Sequence[str]) -> list[str]:
+    if not lacking:
+        return []
+    kinds = {n: kind for r in reports.values() for n, kind in r.progress.kinds.items()}
+    step = max(report.step for report in reports.values())
+    names = ", ".join(sorted({n for report in reports.values() for n in report.names}))
+    does = "has not followed it" if len(lacking) == 1 else "have not followed it"
+    line = (
+        f"Step {step} of {names} is half done on {name_ranks(sorted(reports))}: "
+        f"{_listed(lacking, kinds)} {does}. Do what the loop does with "
+        f"{'it' if len(lacking) == 1 else 'them'} after a step in a cell of its own, or "
+        "nbdist.restore() a checkpoint; then run this cell again."
+    )
+    return [line]
+
+
+def _listed(names: Sequence[str], kinds: Mapping[str, str]) -> str:
+    """Return names with their classes, as a list for people."""
+    told = [f"{n} ({kinds[n]})" if kinds.get(n) not in (None, "", n) else n for n in names]
+    if len(told) > _MOST_NAMES:
+        told = [*told[:_MOST_NAMES], f"{len(names) - _MOST_NAMES} more"]
+    return told[0] if len(told) == 1 else f"{', '.join(told[:-1])} and {told[-1]}"

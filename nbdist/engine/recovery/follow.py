@@ -1,0 +1,232 @@
+"""Bring what follows the steps (`steps/followers`) to where a fault's recovery brought the step.
+
+After models and optimizers, on the main thread of all ranks at the same time: what `decide_follow`
+decides is carried out. A snapshot holds what follows, too, as of the moment when all that belongs
+to its step was done.
+"""
+
+import copy
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nbdist.engine.compat import torch_modules, torch_shards
+from nbdist.engine.group import rendezvous
+from nbdist.engine.recovery import decide_follow, model_state, send_tensors
+from nbdist.engine.recovery.decide import Decision
+from nbdist.engine.recovery.decide_follow import FollowReport
+from nbdist.engine.recovery.wrapped_models import Unit, local
+from nbdist.engine.steps import step_state
+from nbdist.engine.steps.followers import Followers, Progress, has_state, state_of
+
+TIMEOUT_S = 20.0
+
+State = tuple[Any, list[torch.Tensor]]  # with a `TensorPlace` where each of the tensors stands
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What followed the step of a snapshot.
+
+    Attributes:
+        states: By name.
+        numbers: Likewise.
+        position: As `Followers.position`.
+    """
+
+    states: dict[str, State]
+    numbers: dict[str, Any]
+    position: Any
+
+
+def keep() -> Kept:
+    """Return what follows the steps, as it is now: for a snapshot."""
+    followers = step_state.here().followers
+    moving = followers.moving()
+    living = followers.living()
+    states = {name: _read(living[name]) for name in moving if name in living}
+    copies = {
+        name: (frame, [tensor.clone() for tensor in tensors])
+        for name, (frame, tensors) in states.items()
+    }
+    return Kept(copies, followers.numbers(), followers.position())
+
+
+def put_back(kept: Kept) -> None:
+    """Give what follows the steps what a snapshot of this rank kept."""
+    followers = step_state.here().followers
+    living = followers.living()
+    for name, state in kept.states.items():
+        if name in living:
+            _put(living[name], *state)
+    followers.go_back(kept.numbers, kept.position)
+
+
+def settle(
+    units: Sequence[Unit],
+    decisions: Iterable[Decision],
+    progress: Progress,
+    restored: Sequence[str],
+) -> tuple[list[str], bool]:
+    """Make what follows the steps equal on the ranks that train together. All ranks.
+
+    Args:
+        units: Of this rank.
+        decisions: What has been done with them.
+        progress: This rank's, at the fault.
+        restored: Of the units that this rank has put back to a snapshot whose step was not known to
+            be whole: their identities.
+
+    Returns:
+        Lines for people, and whether a step stays half done.
+    """
+    here = step_state.here()
+    decisions = list(decisions)
+    report = _report(units, decisions, progress, restored)
+    heard = rendezvous.exchange("followers", json.dumps(asdict(report)), TIMEOUT_S)
+    reports = {rank: FollowReport.from_plain(json.loads(text)) for rank, text in heard.items()}
+    lines: list[str] = []
+    is_half = False
+    rank = dist.get_rank()
+    for decided in decide_follow.decide(reports):
+        lines += decided.lines
+        is_half |= bool(decided.lacking)
+        if rank == decided.source and decided.behind:
+            frame, tensors = _collect(units, decided.names, here.followers, decided.numbers)
+            for other in decided.behind:
+                send_tensors.send(frame, tensors, other)
+        elif rank in decided.behind:
+            frame, tensors = send_tensors.receive(decided.source)
+            _install(units, frame, tensors, here.followers)
+        if rank in decided.put_back:
+            here.followers.put_numbers(decided.put_back[rank])
+    return lines, is_half
+
+
+def _report(
+    units: Sequence[Unit],
+    decisions: Sequence[Decision],
+    progress: Progress,
+    restored: Sequence[str],
+) -> FollowReport:
+    rank = dist.get_rank()
+    here = step_state.here()
+    mine = {
+        d.places[rank]: d
+        for d in decisions
+        if rank in d.places and d.action in ("copy", "roll back")
+    }
+    active = [
+        unit
+        for place, unit in enumerate(units)
+        if place in mine or any(not here.is_idle(o) for o in unit.optimizers)
+    ]
+    return FollowReport(
+        ranks=tuple(sorted({r for unit in active for r in unit.ranks})),
+        step=max((max(unit.steps(), default=0) for unit in active), default=0),
+        names=tuple(sorted({unit.name for unit in active})),
+        is_alike=all(unit.is_alike and unit.kind != "apart" for unit in active),
+        has_copied=any(d.action == "copy" and rank in d.behind for d in mine.values()),
+        is_back=any(d.action == "roll back" for d in mine.values()),
+        is_whole=not restored,
+        progress=progress,
+        cut=tuple(sorted(_cut(here.followers, is_alike=all(unit.is_alike for unit in active)))),
+    )
+
+
+def _cut(followers: Followers, *, is_alike: bool) -> Iterable[str]:
+    """Return the names of what holds a part that no other rank has."""
+    for name, one in followers.living().items():
+        tensors = _tensors_in(state_of(one))
+        if any(map(torch_shards.is_cut, tensors)) or (
+            not is_alike and any(tensor.numel() > 1 for tensor in tensors)
+        ):
+            yield name
+
+
+def _collect(
+    units: Sequence[Unit], names: Iterable[str], followers: Followers, numbers: Any
+) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    living = followers.living()
+    tensors: list[torch.Tensor] = []
+    states = {}
+    for name in names:
+        if name in living:
+            frame, its = _read(living[name])
+            states[name] = (frame, len(tensors), len(its))
+            tensors += its
+    frame = {
+        "states": states,
+        "options": {unit.identity: model_state.read_options(unit) for unit in units},
+        "numbers": numbers,
+        "position": followers.position(),
+    }
+    return frame, tensors
+
+
+def _install(
+    units: Sequence[Unit], frame: Any, tensors: list[torch.Tensor], followers: Followers
+) -> None:
+    living = followers.living()
+    for name, (state, begin, count) in frame["states"].items():
+        if name in living:
+            _put(living[name], state, tensors[begin : begin + count])
+            if isinstance(living[name], torch.amp.GradScaler):
+                torch_modules.reset_grad_scaler(living[name])
+    for unit in units:
+        if unit.identity in frame["options"] and unit.is_alike:
+            model_state.put_back_options(unit, frame["options"][unit.identity])
+    followers.put_numbers(frame["numbers"])
+    followers.stand_at(frame["position"])
+
+
+# ---- One object's state -------------------------------------------------------------------------
+
+
+def _read(one: Any) -> State:
+    """Return an object's state: the live tensors apart, all else copied."""
+    state = state_of(one)
+    tensors = _tensors_in(state)
+    places = {id(t): model_state.TensorPlace(at) for at, t in enumerate(tensors)}
+    return copy.deepcopy(state, dict(places)), [local(t).detach() for t in tensors]
+
+
+def _put(one: Any, frame: Any, tensors: list[torch.Tensor]) -> None:
+    """Give an object a state that was read here or on another rank; its tensors stay its own."""
+    live = _tensors_in(state_of(one))
+    places = _found(frame, model_state.TensorPlace)
+    fits = [tuple(local(t).shape) for t in live] == [tuple(t.shape) for t in tensors]
+    memo: dict[int, Any] = {}
+    for place in places:
+        saved = tensors[place.number]
+        if fits:
+            with torch.no_grad():
+                local(live[place.number]).detach().copy_(saved)
+            memo[id(place)] = live[place.number]
+        else:
+            memo[id(place)] = saved.clone()
+    if has_state(one):
+        one.load_state_dict(copy.deepcopy(frame, memo))
+
+
+def _tensors_in(state: Any) -> list[torch.Tensor]:
+    """Return the tensors of a state, each once."""
+    return list({id(t): t for t in _found(state, torch.Tensor)}.values())
+
+
+def _found(value: Any, kind: type[Any]) -> list[Any]:
+    """Return what of a kind lies in nested dicts, lists and tuples, in their order."""
+    if isinstance(value, kind):
+        return [value]
+    items: Callable[[], Iterable[Any]]
+    if isinstance(value, dict):
+        items = value.values
+    elif isinstance(value, list | tuple):
+        items = value.__iter__
+    else:
+        return []
+    return [one for item in items() for one in _found(item, kind)]
