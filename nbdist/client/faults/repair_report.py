@@ -25,7 +25,7 @@ class Repaired:
     before: shards have no copy. `irreplaceable` are the ranks whose new processes did not come or
     stay, where that is why the cluster is `broken`. `has_fewer`: there are fewer ranks now, as
     no host takes the others. `is_refused`: a model is there without its contents, for a checkpoint
-    to be restored into it.
+    to be restored into it. `is_half`: of a step that was made a part is not, as a line says.
     """
 
     lines: tuple[str, ...] = ()
@@ -35,6 +35,7 @@ class Repaired:
     irreplaceable: tuple[int, ...] = ()
     has_fewer: bool = False
     is_refused: bool = False
+    is_half: bool = False
 
 
 def describe(
@@ -65,7 +66,14 @@ def describe(
     is_cloned = all(clone is not None for clone in clones)
     is_whole = is_cloned and not any(c["lost"] for c in clones if c)
     is_refused = any(answers[rank].get("is_refused") for rank in pids)
-    return Repaired(tuple(lines), tuple(sorted(pids)), is_whole, is_cloned, is_refused=is_refused)
+    return Repaired(
+        tuple(lines),
+        tuple(sorted(pids)),
+        is_whole,
+        is_cloned,
+        is_refused=is_refused,
+        is_half=any(answer.get("is_half") for answer in answers.values()),
+    )
 
 
 def describe_newcomers(

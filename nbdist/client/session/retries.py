@@ -440,6 +440,8 @@ def _why_not_again(
         return f"this was the last of {retries + 1} attempts."
     if not done.outcome.repaired.is_cloned and not can_restore:
         return f"the state of the ranks could not be restored, so {ran.name} was not run again."
+    if done.outcome.repaired.is_half:
+        return f"a step is half done, so {ran.name} was not run again by itself."
     error = done.outcome.error
     is_lost = isinstance(error, RankError) and any(
         uses_what_is_lost(ename) for ename, _ in error.failures.values()

@@ -80,6 +80,13 @@ def reset_grad_scaler(scaler: torch.amp.GradScaler) -> bool:
     return had_some
 
 
+def scaler_tensors(scaler: torch.amp.GradScaler) -> list[torch.Tensor]:
+    """Return what a scaler's state is kept in: its scale, and the steps since it has grown."""
+    if not scaler.is_enabled():
+        return []
+    return [t for t in (scaler._scale, scaler._growth_tracker) if t is not None]
+
+
 def overflows_of(
     scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer
 ) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ stepped in the turn, numbers go back to where it began, with the batch that they
 Every rank decides by itself, from the same reports, and so all decide the same.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ class FollowReport:
         is_whole: All that belongs to the step it went back to is back, too.
         progress: Of the turn that the fault has ended.
         cut: What follows and holds a part that no other rank has.
+        goes_on: The cell trains what was there before it: run again, it does not begin anew.
     """
 
     ranks: tuple[int, ...] = ()
@@ -45,6 +46,7 @@ class FollowReport:
     is_whole: bool = True
     progress: Progress = field(default_factory=Progress)
     cut: tuple[str, ...] = ()
+    goes_on: bool = True
 
     @staticmethod
     def from_plain(told: Mapping[str, Any]) -> "FollowReport":
@@ -66,7 +68,7 @@ class Following:
         names: What they copy, numbers aside.
         numbers: What numbers become where they are copied.
         put_back: By rank, the numbers that go back to where the turn began.
-        lacking: What of the step is not done, on any rank.
+        lacking: By rank, what of the step is not done there.
         lines: For people.
     """
 
@@ -75,7 +77,7 @@ class Following:
     names: tuple[str, ...] = ()
     numbers: Numbers = field(default_factory=dict)
     put_back: Mapping[int, Numbers] = field(default_factory=dict)
-    lacking: tuple[str, ...] = ()
+    lacking: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
 
 
@@ -107,18 +109,13 @@ def _settle(reports: Mapping[int, FollowReport]) -> Following:
         if rank != source and _place(report) != _place(reports[source])
     )
     is_alike = all(report.is_alike for report in reports.values())
-    names = (
-        tuple(
-            name
-            for name, kind in best.kinds.items()
-            if kind and is_alike and not any(name in reports[r].cut for r in (source, *behind))
-        )
-        if behind
-        else ()
-    )
-    numbers = _numbers(reports, source, behind) if is_alike else {}
-    stay = {r: _uncopied(reports[r].progress, names, numbers) for r in behind}
-    lacking = tuple(sorted({*best.lacking, *(n for left in stay.values() for n in left)}))
+    is_copied = bool(behind) and is_alike
+    names = _copied(reports, source, behind) if is_copied else ()
+    numbers = _numbers(reports, source, behind) if is_copied else {}
+    lacking = {
+        rank: _lacks(report, best, {*names, *numbers}) if rank in behind else best.lacking
+        for rank, report in reports.items()
+    }
     put_back = {
         rank: _changed(report.progress)
         for rank, report in reports.items()
@@ -128,7 +125,7 @@ def _settle(reports: Mapping[int, FollowReport]) -> Following:
         *_copied_line(reports, source, behind, names, numbers),
         *_numbers_line(put_back),
         *_ahead_line(reports, behind),
-        *_half_line(reports, lacking),
+        *_half_lines(reports, lacking),
     ]
     return Following(source, behind, names, numbers, put_back, lacking, tuple(lines))
 
@@ -163,9 +160,27 @@ def _numbers(
     )
 
 
-def _uncopied(progress: Progress, names: Iterable[str], numbers: Numbers) -> list[str]:
-    """Return what a rank that copies still lacks afterwards."""
-    return [name for name in progress.lacking if name not in names and name not in numbers]
+def _copied(
+    reports: Mapping[int, FollowReport], source: int, behind: Sequence[int]
+) -> tuple[str, ...]:
+    """Return what ranks copy: all that follows, but for parts that no other rank has."""
+    cut = {name for rank in (source, *behind) for name in reports[rank].cut}
+    kinds = reports[source].progress.kinds
+    return tuple(name for name, kind in kinds.items() if kind and name not in cut)
+
+
+def _lacks(report: FollowReport, best: Progress, copied: set[str]) -> tuple[str, ...]:
+    """Return what a rank that copies lacks all the same."""
+    progress = report.progress
+    due = set(progress.lacking) | set(best.lacking)
+    if report.has_copied:  # it had done nothing of what comes after the step
+        due |= {name for name, kind in best.kinds.items() if kind}
+        due |= {n for n, value in progress.began.items() if _is_still(progress, n, value)}
+    return tuple(sorted((due - copied) | set(best.lacking)))
+
+
+def _is_still(progress: Progress, name: str, value: Any) -> bool:
+    return type(value) is int and progress.now.get(name) == value
 
 
 def _changed(progress: Progress) -> dict[str, Any]:
@@ -180,14 +195,14 @@ def _after_going_back(reports: Mapping[int, FollowReport]) -> Following:
     if not behind:
         return Following()
     if not whole or not all(report.is_alike for report in reports.values()):
-        names = tuple(sorted({n for r in reports.values() for n in r.progress.kinds}))
-        return Following(lacking=names, lines=tuple(_half_line(reports, names)))
+        lost = {rank: tuple(sorted(reports[rank].progress.kinds)) for rank in behind}
+        return Following(lacking=lost, lines=tuple(_half_lines(reports, lost)))
     source = whole[0]
     cut = {name for report in reports.values() for name in report.cut}
     kinds = reports[source].progress.kinds
     names = tuple(name for name, kind in kinds.items() if kind and name not in cut)
-    lacking = tuple(sorted(cut & set(kinds)))
-    return Following(source, behind, names, {}, {}, lacking, tuple(_half_line(reports, lacking)))
+    lacking = {rank: tuple(sorted(cut & set(kinds))) for rank in behind}
+    return Following(source, behind, names, {}, {}, lacking, tuple(_half_lines(reports, lacking)))
 
 
 # ---- Words --------------------------------------------------------------------------------------
@@ -240,20 +255,34 @@ def _ahead_line(reports: Mapping[int, FollowReport], behind: Sequence[int]) -> l
     return [line]
 
 
-def _half_line(reports: Mapping[int, FollowReport], lacking: Sequence[str]) -> list[str]:
-    if not lacking:
-        return []
+def _half_lines(
+    reports: Mapping[int, FollowReport], lacking: Mapping[int, Sequence[str]]
+) -> list[str]:
+    if not any(report.goes_on for report in reports.values()):
+        return []  # run again, the cell makes all of it anew
+    by_names: dict[tuple[str, ...], list[int]] = {}
+    for rank, names in sorted(lacking.items()):
+        if names:
+            by_names.setdefault(tuple(names), []).append(rank)
+    return [_half_line(reports, names, ranks) for names, ranks in by_names.items()]
+
+
+def _half_line(
+    reports: Mapping[int, FollowReport], lacking: Sequence[str], ranks: Sequence[int]
+) -> str:
     kinds = {n: kind for r in reports.values() for n, kind in r.progress.kinds.items()}
     step = max(report.step for report in reports.values())
-    names = ", ".join(sorted({n for report in reports.values() for n in report.names}))
+    models = ", ".join(sorted({n for report in reports.values() for n in report.names}))
     does = "has not followed it" if len(lacking) == 1 else "have not followed it"
-    line = (
-        f"Step {step} of {names} is half done on {name_ranks(sorted(reports))}: "
+    option = (
+        "" if len(ranks) == len(reports) else f" (%%distributed -r {','.join(map(str, ranks))})"
+    )
+    return (
+        f"Step {step} of {models} is half done on {name_ranks(ranks)}: "
         f"{_listed(lacking, kinds)} {does}. Do what the loop does with "
-        f"{'it' if len(lacking) == 1 else 'them'} after a step in a cell of its own, or "
+        f"{'it' if len(lacking) == 1 else 'them'} after a step in a cell of its own{option}, or "
         "nbdist.restore() a checkpoint; then run this cell again."
     )
-    return [line]
 
 
 def _listed(names: Sequence[str], kinds: Mapping[str, str]) -> str:

@@ -8,8 +8,9 @@ to its step was done.
 import copy
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from nbdist.engine.steps import step_state
 from nbdist.engine.steps.followers import Followers, Progress, has_state, state_of
 
 TIMEOUT_S = 20.0
+_SMALL_BYTES = 1 << 16  # of what has never moved, which may do so now
 
 State = tuple[Any, list[torch.Tensor]]  # with a `TensorPlace` where each of the tensors stands
 
@@ -35,25 +37,35 @@ class Kept:
     Attributes:
         states: By name.
         numbers: Likewise.
+        options: Of the optimizers.
         position: As `Followers.position`.
     """
 
     states: dict[str, State]
     numbers: dict[str, Any]
+    options: list[tuple["ref[torch.optim.Optimizer]", list[dict[str, Any]]]]
     position: Any
 
 
 def keep() -> Kept:
     """Return what follows the steps, as it is now: for a snapshot."""
     followers = step_state.here().followers
-    moving = followers.moving()
+    moving = set(followers.moving())
     living = followers.living()
-    states = {name: _read(living[name]) for name in moving if name in living}
+    states = {
+        name: state
+        for name, one in living.items()
+        if _size(state := _read(one)) <= _SMALL_BYTES or name in moving
+    }
     copies = {
         name: (frame, [tensor.clone() for tensor in tensors])
         for name, (frame, tensors) in states.items()
     }
-    return Kept(copies, followers.numbers(), followers.position())
+    options = [
+        (ref(optimizer), model_state.options_of(optimizer))
+        for optimizer in step_state.here().stepped()
+    ]
+    return Kept(copies, followers.numbers(), options, followers.position())
 
 
 def put_back(kept: Kept) -> None:
@@ -86,6 +98,7 @@ def settle(
     """
     here = step_state.here()
     decisions = list(decisions)
+    progress = _put_back_ahead(progress, here.followers)
     report = _report(units, decisions, progress, restored)
     heard = rendezvous.exchange("followers", json.dumps(asdict(report)), TIMEOUT_S)
     reports = {rank: FollowReport.from_plain(json.loads(text)) for rank, text in heard.items()}
@@ -94,7 +107,7 @@ def settle(
     rank = dist.get_rank()
     for decided in decide_follow.decide(reports):
         lines += decided.lines
-        is_half |= bool(decided.lacking)
+        is_half |= any(decided.lacking.values()) and any(r.goes_on for r in reports.values())
         if rank == decided.source and decided.behind:
             frame, tensors = _collect(units, decided.names, here.followers, decided.numbers)
             for other in decided.behind:
@@ -105,6 +118,21 @@ def settle(
         if rank in decided.put_back:
             here.followers.put_numbers(decided.put_back[rank])
     return lines, is_half
+
+
+def _put_back_ahead(progress: Progress, followers: Followers) -> Progress:
+    """Put back what has moved since a loop's end, for that code runs again; return what is left."""
+    kept = followers.kept()
+    if not isinstance(kept, Kept) or not progress.ahead:
+        return progress
+    living = followers.living()
+    names = [name for name in progress.ahead if name in kept.states and name in living]
+    for name in names:
+        _put(living[name], *kept.states[name])
+    for held, groups in kept.options:
+        if (optimizer := held()) is not None:
+            model_state.put_options(optimizer, groups)
+    return replace(progress, ahead=tuple(n for n in progress.ahead if n not in names))
 
 
 def _report(
@@ -134,6 +162,7 @@ def _report(
         is_back=any(d.action == "roll back" for d in mine.values()),
         is_whole=not restored,
         progress=progress,
+        goes_on=here.goes_on(),
         cut=tuple(sorted(_cut(here.followers, is_alike=all(unit.is_alike for unit in active)))),
     )
 
@@ -175,8 +204,6 @@ def _install(
     for name, (state, begin, count) in frame["states"].items():
         if name in living:
             _put(living[name], state, tensors[begin : begin + count])
-            if isinstance(living[name], torch.amp.GradScaler):
-                torch_modules.reset_grad_scaler(living[name])
     for unit in units:
         if unit.identity in frame["options"] and unit.is_alike:
             model_state.put_back_options(unit, frame["options"][unit.identity])
@@ -185,6 +212,10 @@ def _install(
 
 
 # ---- One object's state -------------------------------------------------------------------------
+
+
+def _size(state: State) -> int:
+    return sum(tensor.nbytes for tensor in state[1])
 
 
 def _read(one: Any) -> State:
@@ -209,6 +240,8 @@ def _put(one: Any, frame: Any, tensors: list[torch.Tensor]) -> None:
             memo[id(place)] = live[place.number]
         else:
             memo[id(place)] = saved.clone()
+    if isinstance(one, torch.amp.GradScaler):
+        torch_modules.reset_grad_scaler(one)  # what it had begun is no part of this state
     if has_state(one):
         one.load_state_dict(copy.deepcopy(frame, memo))
 

@@ -50,13 +50,15 @@ def read_options(unit: Unit) -> dict[str, Any]:
 
     A scheduler steps after the optimizer: at a boundary it is too early to read them.
     """
-    return {
-        part: [
-            {name: copy.deepcopy(v) for name, v in group.items() if name != "params"}
-            for group in optimizer.param_groups
-        ]
-        for part, optimizer in _ruling(unit)
-    }
+    return {part: options_of(optimizer) for part, optimizer in _ruling(unit)}
+
+
+def options_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return what an optimizer's groups hold beside parameters."""
+    return [
+        {name: copy.deepcopy(v) for name, v in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
 
 
 @torch.no_grad()
@@ -96,12 +98,17 @@ def put_back_options(
 ) -> None:
     """Give the unit what `read_options` returned, here or on another rank; see `put_back`."""
     for optimizer, groups in _meet(_ruling(unit), options, only):
-        for group, values in zip(optimizer.param_groups, groups, strict=True):
-            for name, value in values.items():
-                if isinstance(group.get(name), torch.Tensor):
-                    group[name].copy_(value)
-                else:
-                    group[name] = copy.deepcopy(value)
+        put_options(optimizer, groups)
+
+
+def put_options(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
+    """Give an optimizer what `options_of` returned."""
+    for group, values in zip(optimizer.param_groups, groups, strict=True):
+        for name, value in values.items():
+            if isinstance(group.get(name), torch.Tensor):
+                group[name].copy_(value)
+            else:
+                group[name] = copy.deepcopy(value)
 
 
 def _meet(

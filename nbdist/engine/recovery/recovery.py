@@ -19,6 +19,7 @@ from nbdist.engine.group import ddp_hook_state, group, identity
 from nbdist.engine.layout.spec import device_mesh
 from nbdist.engine.recovery import (
     alike_random,
+    follow,
     peer_state,
     peers,
     reset,
@@ -40,6 +41,7 @@ def install() -> None:
     if step_state.here().is_installed:
         return
     step_state.install(wrapped_models.buffers_of, snapshot.at_boundary, snapshot.before_any_step)
+    step_state.here().followers.keep_by(follow.keep)
     # `reset` puts them back.
     torch_hooks.wrap_start_workers(defer_interrupt.start_workers_whole)
     step_state.also(ddp_hook_state.snapshot, lambda _: None)

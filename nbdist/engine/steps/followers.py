@@ -27,7 +27,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from nbdist.engine.compat import torch_live
+from nbdist.engine.compat import torch_live, torch_modules
 from nbdist.engine.steps import keep
 
 Optimizer = torch.optim.Optimizer
@@ -66,14 +66,15 @@ class History:
         least = min(self.least or gap, gap) if self.moved is not None or not self.least else gap
         return replace(self, moved=turn, least=least, most=max(self.most, gap))
 
-    def is_due(self, turn: int, *, is_pass_over: bool = False) -> bool:
-        """Return whether it should move in `turn`, as far as anyone can tell.
-
-        Of what has never moved nobody can in the turn that it was found in, nor at an epoch's end.
-        """
+    def is_due(self, turn: int) -> bool:
+        """Return whether it should move in `turn`; of what was found in it, nobody can tell."""
         if self.moved is None:
-            return turn == self.born or is_pass_over
+            return turn == self.born
         return self.least <= turn - self.moved <= self.most
+
+
+def _keep_nothing() -> None:
+    """Stand for whoever keeps what follows the steps, where nobody recovers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class Followers:
         """
         self._counts = counts
         self._turn = 1
-        self._has_stepped = self._is_pass_over = False
+        self._has_stepped = False
         self._began: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # their counts
         self._objects: dict[str, Callable[[], Any]] = {}
         self._optimizers: WeakKeyDictionary[Optimizer, str] = WeakKeyDictionary()
@@ -123,6 +124,8 @@ class Followers:
         self._trained_on: WeakSet[Any] = WeakSet()
         self._due: list[Callable[[], None]] = []
         self._set_by_loops: frozenset[str] = frozenset()
+        self._keep: Callable[[], Any] = _keep_nothing
+        self._kept: tuple[int, Any] = 0, None
 
     # -- events
 
@@ -133,8 +136,10 @@ class Followers:
             self.next_turn()
 
     def gave_all(self, source: object) -> None:
-        """Note that a loop over a loader has come to its end."""
-        self._is_pass_over = self._is_pass_over or source in self._trained_on
+        """End the turn with its loop: run again, what follows the loop is done again."""
+        if self._has_stepped and source in self._trained_on:
+            self.next_turn()
+            self._kept = self._turn, self._keep()
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Begin a turn where no loader has: an optimizer steps a second time in it."""
@@ -150,6 +155,14 @@ class Followers:
             if self._source is not None and (source := self._source()) is not None:
                 self._trained_on.add(source)
 
+    def keep_by(self, keep: Callable[[], Any]) -> None:
+        """Have what `keep` returns kept as a loop ends, for a fault before the next step."""
+        self._keep = keep
+
+    def kept(self) -> Any:
+        """Return what was kept as this turn began; None: nothing was."""
+        return self._kept[1] if self._kept[0] == self._turn else None
+
     def at_next_turn(self, do: Callable[[], None]) -> None:
         """Call `do` when this turn is over, or now, where none of its optimizers has stepped."""
         if self._has_stepped:
@@ -162,7 +175,7 @@ class Followers:
         self._due.clear()
         if self._has_stepped:
             self._close()
-        self._look_at = 0
+        self._look_at, self._kept = 0, (0, None)
         self._open()
 
     def end_cell(self, source: str, *, is_failed: bool) -> None:
@@ -189,10 +202,10 @@ class Followers:
         for name in self._moved():
             self._history[name] = self._history[name].after_move(self._turn)
         self._turn += 1
-        self._has_stepped = self._is_pass_over = False
+        self._has_stepped = False
 
     def _open(self) -> None:
-        self._has_stepped = self._is_pass_over = False
+        self._has_stepped = False
         self._began = WeakKeyDictionary(self._counts())
         self._marks = self._marked()
         self._numbers.append(self._all_numbers())
@@ -273,7 +286,7 @@ class Followers:
         due = {
             name
             for name, history in self._history.items()
-            if history.is_due(self._turn, is_pass_over=self._is_pass_over) and self._is_there(name)
+            if history.is_due(self._turn) and self._is_there(name)
         }
         optimizers = set(self._optimizers.values())
         numbers = {n for n in follows if n in began and n not in self._set_by_loops}
@@ -284,7 +297,7 @@ class Followers:
         known |= {n for n in due & numbers if type(began[n]) is int and self._history[n].moved}
         now = self._all_numbers()
         before = self._numbers[-2] if len(self._numbers) > 1 else {}
-        ahead = {n for n in moved - optimizers if self._history[n].moved is not None}
+        ahead = {n for n in moved - optimizers if n in living or self._history[n].moved is not None}
         return Progress(
             self._has_stepped,
             tuple(sorted(known - moved)) if self._has_stepped else (),
@@ -528,7 +541,7 @@ def loose_tensors(one: Any) -> list[torch.Tensor]:
     while todo:
         item, depth = todo.pop()
         if isinstance(item, torch.Tensor):
-            if item.numel() > 1 and not item.requires_grad and item.is_floating_point():
+            if item.dim() and not item.requires_grad and item.is_floating_point():
                 found.append(item)
         elif isinstance(item, dict | list | tuple) and depth < _DEPTH:
             items = list(item.values()) if isinstance(item, dict) else item
@@ -545,6 +558,8 @@ def mark(one: Any) -> Mark:
     seen: set[int] = set()
     values = 0
     todo: list[Any] = [one] if has_state(one) else loose_tensors(one)
+    if isinstance(one, torch.amp.GradScaler):
+        todo = torch_modules.scaler_tensors(one)  # the rest is of the step that runs
     while todo and len(leaves) < _MOST_LEAVES:
         item = todo.pop()
         kind = type(item)
