@@ -149,15 +149,11 @@ def _numbers(
     best = reports[source].progress
     before = best.began if best.has_stepped else best.before
     after = best.now if best.has_stepped else best.began
-    return (
-        {
-            name: after[name]
-            for name, value in before.items()
-            if name in after and all(reports[r].progress.began.get(name) == value for r in behind)
-        }
-        if behind
-        else {}
-    )
+    return {
+        name: after[name]
+        for name, value in before.items()
+        if name in after and all(reports[r].progress.began.get(name) == value for r in behind)
+    }
 
 
 def _copied(
