@@ -53,6 +53,13 @@ def test_start_status_and_stop_tell_one_story(notebook: Kernel) -> None:
     assert notebook.cell("rank").error is None
 
 
+def test_python_in_a_cell_names_the_cell_as_the_notebook_numbers_it(notebook: Kernel) -> None:
+    number = int(notebook.run("print(get_ipython().displayhook.prompt_count)").text)
+    failed = notebook.run("import nbdist; nbdist.current().run('1 / 0')")
+    assert failed.error is not None
+    assert f"cell {number + 1}, line 1" in failed.error[2]
+
+
 SHORT_STEPS = """
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -71,8 +78,8 @@ for _ in range(1500):
 def test_what_watching_costs_is_told_part_by_part_and_short_steps_are_sampled(
     notebook: Kernel,
 ) -> None:
-    assert "No cost is known yet" in notebook.run("%dist status --cost").text
     assert notebook.cell(SHORT_STEPS).error is None
+    assert notebook.cell("print(1)").error is None  # trains nothing, and takes nothing away
     table = notebook.run("%dist status --cost").text
     assert table.startswith("Watching costs each rank ")
     assert "of the steps are measured part by part" in table

@@ -28,6 +28,7 @@ from nbdist.client.metrics.profile.chosen import ChosenSteps
 from nbdist.client.metrics.profile.collectives import Heard
 from nbdist.client.metrics.profile.gather import Profiled, folder_of, gather
 from nbdist.client.output.result import CellResult
+from nbdist.client.output.slots import kernel_shell
 from nbdist.client.session.cell_context import Showing
 from nbdist.client.session.shown_cell import ShownCell
 from nbdist.errors import ClusterError, Interrupted, NBDistError, RankError
@@ -85,7 +86,7 @@ class Attempts:
             KeyboardInterrupt: The cell was interrupted; all ranks have settled.
         """
         if request.prompt is None:
-            request = replace(request, prompt=self._count + 1)  # the same in every attempt
+            request = replace(request, prompt=self._prompt())  # the same in every attempt
         if not go_on:
             return self._run(request, None, retries)
         failed, before = self._stood or self._last_failed()
@@ -359,6 +360,11 @@ class Attempts:
             self._cluster.memory.cell_ended()
         run = shown.run_key or run
         return _Before(attempt.number, outcome, shown, run, world_size)
+
+    def _prompt(self) -> int:
+        """Return the number of a cell that was given none: the notebook's, where this is one."""
+        shell = kernel_shell()
+        return self._count + 1 if shell is None else max(1, int(shell.displayhook.prompt_count))
 
     def _to_profile(self, chosen: ChosenSteps | None, prompt: int) -> dict[str, Any] | None:
         """Return what ranks are told of the steps to record in the newest cell."""

@@ -51,11 +51,13 @@ class CostClock:
     """
 
     def __init__(self) -> None:
-        self.is_on = True
+        self._measured, self.others = _Kind(), _Kind()
+        self._before_cell: dict[str, Any] = {}
         self.begin_cell()
 
     def begin_cell(self) -> None:
-        """Know nothing of the cell that begins."""
+        """Know nothing of the cell that begins; until it steps the one before is told of."""
+        self._before_cell = self.told()
         self.is_on = True
         self._now = [0] * len(PARTS)
         self._measured, self.others = _Kind(), _Kind()
@@ -93,14 +95,16 @@ class CostClock:
         self.is_on = clocks_next
 
     def told(self) -> dict[str, Any]:
-        """Return what `%dist status --cost` shows of this rank's cell; empty before a step.
+        """Return what `%dist status --cost` shows of this rank's newest cell with steps.
 
         Returns:
             `steps`, the mean `step_us` by the wall clock, `measured_share` of the steps, and
-            `parts`: microseconds of processor time a step.
+            `parts`: microseconds of processor time a step. Empty before the second step.
         """
         measured, others = self._measured, self.others
         steps = measured.steps + others.steps
+        if not steps:
+            return self._before_cell
         if steps < 2:  # the first one's length is not known
             return {}
         threads = self._after or _in_threads()

@@ -45,10 +45,14 @@ def test_steps_that_are_counted_without_a_call_count_as_well() -> None:
     assert told["parts"]["tap"] == pytest.approx(20)
 
 
-def test_a_cell_knows_nothing_of_the_one_before() -> None:
+def test_a_cell_without_steps_leaves_what_is_known_and_one_with_steps_counts_anew() -> None:
     clock = CostClock()
     for number in (1, 2):
         _step(clock, number, measured=True, clocks_next=False, tap=5)
-    clock.begin_cell()
-    assert clock.is_on
+    told = clock.told()
+    for _ in range(2):  # such as `print(1)` and `%dist probe`
+        clock.begin_cell()
+        assert clock.is_on
+        assert clock.told() == told
+    _step(clock, 3, measured=True, clocks_next=True, tap=5)
     assert clock.told() == {}
