@@ -23,9 +23,9 @@ class NotebookFile(pytest.File):
 class NotebookItem(pytest.Item):
     """All cells of a notebook, in order, in one kernel.
 
-    JUnit's properties are `cells`, `ranks` where they were given, `expect` for each line that
-    `%dist expect` has said, `artifact` for each file that was kept, and `baseline` for the one that
-    was written.
+    JUnit's properties are `cells`, `nbdist-ranks` where that option was given, `expect` for each
+    line that `%dist expect` has said, `artifact` for each file that was kept, and `baseline` for
+    the one that was written.
     """
 
     def runtest(self) -> None:
@@ -40,7 +40,7 @@ class NotebookItem(pytest.Item):
         except Exception as error:
             raise outcome.NotebookFailed(f"This is no notebook: {error}") from None
         if options.ranks is not None:
-            self.user_properties.append(("ranks", str(options.ranks)))
+            self.user_properties.append(("nbdist-ranks", str(options.ranks)))
         self.user_properties.append(("cells", str(len(outcome.code_cells(notebook.cells)))))
         for cell in outcome.code_cells(notebook.cells):
             cell.outputs = []  # those of an earlier run are no evidence of this one

@@ -66,7 +66,7 @@ def test_the_good_notebook_passes_beside_them_and_tells_what_it_found(few: Repor
     said = few.properties("good", "expect")
     assert len(said) == sum(cell.count("%dist expect") for cell in CELLS)
     assert any(line.startswith("loss < 0.5 holds: loss is 0.") for line in said)
-    assert few.properties("good", "ranks") == ["2"]
+    assert few.properties("good", "nbdist-ranks") == ["2"]
 
 
 def test_the_board_and_the_notebook_are_kept_also_of_those_that_fail(

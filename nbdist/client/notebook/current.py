@@ -409,7 +409,7 @@ def _name_to_detach(detach: bool | str, launcher: str) -> str:
             f"--detach does not go with --launcher {launcher}: what it has been given ends with "
             "this notebook's kernel.",
             do="let the notebook itself run on (in a job, in tmux), use --launcher ssh for hosts "
-            "that you may log in to, or keep the training by %%distributed --checkpoint N",
+            "that you may log in to, or keep the training by %%distributed --checkpoint every=100",
         )
     from nbdist.client.tracking.provenance import notebook_name
 

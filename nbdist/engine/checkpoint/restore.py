@@ -74,7 +74,7 @@ def restore(
     """Go on from a checkpoint, on any number of ranks and in any layout. On all ranks together.
 
         layout = nbdist.parallelize(GPT(), "fsdp=2"); opt = layout.optimizer(torch.optim.AdamW)
-        loader = nbdist.loader(data, 32)
+        loader = nbdist.loader(data, global_batch=32)
         nbdist.restore()
         for epoch in range(loader.epoch, 3):
             for x, y in loader: ...

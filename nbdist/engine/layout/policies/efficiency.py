@@ -18,9 +18,9 @@ def _must_be_one_of(words: tuple[str, ...], given: object, what: str) -> None:
         raise LayoutError(f"{what} is {given!r}.", do=f"give {', '.join(others)} or {last}")
 
 
-def _must_be_count(given: object, what: str) -> None:
+def _must_be_count(given: object, what: str, other: str = "") -> None:
     if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-        raise LayoutError(f"{what} is {given!r}.", do="give a whole number, 1 or more")
+        raise LayoutError(f"{what} is {given!r}.", do=f"give {other}a whole number, 1 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Compress:
         if self.between is None:
             return
         if self.between != "hosts":
-            _must_be_count(self.between, "Compress's between")
+            _must_be_count(self.between, "Compress's between", '"hosts" or ')
         if self.method == "powersgd":
             raise LayoutError(
                 "PowerSGD does not go between groups.",

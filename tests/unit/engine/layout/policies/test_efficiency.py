@@ -55,7 +55,7 @@ def test_two_levels_send_a_slice_between_groups(backend: str, inside: int) -> No
 
 
 def test_groups_must_be_a_count_or_hosts_and_not_of_power_sgd() -> None:
-    with pytest.raises(LayoutError, match="between is 'racks'"):
+    with pytest.raises(LayoutError, match=r"between is 'racks'.\nDo: +give \"hosts\" or a whole"):
         Compress("bf16", between="racks")  # type: ignore[arg-type]
     with pytest.raises(LayoutError, match="PowerSGD does not go between groups"):
         Compress("powersgd", between=2)
