@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nbdist.errors import NBDistError, UsageError
+from nbdist.errors import NBDistError, UsageError, install
 
 STATE_FOLDER = Path(".nbdist")  # in the folder in which a notebook runs
 LAB_COPY = Path("nbdist-tutorials")  # in the folder one stands in
@@ -315,7 +315,7 @@ def need(*modules: str) -> None:
         raise NBDistError(
             f"The tutorials need {' and '.join(missing)}.",
             why="nbdist itself does not, so they are optional.",
-            do=f"{sys.executable} -m pip install 'nbdist[notebooks]'",
+            do=f"{sys.executable} -m {install('notebooks')}",
         )
 
 

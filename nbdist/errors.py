@@ -53,6 +53,15 @@ class NBDistError(Exception):
         return f"{type(self).__name__}: {self}".splitlines()
 
 
+def install(extra: str = "") -> str:
+    """Return what to type to install nbdist, with one of its extras.
+
+    Until there is a release no index has nbdist: all that tell how to install it ask here.
+    """
+    what = f"'.[{extra}]'" if extra else "."
+    return f"pip install {what} in a clone of nbdist's repository"
+
+
 def _rebuild(cls: type[NBDistError], what: str, why: str, do: str) -> NBDistError:
     return cls(what, why=why, do=do)
 

@@ -21,6 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from nbdist.errors import install
+
 _LOOK_S: Final = 0.5  # between two looks at pods that do not run yet
 _CALM_LOOK_S: Final = 10.0  # afterwards: only the log would tell
 _ASK_S: Final = (4, 10)  # to connect, to answer
@@ -52,7 +54,7 @@ class Api:
         try:
             from kubernetes import client, config
         except ImportError as error:
-            message = f"{error}; pip install 'nbdist[kubernetes]'"
+            message = f"{error}; {install('kubernetes')}"
             raise RefusedError(NO_CLUSTER, message) from error
         try:
             config.load_config()

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from nbdist.errors import install
+
 _NEEDED = ("jupyter_client", "nbclient", "nbformat")
 
 
@@ -63,9 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise pytest.UsageError(
-            f"--nbdist needs {' and '.join(missing)}: pip install 'nbdist[notebooks]'"
-        )
+        raise pytest.UsageError(f"--nbdist needs {' and '.join(missing)}: {install('notebooks')}")
     if option.nbdist_artifacts is not None:
         option.nbdist_artifacts = option.nbdist_artifacts.absolute()
 

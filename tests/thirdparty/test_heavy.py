@@ -13,7 +13,7 @@ import torch
 import nbdist
 from tests.thirdparty import task
 
-HOW = "pip install -c constraints-thirdparty.txt 'nbdist[thirdparty]'"
+HOW = "pip install -c constraints-thirdparty.txt '.[thirdparty]'"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -116,7 +116,9 @@ def test_ui_without_runs_says_where_it_looked_and_what_to_do(
 
 
 def test_what_the_tutorials_lack_is_named_with_the_command_that_brings_it() -> None:
-    with pytest.raises(NBDistError, match=r"need no_such_package[^$]*pip install 'nbdist\["):
+    with pytest.raises(
+        NBDistError, match=r"need no_such_package[^$]*pip install '\.\[notebooks\]' in a clone"
+    ):
         cli.need("json", "no_such_package")
 
 

@@ -107,3 +107,26 @@ def test_the_sanitizer_hides_what_differs_between_runs_and_nothing_else(
     shown: str, compared: str
 ) -> None:
     assert sanitize(shown) == compared
+
+
+def test_nobody_is_told_to_install_from_an_index_what_no_index_has_before_a_release() -> None:
+    told = re.compile(r"pip install (?:-\S+ )*['\"]?nbdist\b|nbdist\[[a-z]")
+    files = [
+        ROOT / "README.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "notebooks").glob("*.ipynb"),
+    ]
+    files += (ROOT / "nbdist").rglob("*.py")
+    assert [str(file) for file in files if told.search(file.read_text())] == []
+
+
+def test_the_reference_names_each_variable_that_is_the_users_to_set() -> None:
+    read, given = set[str](), set[str]()
+    for file in (ROOT / "nbdist").rglob("*.py"):
+        text = file.read_text()
+        read |= set(re.findall(r"environ(?:\.get\(|\[)\"(NBDIST_\w+)", text))
+        given |= set(re.findall(r"\"(NBDIST_\w+)\":", text))  # by nbdist, to what it starts
+    reference = (ROOT / "docs/reference/configuration.md").read_text()
+    told = set(re.findall(r"NBDIST_\w+", reference))
+    assert told == read - (given - told)
+    assert told

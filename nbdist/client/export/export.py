@@ -248,7 +248,10 @@ def _job(request: ExportRequest, script: Script, started: argparse.Namespace) ->
 
 
 def _packages(request: ExportRequest, script: Script) -> tuple[str, ...]:
-    """Return what pip installs; a Slurm cluster's nodes share the environment that there is."""
+    """Return what pip installs; a Slurm cluster's nodes share the environment that there is.
+
+    What the user has to fill in is in capitals. Until there is a release no index has nbdist.
+    """
     if request.format == "sbatch":
         return ()
-    return ("nbdist",) if script.needs_nbdist else ("torch",)
+    return ("nbdist @ git+URL-OF-NBDIST",) if script.needs_nbdist else ("torch",)

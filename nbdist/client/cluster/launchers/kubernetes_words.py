@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from nbdist.errors import StartError
+from nbdist.errors import StartError, install
 
 # Reasons for which a container waits, that waiting does not mend.
 _REFUSED: Final = {
@@ -112,7 +112,7 @@ def _unschedulable(pods: Sequence[Pod]) -> list[Pod]:
 def explain(status: int, said: str) -> tuple[str, str]:
     """Return why a pod's stream ended, in words, and what to do."""
     if "No module named" in said:
-        return "its image has no nbdist", "pip install nbdist in the image"
+        return "its image has no nbdist", f"{install()} when the image is built"
     if "not found" in said and "python" in said:
         return "its image has no python", "use an image with Python and nbdist"
     last = said.strip().splitlines()[-1:] or [

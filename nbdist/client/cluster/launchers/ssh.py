@@ -15,6 +15,7 @@ from nbdist.client.cluster.launchers.base import SSH, LaunchOptions
 from nbdist.client.cluster.launchers.host import Channel
 from nbdist.client.cluster.launchers.host_lines import HostLine
 from nbdist.client.cluster.launchers.hosts import HostsLauncher, parent_command
+from nbdist.errors import install
 
 _OPTIONS = (
     *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "EscapeChar=none"),
@@ -40,12 +41,12 @@ _MEANINGS = (
     (
         "No module named nbdist",
         "its Python has no nbdist",
-        "pip install nbdist there, or name another Python for it in a file of hosts",
+        f"{install()} there, or name another Python for it in a file of hosts",
     ),
     (
         "No module named",
         "its Python lacks a module",
-        "install nbdist with all it needs there (pip install nbdist)",
+        f"install nbdist with all it needs there: {install()}",
     ),
     (
         "No such file or directory",

@@ -14,7 +14,7 @@ import numpy as np
 
 from nbdist.engine.data.sources import agreed, urls
 from nbdist.engine.data.sources.parquet import DataFile, ParquetSource
-from nbdist.errors import DataError, UsageError
+from nbdist.errors import DataError, UsageError, install
 
 LOG = "_delta_log"
 # deltalake calls S3's options otherwise than fsspec does.
@@ -105,7 +105,7 @@ def _opened(url: str, options: Mapping[str, Any] | None) -> Any:
     except ImportError as error:
         raise UsageError(
             f"{url} is a Delta table, and deltalake is missing.",
-            do="pip install nbdist[delta] where the ranks run",
+            do=f"{install('delta')}, where the ranks run",
         ) from error
     named = {_S3_OPTIONS.get(k, k): v for k, v in (options or {}).items() if isinstance(v, str)}
     if named.get("AWS_ENDPOINT_URL", "").startswith("http://"):

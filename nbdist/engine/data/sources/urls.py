@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from nbdist.error_text import named
-from nbdist.errors import DataError, NBDistError, UsageError
+from nbdist.errors import DataError, NBDistError, UsageError, install
 
 _PATTERN = "*?["
 
@@ -131,7 +131,7 @@ def reason(error: Exception, path: str, do: str = "") -> NBDistError:
         return error
     if isinstance(error, ImportError):
         return UsageError(
-            f"{path} cannot be read: {error}.", do="pip install nbdist[data] where the ranks run"
+            f"{path} cannot be read: {error}.", do=f"{install('data')}, where the ranks run"
         )
     if isinstance(error, FileNotFoundError):
         do = do or "put it back, then %dist retry"
