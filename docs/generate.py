@@ -6,6 +6,7 @@ A page asks by a comment on a line of its own:
     <!-- defaults -->               the traits of `c.NBDist`, with their defaults
     <!-- api: NAME members... -->   the docstring of `nbdist.NAME`, by mkdocstrings
     <!-- file: PATH -->             a file of the repository, its headings one level deeper
+    <!-- needs: WORDS -->           nothing: why a test leaves the next block of code out
 
 Nothing heavy is imported: neither torch nor IPython needs to be installed. By itself, `python
 docs/generate.py` prints the magics' help.
@@ -58,6 +59,8 @@ def _fill(what: str, words: list[str]) -> str:
             return defaults()
         case "api":
             return _api(*words)
+        case "needs":
+            return ""
         case "file":
             return re.sub(r"^#", "##", (ROOT / words[0]).read_text(), flags=re.MULTILINE)
         case _:
