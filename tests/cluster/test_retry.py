@@ -162,6 +162,44 @@ def test_random_numbers_drawn_around_steps_are_drawn_once(
     assert (tmp_path / "by itself").exists(), "the rank has never failed"
 
 
+AUGMENTED = """
+import random
+import numpy as np
+class Augmented(torch.utils.data.Dataset):
+    def __len__(self): return 32
+    def __getitem__(self, i):
+        return torch.full((4,), float(i)) + random.random() + np.random.rand() + torch.rand(())
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+nbdist.parallelize(model, "ddp")
+opt = torch.optim.SGD(model.parameters(), lr=1e-3)
+train = nbdist.loader(Augmented(), global_batch=8, seed=3, num_workers={workers})
+is_to_fail = {fails} and rank == 1
+"""
+AUGMENTED_LOOP = """
+while train.epoch < 2:
+    for x in train:
+        model(x).sum().backward()
+        if is_to_fail and train.consumed == 24:
+            is_to_fail = False
+            1 / 0
+        opt.step(); opt.zero_grad()
+model.weight.tolist()
+"""
+
+
+def test_what_workers_draw_is_after_a_fault_what_it_would_have_been(session: Session) -> None:
+    ends = []
+    for workers, fails in ((1, False), (1, True), (2, True)):
+        session.run(AUGMENTED.format(workers=workers, fails=fails))
+        if fails:
+            fail(session, AUGMENTED_LOOP)
+            ends.append(session.retry().value_list)
+        else:
+            ends.append(session.run(AUGMENTED_LOOP, track=False).value_list)
+    assert ends == [ends[0]] * 3
+
+
 def test_a_cell_that_left_loops_says_what_lets_it_go_on_also_when_mended(
     session: Session, tmp_path: Path
 ) -> None:

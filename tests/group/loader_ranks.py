@@ -4,6 +4,7 @@ import multiprocessing
 import random
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.data import (
@@ -164,6 +165,46 @@ def noises(workers: int) -> list[float]:
     allow_workers()
     data = loader(Numbers(8, noise=True), global_batch=8, num_workers=workers)
     return [number for _ in range(2) for _, noise in data for number in noise.tolist()]
+
+
+class Drawing(Dataset[Any]):
+    """Samples that are drawn of each of a process's generators."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, i: int) -> Any:
+        return i, random.random(), float(np.random.rand()), torch.rand(()).item()
+
+
+def drawing(samples: list[int]) -> list[Any]:
+    return [Drawing()[i] for i in samples]
+
+
+def draws(kind: str, workers: int, stop: int, state: dict[str, Any] | None) -> Any:
+    """Return what two epochs draw in workers, or what some batches of them do, and the state."""
+    allow_workers()
+    how: dict[str, Any] = {"global_batch": 4, "seed": 5, "num_workers": workers}
+    if kind == "samples":
+        data = loader(Drawing(), collate_fn=list, **how)
+    elif kind == "collated":
+        data = loader(iter_of_24, collate_fn=drawing, **how)
+    else:
+        generator = torch.Generator().manual_seed(8)
+        data = loader(Drawing(), collate_fn=list, generator=generator, **how)
+    if state is not None:
+        data.load_state_dict(state)
+    seen: list[Any] = []
+    while data.epoch < 2:
+        for batch in data:
+            seen.append(batch)
+            if len(seen) == stop:
+                return seen, data.state_dict()
+    return seen, None
+
+
+def iter_of_24() -> Any:
+    return iter(range(24))
 
 
 WEIGHTS = [1.0, 0.25]

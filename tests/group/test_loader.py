@@ -122,6 +122,21 @@ def test_workers_draw_other_numbers_on_each_rank_and_in_each_epoch() -> None:
     assert len(set(numbers)) == len(numbers) == 16
 
 
+def test_workers_draw_by_the_place_of_a_batch_whatever_their_number_and_what_they_made() -> None:
+    drawn: dict[str, Any] = {}
+    for kind in ("samples", "collated", "a generator"):
+        runs = [run_ranks(2, RANKS + "draws", kind, workers, 100, None) for workers in (1, 2)]
+        stopped = run_ranks(2, RANKS + "draws", kind, 2, 9, None)
+        resumed = run_ranks(2, RANKS + "draws", kind, 1, 100, stopped[0][1])
+        drawn[kind] = unbroken = [seen for seen, _ in runs[0]]
+        assert unbroken == [seen for seen, _ in runs[1]]
+        pairs = zip(stopped, resumed, strict=True)
+        assert unbroken == [before + after for (before, _), (after, _) in pairs]
+        numbers = [n for seen in unbroken for batch in seen for sample in batch for n in sample[1:]]
+        assert len(set(numbers)) == len(numbers) == 2 * 24 * 3
+    assert drawn["samples"] != drawn["a generator"]
+
+
 def test_loading_leaves_the_global_generator_alone() -> None:
     assert run_ranks(1, RANKS + "leaves_the_global_generator") == [True]
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,27 @@ class Shard:
 
     index: int
     count: int
+
+
+class Seeds(NamedTuple):
+    """What the random numbers of a rank's part of a batch follow from.
+
+    Not from the worker that makes it, nor from what that has made before: another one may make it
+    again, after a fault or in another session.
+    """
+
+    loader: int
+    epoch: int
+    start: int = 0  # where the batch begins
+    shard: int = 0  # whose part it is
+
+    def of_sample(self, number: int) -> int:
+        """Return the seed of a sample's transform, the same on any number of ranks."""
+        return mix(self.loader, self.epoch, number)
+
+    def of_part(self) -> int:
+        """Return the seed of what else is drawn where the part is made."""
+        return mix(self.loader, self.epoch, self.start, self.shard)
 
 
 def cut(samples: int, start: int, global_batch: int, ranks: int, drop_last: bool) -> list[int]:

@@ -51,8 +51,7 @@ class Loader(DataLoader[T]):
         self._made_at = made_at
         self._own_generator = options.get("generator") is None
         if self._own_generator:
-            # Workers take their seeds from it. The default generator is seeded alike on all
-            # ranks, and would make all of them augment alike.
+            # torch seeds workers from it as they start. The default generator would be drawn from.
             options["generator"] = torch.Generator()
         super().__init__(dataset, batch_sampler=standing.batches, **options)
         standing.holder = weakref.ref(self)
@@ -172,7 +171,8 @@ class Loader(DataLoader[T]):
         return super().__iter__()
 
     def _get_iterator(self) -> Any:
-        items = Items(self.dataset, self._standing.batches.skips)
+        seed = None if self._own_generator else self.generator.initial_seed()
+        items = Items(self.dataset, self._standing.batches.skips, seed)
         init = Init(self.dataset, self.worker_init_fn)
         collate = Collate(self.collate_fn)
         number = self._standing.number

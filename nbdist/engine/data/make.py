@@ -75,7 +75,8 @@ def loader(
         global_batch: Samples in a batch over all ranks together.
         shuffle: A new order each epoch; False keeps the dataset's order, of files and tables that
             in each of the groups which are mixed.
-        seed: Decides the order, and with epoch and rank the seeds of workers.
+        seed: Decides the order, and with epoch, batch and rank what workers draw of torch's,
+            Python's and numpy's random numbers (in their place `generator=`, by its first seed).
         drop_last: Leave out a last batch that is not full.
         weights: One number a rank (of those that share a batch), such as `[1, 0.5]` where rank 1
             is half as fast: parts are proportional to it, a sample each at least. Gradients must

@@ -28,9 +28,13 @@ from time import perf_counter_ns, thread_time_ns
 from traceback import format_exception
 from typing import Any, Protocol
 
+from torch.utils.data import get_worker_info
+
 from nbdist import background
 from nbdist.engine.compat import torch_loaders
 from nbdist.engine.compat.torch_loaders import Made, SampleFault, Told
+from nbdist.engine.data import generators
+from nbdist.engine.data.batches import Seeds
 from nbdist.engine.kernel import tracebacks
 from nbdist.error_text import named
 from nbdist.errors import NBDistError
@@ -79,6 +83,10 @@ def reading() -> Iterator[None]:
 class Portion(Protocol):
     """One rank's samples of a batch, as a sampler gives them: by index, or as they were read."""
 
+    @property
+    def seed(self) -> Seeds:
+        """What random numbers follow from."""
+
     def __len__(self) -> int: ...
 
     def one(self, nth: int) -> Any:
@@ -108,17 +116,32 @@ class Items:
     """A map-style dataset, asked for all samples of a batch at once, and timed.
 
     A sample that raises is named; with `skips` it is left out.
+
+    A worker draws anew for each batch, by the batch's place in the epoch: which worker makes it,
+    and what that has made before, are others after a fault.
     """
 
-    def __init__(self, dataset: Any, skips: bool) -> None:
+    def __init__(self, dataset: Any, skips: bool, seed: int | None = None) -> None:
+        """Stand around a dataset.
+
+        Args:
+            dataset: The user's.
+            skips: Leave out a sample that raises.
+            seed: For what workers draw, in place of the loader's.
+        """
         self._dataset = dataset
         self._skips = skips
+        self._seed = seed
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def __getitems__(self, portion: Portion) -> _Fetched:
         """Return the samples that could be loaded, and what is told of them."""
+        if get_worker_info() is not None:
+            seeds = portion.seed
+            own = seeds if self._seed is None else seeds._replace(loader=self._seed)
+            generators.seed_all(own.of_part())
         told = Told(
             skipped=list(getattr(portion, "skipped", ())),
             repeated=list(getattr(portion, "repeated", ())),

@@ -19,7 +19,7 @@ from functools import partial
 
 from nbdist.engine.compat.torch_loaders import SampleFault
 from nbdist.engine.data import columns, making, mixing, retry
-from nbdist.engine.data.batches import Shard, part
+from nbdist.engine.data.batches import Seeds, Shard, part
 from nbdist.engine.data.interleave import Interleave, Ints, Piece
 from nbdist.engine.data.mixing import Stretch
 from nbdist.engine.data.reader_threads import ReaderThreads, own_cores, wanted
@@ -28,6 +28,7 @@ from nbdist.errors import DataError
 
 AHEAD = 2  # groups that are read before a lane wants them
 _CHUNKS = 8  # of a group
+_UNSEEDED = Seeds(0, 0)
 IDS = "\0id"  # the column of samples' numbers, which no file can have
 
 
@@ -38,14 +39,14 @@ class RowBlock:
     Attributes:
         columns: Of the source, by name.
         ids: The samples' numbers in the source, int64[samples].
-        seed: The loader's, and the epoch: of the samples' transforms.
+        seed: What random numbers in the making of the batch follow from.
         skipped: Samples of this rank's that could not be read.
         repeated: Which samples of the whole batch stand in, where none of its own could be read.
     """
 
     columns: Columns
     ids: Ints
-    seed: tuple[int, int]
+    seed: Seeds
     skipped: tuple[SampleFault, ...] = ()
     repeated: tuple[int, ...] = ()
 
@@ -107,7 +108,7 @@ class GroupFeed:
         ends: list[int],
         shard: Shard,
         weights: tuple[float, ...] | None = None,
-        seed: tuple[int, int] = (0, 0),
+        seed: Seeds = _UNSEEDED,
         *,
         skips: bool = False,
         timeout_s: float = retry.READ_TIMEOUT_S,
@@ -121,7 +122,7 @@ class GroupFeed:
             ends: Where its batches end.
             shard: Which part of each batch is this rank's.
             weights: How large parts are.
-            seed: For the blocks.
+            seed: Of the epoch, for the blocks.
             skips: Leave out what cannot be read.
             timeout_s: How long to wait for a group before it is read anew.
         """
@@ -148,10 +149,11 @@ class GroupFeed:
         if self._nth == len(self._ends):
             self.close()
             raise StopIteration
+        seed = self._seed._replace(start=self._begin_of(self._nth), shard=self._shard.index)
         if (found := next(self._mixed, None) or self._mix()) is not None:
             self._nth += 1
             self._mix_ahead()
-            return RowBlock(found, found.pop(IDS), self._seed)
+            return RowBlock(found, found.pop(IDS), seed)
         pieces = self._pieces(self._nth)
         for piece in pieces:
             self._wanted(piece.group)
@@ -164,7 +166,7 @@ class GroupFeed:
         self._nth += 1
         self._free(self._nth)
         self._read_ahead(self._nth)
-        return made.block(self._seed)
+        return made.block(seed)
 
     def _take(self, piece: Piece, made: "_Making") -> None:
         """Add the samples of a piece, or, where they are skipped, that they cannot be read."""
@@ -378,7 +380,7 @@ class _Making:
         ]
         self._count += len(samples)
 
-    def block(self, seed: tuple[int, int]) -> RowBlock:
+    def block(self, seed: Seeds) -> RowBlock:
         """Return what was added."""
         found = columns.joined(self.parts)
         ids = found.pop(IDS)

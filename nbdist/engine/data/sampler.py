@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from nbdist.engine.compat import torch_hooks
-from nbdist.engine.data.batches import Shard, cut, mix, part
+from nbdist.engine.data.batches import Seeds, Shard, cut, mix, part
 from nbdist.engine.data.interleave import Interleave, lanes_of
 from nbdist.engine.data.reader import GroupFeed, RowBlock
 from nbdist.engine.data.retry import READ_TIMEOUT_S
@@ -31,13 +31,13 @@ class Given(NamedTuple):
 
 
 class Seeded(list[int]):
-    """A rank's samples of one batch by index, and the seed of their transforms."""
+    """A rank's samples of one batch by index, and what their random numbers follow from."""
 
-    seed: tuple[int, int]  # the loader's, and the epoch
+    seed: Seeds
     spare: Mapping[int, int]  # other samples, by their place in the batch, that may stand in
 
     def __init__(
-        self, indices: Iterable[int], seed: tuple[int, int], spare: Mapping[int, int] | None = None
+        self, indices: Iterable[int], seed: Seeds, spare: Mapping[int, int] | None = None
     ) -> None:
         super().__init__(indices)
         self.seed = seed
@@ -131,12 +131,12 @@ class Batches:
     def _portions(
         self, order: torch.Tensor | None, start: int, ends: list[int]
     ) -> Iterator[Seeded]:
-        seed = self.seed, self.epoch
-        for end, (_, mine, _) in zip(ends, self.begin(), strict=True):
+        for end, (_, mine, shard) in zip(ends, self.begin(), strict=True):
             samples = range(start, end) if order is None else order[start:end].tolist()
             first, last = mine.start - start, mine.stop - start
             others = [*range(first), *range(last, len(samples))] if self.skips else []
             spare = {place: samples[place] for place in others}
+            seed = Seeds(self.seed, self.epoch, start, shard.index)
             yield Seeded(samples[first:last], seed, spare)
             start = end
 
@@ -215,7 +215,7 @@ class SourceBatches(Batches):
 
     def __iter__(self) -> Iterator[RowBlock]:
         order = Interleave(self.source.sizes, self.lanes, self.shuffle, self.seed, self.epoch)
-        ends, seed = self.ends(self.start), (self.seed, self.epoch)
+        ends, seed = self.ends(self.start), Seeds(self.seed, self.epoch)
         self._tell_shared_lanes()
         self.begin()
         return GroupFeed(

@@ -8,17 +8,15 @@ Transforms draw random numbers that follow from (seed, epoch, sample) alone: the
 of ranks and workers, and after a resume.
 """
 
-import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from nbdist.engine.data import columns, making
-from nbdist.engine.data.batches import mix
+from nbdist.engine.data import columns, generators, making
+from nbdist.engine.data.batches import Seeds
 from nbdist.engine.data.reader import RowBlock
 from nbdist.engine.data.sampler import Seeded
 from nbdist.engine.data.sources.source import Columns
@@ -96,35 +94,15 @@ def as_is(batch: Any) -> Any:
     return batch
 
 
-def transformed(
-    transform: Transform, samples: Any, ids: Sequence[int], seed: tuple[int, int]
-) -> list[Any]:
+def transformed(transform: Transform, samples: Any, ids: Sequence[int], seed: Seeds) -> list[Any]:
     """Return samples transformed, each with random numbers of its own."""
     samples = list(samples)  # what a dataset's items take is not the transform's time
-    with _random_numbers_kept(), making.part("transform"):
+    with generators.kept(), making.part("transform"):
         made = []
         for sample, number in zip(samples, ids, strict=True):
-            _seed_all(mix(*seed, number))
+            generators.seed_all(seed.of_sample(number))
             made.append(transform(sample))
         return made
-
-
-def _seed_all(seed: int) -> None:
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-
-
-@contextmanager
-def _random_numbers_kept() -> Iterator[None]:
-    """Let this process draw on as before: without workers it is the rank."""
-    kept = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(kept[0])
-        random.setstate(kept[1])
-        np.random.set_state(kept[2])
 
 
 def as_samples(read: Columns) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from nbdist.engine.data import making
-from nbdist.engine.data.batches import part
+from nbdist.engine.data.batches import Seeds, part
 from nbdist.engine.data.sampler import Batches, Given, Spec
 from nbdist.engine.data.shards import data_shard
 from nbdist.engine.data.streams import Note, SampleStream
@@ -21,11 +21,11 @@ UNKNOWN = -1  # samples of a stream
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """A rank's samples of one batch, their numbers in the stream, and the seed of transforms."""
+    """A rank's samples of one batch, their numbers in the stream, and what is drawn for them."""
 
     samples: list[Any]
     ids: list[int]
-    seed: tuple[int, int]  # the loader's, and the epoch
+    seed: Seeds
     # Others, with their numbers, by their place in the batch, that may stand in.
     spare: Mapping[int, tuple[int, Any]] = field(default_factory=dict)
 
@@ -134,7 +134,8 @@ class StreamBatches(Batches):
             numbers, its = zip(*ahead[first:last], strict=True)
             others = [*range(first), *range(last, length)] if self.skips else []
             spare = {place: ahead[place] for place in others}
-            yield Samples(list(its), list(numbers), (self.seed, epoch), spare)
+            seed = Seeds(self.seed, epoch, start, shard.index)
+            yield Samples(list(its), list(numbers), seed, spare)
             start, ahead = start + length, ahead[length:]
 
 

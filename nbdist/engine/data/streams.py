@@ -17,10 +17,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-
 from nbdist.engine.compat import hf_datasets
+from nbdist.engine.data import generators
 from nbdist.engine.data.batches import mix
 
 _SAID_FROM_S = 2.0  # reading again that takes as long is told
@@ -136,13 +134,10 @@ class Own:
 
     def __enter__(self) -> None:
         self._began = time.perf_counter()
-        self._kept = torch.get_rng_state(), random.getstate(), np.random.get_state()
-        torch.default_generator.manual_seed(self._seed)
-        random.seed(self._seed)
-        np.random.seed(self._seed & 0xFFFFFFFF)
+        self._kept = generators.kept()
+        self._kept.__enter__()
+        generators.seed_all(self._seed)
 
     def __exit__(self, *_: object) -> None:
-        torch.set_rng_state(self._kept[0])
-        random.setstate(self._kept[1])
-        np.random.set_state(self._kept[2])
+        self._kept.__exit__(None, None, None)
         self.spent_s += time.perf_counter() - self._began
