@@ -3,6 +3,7 @@
 The proof: as many steps, of the same samples, and the same weights, bit by bit, as without a fault.
 """
 
+import re
 from pathlib import Path
 
 import pytest
@@ -306,3 +307,12 @@ def test_coverage_names_the_cell_of_a_loader_by_its_prompt(notebook: Kernel) -> 
     prompt = int(notebook.run("len(In) - 2").text)
     told = notebook.cell("for _ in prompted: pass\nnbdist.coverage()")
     assert f"prompted (cell {prompt})" in told.text
+    loop = "for _ in nbdist.loader(list(range(8)), global_batch=4): pass\n"
+    told = notebook.cell(f"{loop}{loop}nbdist.coverage()")
+    assert re.findall(r"loader (\d) \(cell", told.text)[-2:] == ["1", "2"]
+    told = notebook.cell("print(nbdist.coverage().is_exact)")
+    assert "True" in told.text
+    assert "epoch" not in told.text  # the table is shown where it is asked for
+    outside = notebook.run("import nbdist; nbdist.coverage()").error
+    assert outside is not None
+    assert "counts on the ranks, and this process is none" in outside[1]

@@ -14,9 +14,12 @@ from torch.utils.data import (
     RandomSampler,
     TensorDataset,
     WeightedRandomSampler,
+    random_split,
 )
 
+from nbdist.engine.data import resume
 from nbdist.engine.data.batches import mix
+from nbdist.engine.data.coverage import coverage
 from nbdist.engine.data.loaders import Loader
 from nbdist.engine.data.make import loader
 from nbdist.engine.layout.parallelize import parallelize
@@ -205,6 +208,25 @@ def draws(kind: str, workers: int, stop: int, state: dict[str, Any] | None) -> A
 
 def iter_of_24() -> Any:
     return iter(range(24))
+
+
+def coverages() -> dict[str, Any]:
+    """Return what coverage says of an epoch over samples that no position tells."""
+    torch.manual_seed(rank())  # as a cell that draws other numbers on each rank
+    found: dict[str, Any] = {}
+
+    def cover(data: Any, **how: Any) -> Any:
+        loop = loader(data, global_batch=4, **how)
+        seen = [sample for batch in samples(loop) for sample in batch]
+        found = coverage()
+        return seen, found.epochs[-1], found.verdict
+
+    weighted = WeightedRandomSampler([1.0] * 24, 24)
+    found["weighted"] = cover(Numbers(24), sampler=weighted)
+    resume.begin_cell(1, failed=None, is_retry=False)  # nobody goes back to the loader any more
+    found["gone"] = None, coverage().epochs[-1], coverage().verdict
+    found["split"] = cover(random_split(Numbers(12), [8, 4])[0])
+    return found
 
 
 WEIGHTS = [1.0, 0.25]

@@ -1,5 +1,6 @@
 """The loader on real ranks: every sample once, the same batches anywhere, exact resumes."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -135,6 +136,23 @@ def test_workers_draw_by_the_place_of_a_batch_whatever_their_number_and_what_the
         numbers = [n for seen in unbroken for batch in seen for sample in batch for n in sample[1:]]
         assert len(set(numbers)) == len(numbers) == 2 * 24 * 3
     assert drawn["samples"] != drawn["a generator"]
+
+
+def test_coverage_counts_samples_or_says_that_it_counts_positions() -> None:
+    ranks = run_ranks(2, RANKS + "coverages")
+    _, epoch, verdict = ranks[0]["weighted"]
+    times = Counter(sample for one in ranks for sample in one["weighted"][0])
+    assert epoch.samples == len(times)
+    assert epoch.once == sum(number == 1 for number in times.values())
+    assert epoch.repeated == len(times) - epoch.once > 0
+    assert set(epoch.ids["repeated"]) <= {sample for sample, n in times.items() if n > 1}
+    assert (epoch.missing, epoch.places, epoch.is_exact) == (0, 24, False)
+    assert verdict == f"0 samples missing, {epoch.repeated} given twice or more."
+    for case, words in (("gone", "sampler gives samples more"), ("split", "in dataset.indices,")):
+        _, epoch, verdict = ranks[1][case]
+        assert words in epoch.unsure
+        assert (epoch.is_exact, epoch.is_by_position) == (False, True)
+        assert verdict == "Which samples came how often is not known."
 
 
 def test_loading_leaves_the_global_generator_alone() -> None:

@@ -65,7 +65,11 @@ def by_epoch(entries: Iterable[JournalEntry]) -> dict[tuple[int, int], list[Jour
 
 
 def count(
-    entries: Sequence[JournalEntry], samples: int | None, *, is_followed: bool
+    entries: Sequence[JournalEntry],
+    samples: int | None,
+    *,
+    is_followed: bool,
+    order: Ints | None = None,
 ) -> EpochCounts:
     """Count one epoch.
 
@@ -73,6 +77,8 @@ def count(
         entries: Of all ranks, of one loader and epoch.
         samples: In an epoch; None where it is not known before its end.
         is_followed: A later epoch has begun: nothing of this one is to come.
+        order: The sample at each position, where one may stand at several. Samples are counted
+            then, of those that the order has, and named in place of positions.
     """
     ends = [entry.start for entry in entries if entry.kind == OVER]
     is_over = is_followed or bool(ends)
@@ -93,6 +99,14 @@ def count(
     is_left, is_bad = _within(lows, left), _within(lows, bad)
     is_before = lows < before
     is_to_come = (lows >= furthest) & (not is_over)
+    if order is not None:
+        marks = np.stack([is_left, is_bad, is_before, is_to_come])
+        lows, times, marks = _by_sample(
+            order[:end], np.repeat(times, lengths), np.repeat(marks, lengths, axis=1)
+        )
+        lengths, (is_left, is_bad, is_before, is_to_come) = np.ones_like(lows), marks
+        samples = len(lows)
+    is_to_come &= times == 0
     is_missing = (times == 0) & ~is_left & ~is_before & ~is_to_come
 
     def kind(chosen: npt.NDArray[np.bool_]) -> Kind:
@@ -108,6 +122,21 @@ def count(
         int(lengths[(times == 0) & is_before].sum()),
         int(lengths[is_to_come].sum()),
     )
+
+
+def _by_sample(
+    order: Ints, times: Ints, marks: npt.NDArray[np.bool_]
+) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
+    """Return samples, how often each was given, and the marks that any of its positions has.
+
+    Args:
+        order: The sample at each position.
+        times: How often each position was given.
+        marks: bool[kinds, positions].
+    """
+    samples, nth = np.unique(order, return_inverse=True)
+    given = np.bincount(nth, weights=times).astype(np.int64)
+    return samples, given, np.stack([np.bincount(nth, weights=mark) > 0 for mark in marks])
 
 
 def _parts(entries: Sequence[JournalEntry]) -> tuple[Ints, Ints]:

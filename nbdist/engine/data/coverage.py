@@ -9,14 +9,16 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nbdist.engine.data import account, counts, journal, position
+from nbdist.engine.data import account, alike, counts, journal, position
 from nbdist.engine.data.counts import Kind
 from nbdist.engine.data.journal import JournalEntry
 from nbdist.engine.data.loaders import Loader
 from nbdist.engine.steps import keep
+from nbdist.errors import UsageError
 from nbdist.formatting import aligned, counted
 
 _MOST_LINES = 20  # of the table; beyond it only the newest half, and what is wrong
+_UNKNOWN: dict[str, Any] = {"cell": -1, "prompt": -1, "name": "", "samples": None}
 _WORDS = {
     "missing": "missing",
     "repeated": "given twice or more",
@@ -43,8 +45,11 @@ class EpochCoverage:
         to_come: Of an epoch that is not over.
         ids: By kind (`missing`, `repeated`, `left_out`, `skipped`) the dataset's indices of the
             first few samples, or their positions.
-        is_by_position: `ids` are positions in the epoch's order: of a stream, or of a loader that
-            is no more.
+        is_by_position: `ids` are positions in the epoch's order: of a stream, of a loader that
+            is no more, or where it is `unsure`.
+        places: Positions in the epoch; more than samples where a sampler gives some several times.
+        unsure: Why positions were counted without knowing which samples they are; "" where samples
+            were.
     """
 
     loader: str
@@ -60,11 +65,13 @@ class EpochCoverage:
     to_come: int
     ids: dict[str, tuple[int, ...]]
     is_by_position: bool = False
+    places: int | None = None
+    unsure: str = ""
 
     @property
     def is_exact(self) -> bool:
-        """Whether no sample is missing, and none came twice, so far."""
-        return not self.missing and not self.repeated
+        """Whether it is known that no sample is missing, and none came twice, so far."""
+        return not self.missing and not self.repeated and not self.unsure
 
     @property
     def title(self) -> str:
@@ -79,7 +86,7 @@ class Coverage:
     Attributes:
         epochs: Of each loader, in order.
         ranks: How many there are now.
-        is_exact: Whether no sample is missing, and none came twice, in all epochs.
+        is_exact: Whether it is known that no sample is missing, and none came twice, in all epochs.
     """
 
     epochs: tuple[EpochCoverage, ...]
@@ -87,10 +94,15 @@ class Coverage:
 
     @property
     def is_exact(self) -> bool:
-        """Whether no sample is missing, and none came twice, in all epochs."""
+        """Whether it is known that no sample is missing, and none came twice, in all epochs."""
         return all(epoch.is_exact for epoch in self.epochs)
 
     def __repr__(self) -> str:
+        return f"{self.table()}\n{self.verdict}" if self.epochs else self.verdict
+
+    @property
+    def verdict(self) -> str:
+        """What was found, in one sentence."""
         if not self.epochs:
             return "No loop over a loader of nbdist was given a batch."
         if self.is_exact:
@@ -99,10 +111,12 @@ class Coverage:
         missing, repeated = (
             sum(getattr(epoch, name) for epoch in self.epochs) for name in ("missing", "repeated")
         )
+        if not missing and not repeated:
+            return "Which samples came how often is not known."
         return f"{counted(missing, 'sample')} missing, {repeated:,} given twice or more."
 
     def table(self) -> str:
-        """Return the table that is printed: a line an epoch, and the ids of what is wrong."""
+        """Return a line an epoch, and the ids of what is wrong."""
         rows = [["loader", "epoch", "samples", "once", "missing", "twice", "left out", "to come"]]
         notes: list[str] = []
         shown = _shown(self.epochs)
@@ -121,7 +135,7 @@ class Coverage:
 
 
 def coverage() -> Coverage:
-    """Count how often each sample was given to a loop, over all ranks, and print it. Collective.
+    """Count how often each sample was given to a loop, over all ranks. Collective.
 
     Each rank notes which part of each batch its loops over `nbdist.loader` were given. What a fault
     has undone (given, but beyond the optimizer's last step) does not count, and neither does the
@@ -129,15 +143,21 @@ def coverage() -> Coverage:
     were given. Ranks that get the same samples by design (tp, pp, cp) count once.
 
     Returns:
-        What was found, by loader and epoch, the same on every rank. Rank 0 prints it as a table.
+        What was found, by loader and epoch, the same on every rank. Shown or printed it is a table.
+
+    Raises:
+        UsageError: This process is no rank.
     """
     living = {one.account.loader: one for one in position.in_order()}
     is_group = dist.is_available() and dist.is_initialized()
     entries, about = _together(journal.here().entries(), _named(), is_group=is_group)
-    found = Coverage(tuple(_each(entries, about, living)), dist.get_world_size() if is_group else 1)
-    if not is_group or dist.get_rank() == 0:
-        print(found.table() if found.epochs else found)
-    return found
+    if not is_group and not entries:
+        raise UsageError(
+            "nbdist.coverage() counts on the ranks, and this process is none.",
+            why="loops over nbdist.loader run there",
+            do="call it in a %%distributed cell, on all ranks",
+        )
+    return Coverage(tuple(_each(entries, about, living)), dist.get_world_size() if is_group else 1)
 
 
 def _named() -> dict[int, dict[str, Any]]:
@@ -160,6 +180,9 @@ def _together(
     known: dict[int, dict[str, Any]] = {}
     for _, told in reversed(everyone):
         known |= told
+    for loader in known:
+        each = [told[loader].get("alike", {}) for _, told in everyone if loader in told]
+        known[loader] = {**known[loader], "differs": alike.differing(each)}
     return [entry for each, _ in everyone for entry in each], known
 
 
@@ -172,15 +195,20 @@ def _each(
     by_epoch = counts.by_epoch(entries)
     last = dict(sorted(by_epoch))
     places = {loader: at for at, loader in enumerate(about)}
-    unknown: dict[str, Any] = {"cell": -1, "prompt": -1, "name": "", "samples": None}
+    names = _told_apart({loader: about.get(loader, _UNKNOWN) for loader, _ in by_epoch}, places)
 
     def place(key: tuple[int, int]) -> tuple[int, int, int]:
-        return about.get(key[0], unknown)["cell"], places.get(key[0], -1), key[1]
+        return about.get(key[0], _UNKNOWN)["cell"], places.get(key[0], -1), key[1]
 
     for loader, epoch in sorted(by_epoch, key=place):
-        told = about.get(loader, unknown)
+        told = about.get(loader, _UNKNOWN)
+        standing = living.get(loader)
+        order = None if standing is None else standing.batches.samples_of(epoch)
         found = counts.count(
-            by_epoch[loader, epoch], told["samples"], is_followed=epoch < last[loader]
+            by_epoch[loader, epoch],
+            told["samples"],
+            is_followed=epoch < last[loader],
+            order=None if order is None else order.numpy(),
         )
         kinds: dict[str, Kind] = {
             "missing": found.missing,
@@ -188,9 +216,9 @@ def _each(
             "left_out": found.left_out,
             "skipped": found.skipped,
         }
-        standing = living.get(loader)
+        unsure = _unsure(told, is_alive=standing is not None)
         yield EpochCoverage(
-            told["name"] or "loader",
+            names[loader],
             told["prompt"],
             epoch,
             found.samples,
@@ -199,12 +227,45 @@ def _each(
             before=found.before,
             to_come=found.to_come,
             ids={
-                kind: tuple(standing.batches.ids(epoch, value.first) if standing else value.first)
+                kind: tuple(
+                    standing.batches.ids(epoch, value.first)
+                    if standing and order is None
+                    else value.first
+                )
                 for kind, value in kinds.items()
                 if value.count
             },
-            is_by_position=standing is None or told["samples"] is None,
+            is_by_position=standing is None or told["samples"] is None or bool(unsure),
+            places=told["samples"],
+            unsure=unsure,
         )
+
+
+def _told_apart(
+    about: Mapping[int, Mapping[str, Any]], places: Mapping[int, int]
+) -> dict[int, str]:
+    """Return a name for each loader: its own, or "loader"; with a number where a cell has more."""
+    alike: dict[tuple[str, int], list[int]] = {}
+    for loader in sorted(about, key=lambda one: places.get(one, -1)):
+        told = about[loader]
+        alike.setdefault((told["name"] or "loader", told["prompt"]), []).append(loader)
+    return {
+        loader: name if len(loaders) == 1 else f"{name} {nth}"
+        for (name, _), loaders in alike.items()
+        for nth, loader in enumerate(loaders, 1)
+    }
+
+
+def _unsure(told: Mapping[str, Any], *, is_alive: bool) -> str:
+    """Return why a loader's positions do not tell its samples; "" where they do."""
+    if differs := told.get("differs"):
+        return (
+            f"ranks differ in {differs}, so nobody knows which samples came how often: positions "
+            "are counted. Do: make it alike on all ranks, such as by a seed"
+        )
+    if told.get("repeats") and not is_alive:
+        return "its sampler gives samples more than once, and is no more: positions are counted"
+    return ""
 
 
 def _shown(epochs: Sequence[EpochCoverage]) -> list[EpochCoverage]:
@@ -224,6 +285,13 @@ def _notes(epoch: EpochCoverage) -> Iterator[str]:
             first = ", ".join(map(str, epoch.ids[kind]))
             more = ", ..." if number > len(epoch.ids[kind]) else ""
             yield f"{epoch.title}, epoch {epoch.epoch}, {words}: {where}{first}{more}"
+    if epoch.unsure:
+        yield f"{epoch.title}, epoch {epoch.epoch}: {epoch.unsure}."
+    elif epoch.samples and epoch.places and epoch.places > epoch.samples:
+        yield (
+            f"{epoch.title}, epoch {epoch.epoch}: its sampler gives {epoch.samples:,} samples at "
+            f"{epoch.places:,} places."
+        )
     if epoch.before:
         yield (
             f"{epoch.title}, epoch {epoch.epoch}: its first {counted(epoch.before, 'sample')} "

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.utils.data import IterableDataset
 
 from nbdist.engine.compat import hf_datasets
-from nbdist.engine.data import resume
+from nbdist.engine.data import alike, resume
 from nbdist.engine.data.decode import collate, decoded, in_turn
 from nbdist.engine.data.loaders import Loader
 from nbdist.engine.data.own_sampler import SamplerBatches
@@ -139,6 +139,7 @@ def loader(
             batches = Batches(len(dataset), global_batch, **how)
         else:
             batches = SamplerBatches(sampler, global_batch, seed, drop_last)
+        batches.alike |= alike.digests(dataset)
         if transform is not None:
             dataset = Transformed(dataset, transform)
     else:

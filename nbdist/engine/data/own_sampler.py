@@ -33,7 +33,9 @@ class SamplerBatches(Batches):
         """
         self.sampler = _checked(sampler)
         super().__init__(len(sampler), global_batch, True, seed, drop_last)
-        if not torch.equal(self._order(0), self._order(0)):
+        order = self._order(0)
+        self.alike["the order of its sampler"] = zlib.crc32(order.numpy().tobytes())
+        if not torch.equal(order, self._order(0)):
             raise UsageError(
                 f"The order of this {type(sampler).__name__} does not follow from seed and epoch.",
                 why="ranks share one order, and resume in its midst: each must find the same again",
@@ -61,6 +63,7 @@ class SamplerBatches(Batches):
                 why="batches are cut by its length, before it is iterated",
                 do="let __len__ say how many samples __iter__ gives",
             )
+        self.repeats = self.repeats or len(order.unique()) < len(order)
         return order
 
 

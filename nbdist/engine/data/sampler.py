@@ -73,6 +73,8 @@ class Batches:
         self.has_spares = False  # of each batch, for a part that comes to nothing
         self.skips = False  # samples that cannot be loaded, instead of raising
         self.weights: tuple[float, ...] | None = None
+        self.repeats = False  # samples, at several positions of an epoch
+        self.alike: dict[str, int] = {}  # what must be the same on all ranks, see `alike`
         self.epoch = 0
         self.start = 0
         self._given: Iterator[Given] = iter(())  # of the pass
@@ -117,7 +119,12 @@ class Batches:
 
     def about(self) -> dict[str, Any]:
         """Return what a loader gives, for people."""
-        return {"samples": self.samples, "global_batch": self.global_batch}
+        return {
+            "samples": self.samples,
+            "global_batch": self.global_batch,
+            "repeats": self.repeats,
+            "alike": self.alike,
+        }
 
     def __iter__(self) -> Iterator[Any]:
         return self._portions(self._order(self.epoch), self.start, self.ends(self.start))
@@ -155,6 +162,10 @@ class Batches:
     def rest(self, consumed: int) -> range:
         """Return the positions that no rank is given where an epoch ends at `consumed`."""
         return range(consumed, self.samples)
+
+    def samples_of(self, epoch: int) -> torch.Tensor | None:
+        """Return the sample at each position of an epoch; None where each stands at one."""
+        return self._order(epoch) if self.repeats else None
 
     def ids(self, epoch: int, positions: Iterable[int]) -> list[int]:
         """Return which samples of the dataset stand at some positions of an epoch."""

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -103,3 +104,12 @@ def test_counts_are_those_of_counting_one_by_one(
     missing = [p for p in range(end) if not times[p]]
     assert found.missing == Kind(len(missing), tuple(missing[:5]))
     assert found.to_come == samples - end
+
+
+def test_where_a_sample_stands_at_several_positions_samples_are_counted() -> None:
+    order = np.array([7, 7, 3, 9, 3, 5, 1, 1])
+    found = count([entry(0, 4)], 8, is_followed=False, order=order)
+    assert (found.samples, found.once, found.repeated) == (5, 2, Kind(1, (7,)))
+    assert (found.to_come, found.missing.count) == (2, 0)  # 3 has come, and will once more
+    found = count([entry(0, 4)], 8, is_followed=True, order=order)
+    assert (found.to_come, found.missing) == (0, Kind(2, (1, 5)))
