@@ -78,7 +78,7 @@ def own_order(kind: str, stop_after: int, state: dict[str, Any] | None) -> Any:
     data = Numbers(20)
     made: dict[str, Any] = {
         "weighted": WeightedRandomSampler([1.0] * 10 + [0.0] * 10, 16),
-        "its generator": RandomSampler(data, generator=torch.Generator().manual_seed(rank())),
+        "random": RandomSampler(data),
         "set_epoch": DistributedSampler(data, num_replicas=1, rank=0),
     }
     loop = loader(data, global_batch=4, sampler=made[kind])
@@ -288,6 +288,11 @@ def refusals() -> dict[str, str]:
     refused("batch_sampler", Numbers(8), global_batch=4, batch_sampler=[[0]])
     refused("a rank's part", Numbers(8), global_batch=4, sampler=DistributedSampler(Numbers(8)))
     refused("an iterator", Numbers(8), global_batch=4, sampler=iter([0]))
+    generator = torch.Generator().manual_seed(5)
+    own = RandomSampler(Numbers(8), generator=generator)
+    refused("its generator", Numbers(8), global_batch=4, sampler=own)
+    if not torch.equal(generator.get_state(), torch.Generator().manual_seed(5).get_state()):
+        texts["its generator"] = "changed"
     refused("any order", Numbers(8), global_batch=4, sampler=AnyOrder())
     refused("of a stream", Stream(), global_batch=4, sampler=[0])
     refused("generator", (i for i in range(3)), global_batch=4)

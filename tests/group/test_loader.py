@@ -171,7 +171,7 @@ def test_a_stream_ends_alike_on_all_ranks_and_is_transformed_on_its_own(workers:
         assert batches == [[0, 2, 4, 6], [8, 10, 12, 14], [16, 18, 20, 22, 24]]  # 1 left joined
 
 
-@pytest.mark.parametrize("kind", ["weighted", "its generator", "set_epoch"])
+@pytest.mark.parametrize("kind", ["weighted", "random", "set_epoch"])
 def test_a_samplers_order_is_that_of_all_ranks_and_resumes_on_others(kind: str) -> None:
     ((unbroken, _),) = run_ranks(1, RANKS + "own_order", kind, 100, None)
     stopped = run_ranks(2, RANKS + "own_order", kind, 6, None)
@@ -195,6 +195,7 @@ def refusals() -> list[dict[str, str]]:
         ("a rank's part", ["gives a rank's part", "sampler of the whole order"]),
         ("an iterator", ["list_iterator is no sampler with a length", "__len__"]),
         ("any order", ["AnyOrder does not follow from seed and epoch", "set_epoch"]),
+        ("its generator", ["RandomSampler draws", "leave out the sampler's generator="]),
         ("of a stream", ["for datasets with items by index", "leave it out"]),
         ("generator", ["generator can be iterated once", "without calling it"]),
         ("no data", ["cannot read this int", "an iterable"]),

@@ -50,11 +50,7 @@ class SamplerBatches(Batches):
     def _order(self, epoch: int) -> torch.Tensor:
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
-        seed = mix(self.seed, epoch)
-        generator = getattr(self.sampler, "generator", None)
-        if isinstance(generator, torch.Generator):
-            generator.manual_seed(seed)
-        with Own().of(seed):
+        with Own().of(mix(self.seed, epoch)):
             order = torch.tensor(list(self.sampler), dtype=torch.int64)
         if len(order) != self.samples:
             raise UsageError(
@@ -73,6 +69,14 @@ def _checked(sampler: Any) -> Any:
             "A DistributedSampler gives a rank's part, and nbdist.loader shares out by itself.",
             why="parts of a part would leave samples out",
             do="leave it out, or give the sampler of the whole order",
+        )
+    generator = getattr(sampler, "generator", None)
+    if isinstance(generator, torch.Generator) and not hasattr(sampler, "set_epoch"):
+        raise UsageError(
+            f"This {type(sampler).__name__} draws its order from a generator of its own.",
+            why="that goes on from epoch to epoch, and ranks that resume must find the same order "
+            "again, from seed and epoch alone",
+            do="leave out the sampler's generator=; the loader's seed= decides what it draws",
         )
     if not (hasattr(sampler, "__len__") and hasattr(sampler, "__iter__")):
         raise UsageError(
