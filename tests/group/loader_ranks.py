@@ -163,6 +163,29 @@ def leave_loops() -> dict[str, Any]:
     }
 
 
+def two_loops(workers: int) -> dict[str, Any]:
+    """Begin a loop in the midst of another, and after its end."""
+    allow_workers()
+    how: dict[str, Any] = {"num_workers": workers, "persistent_workers": bool(workers)}
+    data: Loader[int] = loader(Numbers(8), global_batch=2, **how)
+    first = iter(data)
+    taken = [next(first).tolist() for _ in range(2)]
+    second = iter(data)
+    inner = samples(second)
+    try:
+        next(first)
+    except UsageError as error:
+        told = str(error)
+    newest = iter(data)
+    return {
+        "inner": sorted(i for batch in inner for i in batch),
+        "another epoch": inner[:2] != taken,
+        "told": told,
+        "over": next(second, "over"),  # takes nothing from the newest
+        "newest": sorted(i for batch in newest for i in batch.tolist()),
+    }
+
+
 def noises(workers: int) -> list[float]:
     """Return the random numbers that this rank's samples drew, in two epochs."""
     allow_workers()

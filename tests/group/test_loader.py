@@ -117,6 +117,18 @@ def test_a_loop_that_was_left_is_followed_by_a_fresh_epoch_and_a_look_is_not() -
     }
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loop_that_another_one_ended_says_so(workers: int) -> None:
+    (seen,) = run_ranks(1, RANKS + "two_loops", workers)
+    assert "This loop over the loader has ended, for another one over it began." in seen.pop("told")
+    assert seen == {
+        "inner": list(range(8)),
+        "another epoch": True,
+        "over": "over",
+        "newest": list(range(8)),
+    }
+
+
 def test_workers_draw_other_numbers_on_each_rank_and_in_each_epoch() -> None:
     drawn = run_ranks(2, RANKS + "noises", 2)
     numbers = [number for rank in drawn for number in rank]

@@ -19,7 +19,7 @@ from nbdist.engine.data.position import Standing
 from nbdist.engine.data.probe import Probe
 from nbdist.engine.data.reader_threads import own_cores
 from nbdist.engine.data.shards import data_shard
-from nbdist.errors import DataError
+from nbdist.errors import DataError, UsageError
 
 T = TypeVar("T")
 
@@ -48,6 +48,7 @@ class Loader(DataLoader[T]):
     ) -> None:
         self._standing = standing
         self._is_measured = False
+        self._loops = 0  # that have begun
         self._made_at = made_at
         self._own_generator = options.get("generator") is None
         if self._own_generator:
@@ -147,6 +148,8 @@ class Loader(DataLoader[T]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Begin the next epoch, or go on with the one whose state was loaded.
 
+        It ends the loop before, which raises should it be asked for a batch again.
+
         Raises:
             UsageError: There are not as many weights as parts: `%dist scale` has changed them.
         """
@@ -230,11 +233,21 @@ class Loop:
         self._inner: Iterator[Any] | None = loader._begin()
         self._is_over = False
         self._restarts = 0
+        loader._loops += 1
+        self._nth = loader._loops
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
+        if self._is_over:
+            raise StopIteration
+        if self._nth != self._loader._loops:
+            raise UsageError(
+                "This loop over the loader has ended, for another one over it began.",
+                why="a loader has one position, which the newer loop moves",
+                do="end one loop before the next, or make a loader for each",
+            )
         self._standing.ask()
         while True:
             inner = self._inner = self._loader._begin() if self._inner is None else self._inner
