@@ -7,11 +7,11 @@ part    of a batch for each rank: contiguous; sizes differ by at most one, or fo
 
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,31 @@ class Seeds(NamedTuple):
         return mix(self.loader, self.epoch, self.start, self.shard)
 
 
-def cut(samples: int, start: int, global_batch: int, ranks: int, drop_last: bool) -> list[int]:
+class Ends(Sequence[int]):
+    """Where batches end: ends at even distances, and one more. Its length takes no memory."""
+
+    def __init__(self, even: range, last: int | None = None) -> None:
+        self._even, self._last = even, [] if last is None else [last]
+
+    def __len__(self) -> int:
+        return len(self._even) + len(self._last)
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.chain(self._even, self._last)
+
+    @overload
+    def __getitem__(self, nth: int) -> int: ...
+    @overload
+    def __getitem__(self, nth: slice) -> list[int]: ...
+    def __getitem__(self, nth: int | slice) -> int | list[int]:
+        """Return one end, or several."""
+        if isinstance(nth, slice):
+            return [self[one] for one in range(len(self))[nth]]
+        nth = range(len(self))[nth]
+        return self._even[nth] if nth < len(self._even) else self._last[0]
+
+
+def cut(samples: int, start: int, global_batch: int, ranks: int, drop_last: bool) -> Ends:
     """Return the ends of the batches that cover `range(start, samples)`.
 
     Args:
@@ -55,14 +79,14 @@ def cut(samples: int, start: int, global_batch: int, ranks: int, drop_last: bool
             none before (only after a resume on more ranks) it is left out, and a warning says so.
         drop_last: Leave out a last batch that is not full.
     """
-    ends = list(range(start + global_batch, samples + 1, global_batch))
+    ends = range(start + global_batch, samples + 1, global_batch)
     rest = samples - (ends[-1] if ends else start)
     if rest and not drop_last:
         if rest >= ranks:
-            ends.append(samples)
-        elif ends:
-            ends[-1] = samples
-    return ends
+            return Ends(ends, samples)
+        if ends:
+            return Ends(ends[:-1], samples)
+    return Ends(ends)
 
 
 def part(start: int, end: int, shard: Shard, weights: Sequence[float] | None = None) -> range:

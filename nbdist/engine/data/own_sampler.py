@@ -47,6 +47,10 @@ class SamplerBatches(Batches):
         """Return what decides which batches come, the kind of sampler too."""
         return *super().spec(), zlib.crc32(type(self.sampler).__qualname__.encode())
 
+    def samples_of(self, epoch: int) -> torch.Tensor | None:
+        """Return the sample at each position of an epoch; None where each stands at one."""
+        return self._order(epoch) if self.repeats else None
+
     def _order(self, epoch: int) -> torch.Tensor:
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)

@@ -12,7 +12,7 @@ Threads: `GroupFeed` is the loop's. Groups are read, and mixed ahead, on threads
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -105,7 +105,7 @@ class GroupFeed:
         source: Source,
         order: Interleave,
         start: int,
-        ends: list[int],
+        ends: Sequence[int],
         shard: Shard,
         weights: tuple[float, ...] | None = None,
         seed: Seeds = _UNSEEDED,

@@ -1,7 +1,7 @@
 """The sampler of a loader: this rank's parts of global batches. Main thread."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch.utils.data import DistributedSampler
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.data.batches import Seeds, Shard, cut, mix, part
 from nbdist.engine.data.interleave import Interleave, lanes_of
+from nbdist.engine.data.permutation import Permutation
 from nbdist.engine.data.reader import GroupFeed, RowBlock
 from nbdist.engine.data.retry import READ_TIMEOUT_S
 from nbdist.engine.data.shards import data_shard
@@ -19,6 +20,8 @@ from nbdist.errors import DataError, UsageError
 from nbdist.formatting import counted
 
 _log = logging.getLogger("nbdist.data")
+MANY = 2**28  # samples, from which on an order is not kept in memory: 2 GB, and seconds to draw
+Order = torch.Tensor | Permutation
 Spec = tuple[int, ...]  # what decides which batches a loader gives
 
 
@@ -85,7 +88,7 @@ class Batches:
     def __len__(self) -> int:
         return len(self.ends(0))
 
-    def ends(self, start: int) -> list[int]:
+    def ends(self, start: int) -> Sequence[int]:
         """Return where the batches from `start` on end, on as many ranks as there are now."""
         return cut(self.samples, start, self.global_batch, data_shard().count, self.drop_last)
 
@@ -135,9 +138,7 @@ class Batches:
         self._given = parts(self.start, ends, shard, weights)
         return parts(self.start, ends, shard, weights)
 
-    def _portions(
-        self, order: torch.Tensor | None, start: int, ends: list[int]
-    ) -> Iterator[Seeded]:
+    def _portions(self, order: Order | None, start: int, ends: Sequence[int]) -> Iterator[Seeded]:
         for end, (_, mine, shard) in zip(ends, self.begin(), strict=True):
             samples = range(start, end) if order is None else order[start:end].tolist()
             first, last = mine.start - start, mine.stop - start
@@ -165,17 +166,20 @@ class Batches:
 
     def samples_of(self, epoch: int) -> torch.Tensor | None:
         """Return the sample at each position of an epoch; None where each stands at one."""
-        return self._order(epoch) if self.repeats else None
+        return None
 
     def ids(self, epoch: int, positions: Iterable[int]) -> list[int]:
         """Return which samples of the dataset stand at some positions of an epoch."""
         order = self._order(epoch)
         return [at if order is None else int(order[at]) for at in positions]
 
-    def _order(self, epoch: int) -> torch.Tensor | None:
+    def _order(self, epoch: int) -> Order | None:
         if not self.shuffle:
             return None
-        generator = torch.Generator().manual_seed(mix(self.seed, epoch))
+        seed = mix(self.seed, epoch)
+        if self.samples >= MANY:
+            return Permutation(self.samples, seed)
+        generator = torch.Generator().manual_seed(seed)
         return torch.randperm(self.samples, generator=generator)
 
 

@@ -132,7 +132,7 @@ def test_batches_end_where_those_of_a_dataset_with_a_length_do(
             parts = [one.samples for one in batches]
             found.append(parts)
             ends = [batches.given().batch.stop for _ in parts]
-            assert ends == cut(samples, 0, batch, ranks, drop_last)
+            assert ends == list(cut(samples, 0, batch, ranks, drop_last))
             assert batches.rest(ends[-1] if ends else 0).stop == samples
     together = [i for parts in zip(*found, strict=True) for part in parts for i in part]
     assert together == list(range(len(together)))
