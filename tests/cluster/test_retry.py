@@ -201,6 +201,46 @@ def test_what_workers_draw_is_after_a_fault_what_it_would_have_been(session: Ses
     assert ends == [ends[0]] * 3
 
 
+PLAIN = """
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.arange(32.0)[:, None])
+sampler = torch.utils.data.DistributedSampler(data)
+plain, ours = DataLoader(data, 4, sampler=sampler), nbdist.loader(data, global_batch=8)
+torch.manual_seed(0)
+model = torch.nn.Linear(1, 1)
+nbdist.parallelize(model, "ddp")
+opt = torch.optim.SGD(model.parameters(), lr=1e-6)
+is_to_fail = True
+"""
+# The fault comes in the third step.
+PLAIN_LOOP = """
+with torch.no_grad():
+    for x, in plain: model(x)
+done = 0
+for epoch in range(2):
+    for x, in {loader}:
+        if {fails}: is_to_fail = False; 1 / 0
+        model(x).sum().backward(); opt.step(); opt.zero_grad(); done += 1
+"""
+
+
+def test_a_loop_over_a_dataloader_that_begins_anew_says_so_once(session: Session) -> None:
+    def told(loader: str, fails: str = "is_to_fail and done == 2 and rank == 1") -> list[str]:
+        session.run(PLAIN)
+        loop = PLAIN_LOOP.format(loader=loader, fails=fails)
+        fail(session, loop)
+        text = session.retry()[0].text
+        return [line for line in text.splitlines() if "begins at its first batch" in line]
+
+    (line,) = told("plain")
+    assert "The loop over plain (a DataLoader) begins" in line
+    assert "again, with the model of step 2:" in line
+    (line,) = told("DataLoader(data, 4)")
+    assert "The loop over a DataLoader begins" in line
+    assert told("ours") == []
+    assert told("plain", "is_to_fail and rank == 1") == []  # no step was made
+
+
 def test_a_cell_that_left_loops_says_what_lets_it_go_on_also_when_mended(
     session: Session, tmp_path: Path
 ) -> None:

@@ -214,6 +214,11 @@ def goes_on() -> bool:
     return _cell.repeats is not None and _cell.repeats.goes_on
 
 
+def goes_on_trained() -> bool:
+    """Return whether the cell is run again with what it had trained before."""
+    return goes_on() and _cell.repeats is not None and _cell.repeats.has_stepped
+
+
 def forget_repeated() -> None:
     """Let the cell that is run again be a cell like others: it goes on from a checkpoint."""
     _cell.repeats, _cell.inherited = None, []

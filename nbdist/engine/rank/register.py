@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim import Optimizer
 
 from nbdist import wire
 from nbdist.engine.checkpoint import automatic
-from nbdist.engine.checks import first_weights, model_facts
+from nbdist.engine.checks import begun_anew, first_weights, model_facts
 from nbdist.engine.checks.checks import RankChecks
 from nbdist.engine.data import loaders, probe, resume, shards
 from nbdist.engine.data.sources import tars
@@ -68,6 +69,7 @@ def connect(program: "Program", device: torch.device) -> None:
     first_weights.look_on()
     training.at_new_optimizer("trained", lambda optimizer: model_facts.tell(recorder, optimizer))
     training.at_new_optimizer("going on", lambda _: tell_going_on(recorder))
+    training.at_new_optimizer("begun anew", _tell_begun_anew)
     loaders.tell_to(lambda facts: recorder.add("loader", training.current_step(), facts))
     probe.rest_as(training.rest_s)
     program.checks = RankChecks(recorder.add)
@@ -88,6 +90,11 @@ def tell_going_on(recorder: Recorder) -> None:
     """Tell whether the cell goes on with what an attempt before has trained, as far as is known."""
     if resume.goes_on() or automatic.goes_on():
         recorder.fact(**{wire.GOES_ON: "yes"})
+
+
+def _tell_begun_anew(optimizer: Optimizer) -> None:
+    if resume.goes_on_trained() or automatic.goes_on():
+        begun_anew.tell(optimizer)
 
 
 def _tell_published(program: "Program", told: dict[str, Any]) -> None:

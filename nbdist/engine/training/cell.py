@@ -53,6 +53,7 @@ class _Pass:
 
     number: int
     began_at: int
+    is_whole: bool = False  # its begin was seen
 
 
 @dataclass(slots=True)
@@ -101,6 +102,7 @@ class Cell:
         self._fetched: deque[Size] = deque(maxlen=4096)  # of one iterator
         self._making: Counter[str] = Counter()  # of its batches since the newest step ended
         self._iterator: Any = None
+        self._may_train = False  # on the newest batch
         self._pass = _Pass(0, 0)
         self._passes: WeakKeyDictionary[Any, _Pass] = WeakKeyDictionary()
         self._count_of_passes = 0
@@ -141,10 +143,10 @@ class Cell:
             self._note_pass(iterator)
         if is_batch and (told := torch_loaders.told_of(iterator)) is not None:
             self._making.update(told.parts_ns, cpu=told.cpu_ns, batches=1)
+        self._may_train = is_batch and torch.is_grad_enabled()
         if self.is_measured:
-            may_train = is_batch and torch.is_grad_enabled()
             number = self._pass.number
-            self._parts.fetch_ended(now_ns, tap.exposed_ns(), number, may_train=may_train)
+            self._parts.fetch_ended(now_ns, tap.exposed_ns(), number, may_train=self._may_train)
 
     @property
     def current_pass(self) -> tuple[Any, int]:
@@ -153,6 +155,11 @@ class Cell:
         With persistent workers one iterator makes all passes.
         """
         return self._iterator, self._pass.began_at
+
+    @property
+    def begun_pass(self) -> Any:
+        """The DataLoader's iterator that gave the newest batch to train on, begun in this cell."""
+        return self._iterator if self._may_train and self._pass.is_whole else None
 
     def note_batch(self, batch: Any) -> None:
         """Take in what a batch holds."""
@@ -170,6 +177,7 @@ class Cell:
             self._pass = found
         if torch_hooks.batch_number(iterator) == 1:  # of persistent workers, once more
             self._pass.began_at = self.step
+            self._pass.is_whole = True
 
     def backward_began(self) -> None:
         """An outermost backward begins."""

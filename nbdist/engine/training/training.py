@@ -94,6 +94,11 @@ def current_pass() -> tuple[Any, int]:
     return (None, 0) if _hooks is None else _hooks.cell.current_pass
 
 
+def begun_pass() -> Any:
+    """Return the iterator of the newest batch that may be trained on, if the cell has begun it."""
+    return None if _hooks is None else _hooks.cell.begun_pass
+
+
 def is_loading() -> bool:
     """Return whether the main thread waits for a DataLoader's batch. Any thread."""
     return _hooks is not None and _hooks.is_loading
