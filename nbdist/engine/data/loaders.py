@@ -3,6 +3,7 @@
 Threads: the loop's.
 """
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -15,12 +16,14 @@ from nbdist.engine.data import bad, probe, shards, weighting
 from nbdist.engine.data.batches import mix, part
 from nbdist.engine.data.left_out import Skipped
 from nbdist.engine.data.making import Collate, Init, Items, add_noted
+from nbdist.engine.data.own_generators import own_generators
 from nbdist.engine.data.position import Standing
 from nbdist.engine.data.probe import Probe
 from nbdist.engine.data.reader_threads import own_cores
 from nbdist.engine.data.shards import data_shard
 from nbdist.errors import DataError, UsageError
 
+_log = logging.getLogger("nbdist.data")
 T = TypeVar("T")
 
 
@@ -48,6 +51,7 @@ class Loader(DataLoader[T]):
     ) -> None:
         self._standing = standing
         self._is_measured = False
+        self._is_told = False  # of generators that the dataset holds
         self._loops = 0  # that have begun
         self._made_at = made_at
         self._own_generator = options.get("generator") is None
@@ -168,10 +172,25 @@ class Loader(DataLoader[T]):
         """Return torch's iterator from where the loader stands."""
         batches = self._standing.batches
         batches.start = self._standing.consumed
+        if batches.start and self.num_workers:
+            self._tell_own_generators()
         if self._own_generator:
             seed = mix(batches.seed, batches.epoch, data_shard().index)
             self.generator.manual_seed(seed)
         return super().__iter__()
+
+    def _tell_own_generators(self) -> None:
+        """Say once that workers which begin in mid epoch do not draw as those before them."""
+        found = [] if self._is_told else own_generators(self.dataset)
+        self._is_told = True
+        if found and data_shard().index == 0:
+            _log.warning(
+                "Workers draw from copies of %s as it was when they began, which is here in the "
+                "midst of an epoch: what they draw differs from an undisturbed run. "
+                "Do: draw from torch's, Python's or numpy's global random numbers, which follow "
+                "from each batch's place.",
+                ", ".join(found),
+            )
 
     def _get_iterator(self) -> Any:
         seed = None if self._own_generator else self.generator.initial_seed()
