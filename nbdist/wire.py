@@ -13,7 +13,7 @@ from typing import Any
 
 from nbdist.packed import Calls, numbers_of, text_of
 
-VERSION = 9  # rises when a message changes; both sides compare it at the start
+VERSION = 10  # rises when a message changes; both sides compare it at the start
 
 RECORDS = "nbdist_records"  # iopub message type: one Batch
 OUTPUT = "nbdist_output"  # iopub message type: text, see `engine/kernel/stdio.py`
@@ -43,7 +43,7 @@ STEP_KEYS = frozenset(
 # What the values of a device's record may be called; see Record.
 DEVICE_KEYS = frozenset(
     {
-        *("cpu_pct", "resident_bytes", "allocated_bytes"),
+        *("cpu_pct", "resident_bytes", "allocated_bytes", "reserved_bytes", "peak_bytes"),
         *("device_pct", "device_bytes", "device_total_bytes", "device_c", "device_w"),
     }
 )
@@ -109,9 +109,11 @@ class Record:
     was called learns from no address who that is, and the notebook does.
 
     A device row has `cpu_pct` (processor time of all threads of the process since the row before,
-    100 is one core) and `resident_bytes`; of a GPU, where known, `device_pct` (of the time in which
-    it computed anything), `device_bytes` (in use by all programs; else `allocated_bytes`, by torch
-    in this process) of `device_total_bytes`, `device_c` (degrees Celsius) and `device_w` (watts).
+    100 is one core) and `resident_bytes`; of a GPU that it uses, what torch's allocator holds in
+    this process (`allocated_bytes`, `reserved_bytes`, and `peak_bytes`, the most that was
+    allocated) of `device_total_bytes`, and where known `device_bytes` (in use by all programs),
+    `device_pct` (of the time in which it computed anything), `device_c` (degrees Celsius) and
+    `device_w` (watts).
 
     An optimizer row has `lr` (the rate that its schedule, if any, is multiplied with), `tensors`
     and `numbers` (what it trains: a count of parameters, and of all their elements); `parts` (of

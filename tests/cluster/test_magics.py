@@ -60,6 +60,37 @@ def test_python_in_a_cell_names_the_cell_as_the_notebook_numbers_it(notebook: Ke
     assert f"cell {number + 1}, line 1" in failed.error[2]
 
 
+A_GPU = """
+from types import SimpleNamespace
+from nbdist.engine.rank import control
+from nbdist.engine.training.devices import Gpu
+
+told = {"allocated_bytes.all.current": 2e9, "allocated_bytes.all.peak": 3e9}
+cuda = SimpleNamespace(
+    is_initialized=lambda: True,
+    memory_stats=lambda device: told | {"reserved_bytes.all.current": 4e9},
+    get_device_properties=lambda device: SimpleNamespace(total_memory=80e9),
+)
+if rank == 1:
+    control.gpu = Gpu(torch.device("cuda", 0), cuda)
+"""
+
+
+def test_status_has_the_memory_of_a_gpu_beside_that_of_the_process(notebook: Kernel) -> None:
+    """Proven with a stand-in for `torch.cuda`; `%dist` of ranks without shows none of it."""
+    without = notebook.run("%dist").text
+    assert notebook.cell(A_GPU).error is None
+    try:
+        head, cpu, gpu = notebook.run("%dist").text.splitlines()[-3:]
+    finally:
+        notebook.cell("control.gpu = None")
+    assert "GPU" not in without
+    at = head.index("GPU allocated")
+    assert head[at:].split() == ["GPU", "allocated", "reserved", "peak", "of"]
+    assert cpu[at:].strip() == ""
+    assert gpu[at:].split() == ["2.0", "GB", "4.0", "GB", "3.0", "GB", "80", "GB"]
+
+
 SHORT_STEPS = """
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -107,7 +107,16 @@ def test_the_views_size_stays_below_mlflows_limit_for_a_tag() -> None:
             "params": [f"a_rather_long_parameter_name_{i:03d}" for i in range(100)],
         }
     ]
-    assert len(encode(view_state(summaries))) < MOST_CHARACTERS
+    state = view_state(summaries)
+    assert len(encode(state)) < MOST_CHARACTERS
+    assert any(c["metricKey"] == "rank_device_w/00" for c in state["compareRunCharts"])
+
+
+@pytest.mark.parametrize("quantity", ["allocated", "reserved", "peak", "total"])
+def test_the_memory_of_gpus_has_charts_where_ranks_are_not_many(quantity: str) -> None:
+    charts = view_state([{"ranks": range(8), "user_keys": ["accuracy"]}])["compareRunCharts"]
+    (found,) = [c for c in charts if c["metricKey"] == f"rank_device_{quantity}_mb/00"]
+    assert len(found["selectedMetricKeys"]) == 8
 
 
 @pytest.fixture(scope="module")

@@ -72,6 +72,9 @@ QUANTITIES = {
     "allocated_bytes": Quantity(
         "device memory allocated", palette.LINE_COLORS[3], name_bytes, _of_total
     ),
+    "reserved_bytes": Quantity(
+        "device memory reserved", palette.LINE_COLORS[3], name_bytes, _of_total
+    ),
     "device_c": Quantity(
         "device temperature",
         palette.LINE_COLORS[7],

@@ -178,6 +178,7 @@ def _row(
         memory_bytes=latest.get("rss_bytes"),
         cuda_bytes=latest.get("cuda_bytes"),
         cuda_peak_bytes=latest.get("cuda_peak_bytes"),
+        cuda_reserved_bytes=latest.get("cuda_reserved_bytes"),
         of_device={key: latest[key] for key in DEVICE_KEYS & latest.keys()},
     )
 

@@ -53,9 +53,9 @@ class Panel:
 class Row:
     """One rank in the table; None where the rank has not said.
 
-    `memory_bytes` is the process' own, `cuda_bytes` what is allocated on its device now, and
-    `cuda_peak_bytes` the most that was. `of_device` has what the newest record of kind "device"
-    told, by its names.
+    `memory_bytes` is the process' own, `cuda_bytes` what is allocated on its device now,
+    `cuda_peak_bytes` the most that was, and `cuda_reserved_bytes` what torch holds there.
+    `of_device` has what the newest record of kind "device" told, by its names.
     """
 
     rank: int
@@ -72,6 +72,7 @@ class Row:
     memory_bytes: float | None = None
     cuda_bytes: float | None = None
     cuda_peak_bytes: float | None = None
+    cuda_reserved_bytes: float | None = None
     of_device: Mapping[str, float] = field(default_factory=dict)
 
 

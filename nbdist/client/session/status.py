@@ -17,12 +17,23 @@ from nbdist.formatting import aligned, name_bytes
 _ANSWER_TIMEOUT_S = 5.0
 
 _COLUMNS = ("rank", "host", "device", "pid", "state", "step", "memory", "last collective")
-_SNAPSHOT = "snapshot"  # a column where there are some: of sharded state, in memory
+# Columns where any rank has something to say there.
+_GPU = {
+    "allocated_bytes": "GPU allocated",
+    "reserved_bytes": "reserved",
+    "peak_bytes": "peak",
+    "device_bytes": "in use by all",
+    "device_total_bytes": "of",
+}
+_SNAPSHOT = "snapshot"  # of sharded state, in memory
 
 
 @dataclass(frozen=True, slots=True)
 class RankLine:
-    """One rank's line. `state` is what it does, `dead: ...`, or `not answering`."""
+    """One rank's line. `state` is what it does, `dead: ...`, or `not answering`.
+
+    `memory_bytes` is the process' own; `gpu` has that of its GPU, by the names of `wire.Record`.
+    """
 
     rank: int
     host: str
@@ -33,12 +44,14 @@ class RankLine:
     memory_bytes: int = 0
     last_collective: str = ""
     snapshot: str = ""
+    gpu: Mapping[str, float] = field(default_factory=dict)
 
     def cells(self) -> tuple[str, ...]:
         """Return the line's words, in the order of the table's columns."""
         memory = name_bytes(self.memory_bytes) if self.memory_bytes else ""
+        of_gpu = (name_bytes(self.gpu[key]) if key in self.gpu else "" for key in _GPU)
         words = (self.rank, self.host, self.device, self.pid, self.state, self.step, memory)
-        return (*map(str, words), self.last_collective, self.snapshot)
+        return (*map(str, words), self.last_collective, *of_gpu, self.snapshot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +86,9 @@ class Status:
     def __str__(self) -> str:
         if not self.ranks:
             return self.summary
-        rows = [(*_COLUMNS, _SNAPSHOT), *(line.cells() for line in self.ranks)]
-        if not any(line.snapshot for line in self.ranks):
-            rows = [row[:-1] for row in rows]
+        head, lines = (*_COLUMNS, *_GPU.values(), _SNAPSHOT), [line.cells() for line in self.ranks]
+        told = [at for at in range(len(head)) if head[at] in _COLUMNS or any(w[at] for w in lines)]
+        rows = [tuple(row[at] for at in told) for row in (head, *lines)]
         return "\n".join([self.summary, *aligned(rows), self.hint]).rstrip()
 
     def __repr__(self) -> str:
@@ -166,7 +179,8 @@ def _line(line: RankLine, answer: Mapping[str, Any]) -> RankLine:
     return replace(
         line,
         step=answer["step"],
-        memory_bytes=answer["cuda_bytes"] or answer["rss_bytes"],
+        memory_bytes=answer["rss_bytes"],
+        gpu=answer["gpu"],
         last_collective=answer["last"] or "",
         snapshot=describe_snapshot(answer.get("snapshot")),
     )

@@ -19,7 +19,8 @@ MEASURED_BY_RANK = {
     "data_ms": ("data_s", 1e3),
 }
 
-# Likewise of its process and device.
+# Likewise of its process and device. Where the charts of all are too many for the view that MLflow
+# opens with (`view.py`), the last have none.
 MEASURED_BY_DEVICE = {
     "cpu_pct": ("cpu_pct", 1.0),
     "resident_mb": ("resident_bytes", 1e-6),
@@ -27,6 +28,10 @@ MEASURED_BY_DEVICE = {
     "device_mb": ("device_bytes", 1e-6),
     "device_c": ("device_c", 1.0),
     "device_w": ("device_w", 1.0),
+    "device_allocated_mb": ("allocated_bytes", 1e-6),
+    "device_reserved_mb": ("reserved_bytes", 1e-6),
+    "device_peak_mb": ("peak_bytes", 1e-6),
+    "device_total_mb": ("device_total_bytes", 1e-6),
 }
 
 

@@ -40,6 +40,7 @@ def page(experiment_id: str) -> str:
 def view_state(summaries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the page's state for an experiment with these runs (`spool` summaries).
 
+    The last numbers of devices have no charts where the state would be too long for a tag.
     A study's runs stand beside all others, for those of a folded one are in no chart, and which are
     unfolded is no part of a shared view in MLflow 3.17. Sorted by "Created" they are nested.
     """
@@ -50,16 +51,28 @@ def view_state(summaries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         ranks |= set(summary.get("ranks", ()))
         user_keys |= dict.fromkeys(summary.get("user_keys", ()))
         params |= dict.fromkeys(metric_name(key) for key in summary.get("params", ()))
+    of_devices = list(MEASURED_BY_DEVICE) if len(ranks) <= MOST_RANK_SERIES else []
+    while True:
+        by_rank = (*_SHOWN_BY_RANK, *of_devices)
+        state = _state(sorted(ranks), sorted(user_keys), list(params), by_rank)
+        if not of_devices or len(encode(state)) < MOST_CHARACTERS:
+            return state
+        of_devices.pop()
+
+
+def _state(
+    ranks: Sequence[int], user_keys: Sequence[str], params: Sequence[str], by_rank: Sequence[str]
+) -> dict[str, Any]:
+    """Return the state with charts of these quantities of each rank."""
     charts = [_chart("summary", [key]) for key in _ALL_RUNS]
-    charts += [_chart("logged", [key]) for key in sorted(user_keys)[:_MOST_USER_CHARTS]]
+    charts += [_chart("logged", [key]) for key in user_keys[:_MOST_USER_CHARTS]]
     charts += [_chart("summary", [key]) for key in _WAITING]
-    by_rank = _SHOWN_BY_RANK + (tuple(MEASURED_BY_DEVICE) if len(ranks) <= MOST_RANK_SERIES else ())
-    charts += [_chart("ranks", _rank_keys(quantity, sorted(ranks))) for quantity in by_rank]
+    charts += [_chart("ranks", _rank_keys(quantity, ranks)) for quantity in by_rank]
     # MLflow adds a chart of each metric that leads none, as ranks beside the first one do.
     lead = {chart["metricKey"] for chart in charts}
     beside = {key for chart in charts for key in chart["selectedMetricKeys"]} - lead
     charts += [_chart("ranks", [key]) | {"deleted": True} for key in sorted(beside)]
-    columns = [f"metrics.`{key}`" for key in (*_ALL_RUNS, *sorted(user_keys)[:_MOST_COLUMNS])]
+    columns = [f"metrics.`{key}`" for key in (*_ALL_RUNS, *user_keys[:_MOST_COLUMNS])]
     columns += [f"params.`{key}`" for key in ("layout", "world_size", *params)][:_MOST_COLUMNS]
     return {
         "searchFilter": "",

@@ -6,20 +6,25 @@ blocked in C++ (gloo and autograd release the GIL). Nothing here waits for the m
 
 import os
 import resource
-import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbdist.engine.kernel import fd_reserve, location
 from nbdist.ranks import name_ranks
+
+if TYPE_CHECKING:  # it imports torch
+    from nbdist.engine.training.devices import Gpu
+
+gpu: "Gpu | None" = None  # this rank's, where it has one; set when it joins
 
 
 def state() -> dict[str, Any]:
     """Return what this rank is doing now, for `%dist status` and for recovery.
 
-    Keys: `pid`, `rss_bytes` (resident memory, the highest so far on macOS), `cuda_bytes`
-    (allocated by torch), `step` (optimizer steps of the current or last cell), `last` (the newest
-    collective's kind), `group` (generation, re-forms left, backend), `snapshot` (None, or what is
-    kept of sharded state in memory: `step`, `age_s`, `bytes`; or why it is `refused`).
+    Keys: `pid`, `rss_bytes` (resident memory, the highest so far on macOS), `gpu` (its memory, by
+    the names of a device's record; {} without one), `step` (optimizer steps of the current or last
+    cell), `last` (the newest collective's kind), `group` (generation, re-forms left, backend),
+    `snapshot` (None, or what is kept of sharded state in memory: `step`, `age_s`, `bytes`; or why
+    it is `refused`).
 
     Where it is: `cell` (number of the cell that runs, or None), `doing` ("idle", "computing",
     "waiting" or "loading data"), `where` (None outside of cells; see `location.main_thread`),
@@ -35,8 +40,6 @@ def state() -> dict[str, Any]:
     from nbdist.engine.tap import tap
     from nbdist.engine.training import training
 
-    torch = sys.modules["torch"]
-    cuda = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
     place = location.main_thread()
     # In this order: a collective may wait in the store before it is sent
     # (`collective_check_store`).
@@ -44,7 +47,7 @@ def state() -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "rss_bytes": _resident_bytes(),
-        "cuda_bytes": cuda,
+        "gpu": {} if gpu is None else gpu.memory(),
         "cell": location.running,
         "doing": _doing(
             is_busy=location.running is not None or place is not None,

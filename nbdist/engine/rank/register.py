@@ -20,6 +20,7 @@ from nbdist.engine.group import link_stats
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.layout import layout, parallelize, publish, wrapped
 from nbdist.engine.layout.axes import unused, zero1
+from nbdist.engine.rank import control
 from nbdist.engine.recovery import recovery
 from nbdist.engine.recovery.clone import clone
 from nbdist.engine.steps import keep
@@ -78,10 +79,11 @@ def connect(program: "Program", device: torch.device) -> None:
     program.links = link_stats.LinkStats(
         training.current_step, lambda step, values: recorder.add("links", step, values)
     )
+    control.gpu = Gpu(device) if device.type == "cuda" else None
     program.devices = DeviceStats(
         lambda values: recorder.add("device", training.current_step(), values),
         lambda unknown: recorder.fact(gpu_unknown=unknown),
-        Gpu(device) if device.type == "cuda" else None,
+        control.gpu,
     )
     recorder.before_publishing(program.links.sample, program.devices.sample)
 

@@ -1,8 +1,9 @@
 """What a rank's process and its GPU do beside the steps: told each second while a cell runs.
 
 Of the process that is its processor time and resident memory; of a GPU what `nvidia-smi` shows of
-it: use, memory, temperature and power. NVML, the driver's library, is asked for these. That takes
-no CUDA call, waits for no kernel and disturbs no capture of a graph, but needs `nvidia-ml-py`.
+it: use, memory, temperature and power. NVML, the driver's library, is asked for these, which needs
+`nvidia-ml-py`; torch's allocator for what is this process' own. Neither takes a CUDA call, waits
+for a kernel or disturbs the capture of a graph.
 
 Records of kind "device" hold the values; their names are in `wire.Record`.
 
@@ -29,6 +30,12 @@ _QUESTIONS = {
     "device_c": ("temperature", 1.0),
     "device_w": ("power_draw", 1e-3),
 }
+# What torch's allocator holds in this process, by its own names.
+_ALLOCATED = {
+    "allocated_bytes": "allocated_bytes.all.current",
+    "reserved_bytes": "reserved_bytes.all.current",
+    "peak_bytes": "allocated_bytes.all.peak",
+}
 _WORDS = {
     "device_pct": "use",
     "device_bytes": "memory of all programs",
@@ -53,22 +60,37 @@ class Gpu:
     def read(self) -> dict[str, float]:
         """Return what the GPU is like now; {} before this process uses it. Any thread.
 
-        What fails once is not asked again: `unknown` says it. Where the memory in use is not known,
-        what torch has allocated takes its place.
+        What fails once is not asked again: `unknown` says it.
+        """
+        values = self.memory()
+        if values:
+            for key in self._questions.keys() - values.keys():
+                values |= self._asked(key)
+        return values
+
+    def memory(self) -> dict[str, float]:
+        """Return its memory alone: what torch holds here, what all programs use, and all of it.
+
+        {} before this process uses it. Any thread.
         """
         if not self._cuda.is_initialized():
             return {}
-        values = {}
-        for key, (name, factor) in list(self._questions.items()):
-            try:
-                values[key] = factor * float(getattr(self._cuda, name)(self._device))
-            except Exception as error:
-                del self._questions[key]
-                self._unknown[key] = _reason(error)
-        if "device_bytes" not in values:
-            values["allocated_bytes"] = float(self._cuda.memory_allocated(self._device))
+        stats = self._cuda.memory_stats(self._device)
+        values = {name: float(stats[key]) for name, key in _ALLOCATED.items() if key in stats}
         total = self._cuda.get_device_properties(self._device).total_memory
-        return values | {"device_total_bytes": float(total)}
+        return values | self._asked("device_bytes") | {"device_total_bytes": float(total)}
+
+    def _asked(self, key: str) -> dict[str, float]:
+        """Return what NVML says of one number; nothing where it is not known."""
+        if (question := self._questions.get(key)) is None:
+            return {}
+        name, factor = question
+        try:
+            return {key: factor * float(getattr(self._cuda, name)(self._device))}
+        except Exception as error:
+            self._questions.pop(key, None)
+            self._unknown[key] = _reason(error)
+            return {}
 
     @property
     def unknown(self) -> str:

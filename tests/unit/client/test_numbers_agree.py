@@ -131,6 +131,7 @@ def of_device(rank: int, step: int) -> Record:
     chance = random.Random(STEPS * rank + step)
     told = {"cpu_pct": 100 * chance.random(), "device_pct": 100 * chance.random()}
     told |= {"device_bytes": 1e9 * chance.uniform(10, 70), "device_total_bytes": 80e9}
+    told |= {"allocated_bytes": 9e9, "reserved_bytes": 1e10, "peak_bytes": 9.5e9}
     told |= {"device_c": chance.uniform(30, 80), "device_w": chance.uniform(100, 600)}
     return Record(rank, 10**6 + step, "device", step, 10**15 + 9_000_000 * step + rank, told)
 
@@ -266,6 +267,8 @@ def test_numbers_of_devices_agree_in_the_table_and_in_mlflow(shown: Shown) -> No
         used, of, total = row["in use by all"].partition(" of ")
         agrees(used.removesuffix(" GB"), 1e-3 * last[f"rank_device_mb/{rank:02d}"])
         assert (of, total) == (" of ", "80 GB")
+        held = [last[f"rank_device_{n}_mb/{rank:02d}"] for n in ("allocated", "reserved", "peak")]
+        assert [*held, last[f"rank_device_total_mb/{rank:02d}"]] == [9e3, 1e4, 9.5e3, 8e4]
 
 
 def test_what_was_measured_is_not_what_all_steps_took(shown: Shown) -> None:

@@ -175,7 +175,7 @@ def table(scene: "Scene") -> ViewTable:
     head = ["rank", "device", "state", "step", "steps/s", "samples/s", "tokens/s", "memory"]
     has_cuda = any(row.cuda_bytes is not None for row in scene.rows)
     if has_cuda:
-        head += ["device memory", "its peak"]
+        head += ["device memory", "its peak", "reserved"]
     told = [
         (key, name)
         for key, name in _OF_DEVICE.items()
@@ -188,7 +188,8 @@ def table(scene: "Scene") -> ViewTable:
         cells += map(or_dash, (row.steps_per_s, row.samples_per_s, row.tokens_per_s))
         cells.append(or_dash(row.memory_bytes, name_bytes))
         if has_cuda:
-            cells += [or_dash(row.cuda_bytes, name_bytes), or_dash(row.cuda_peak_bytes, name_bytes)]
+            of_cuda = (row.cuda_bytes, row.cuda_peak_bytes, row.cuda_reserved_bytes)
+            cells += [or_dash(size, name_bytes) for size in of_cuda]
         cells += [_cell(row, key) for key, _ in told]
         rows.append(tuple(cells))
     caption = "Ranks now" if scene.outcome is None else "Ranks at the end of the cell"

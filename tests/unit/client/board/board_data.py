@@ -83,6 +83,9 @@ def devices_of(rank: int, seconds: int, *, gpu: bool, first_seq: int = 10**6) ->
             values |= {
                 "device_pct": use + 6 * draw.random(),
                 "device_bytes": min(61e9, 2e9 * (second + 1)),
+                "allocated_bytes": min(50e9, 2e9 * second),
+                "reserved_bytes": min(55e9, 2e9 * second),
+                "peak_bytes": min(50e9, 2e9 * second),
                 "device_total_bytes": 80e9,
                 "device_c": 35 + use / 3 * (1 - math.exp(-second / 30)),
                 "device_w": 90 + 5 * use,

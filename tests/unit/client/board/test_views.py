@@ -332,13 +332,13 @@ def test_ranks_tell_their_rates_and_their_memory() -> None:
 
 def test_a_rank_on_a_device_tells_that_memory_too() -> None:
     telemetry = training(1, 3)
-    values = {"cuda_bytes": 2e9, "cuda_peak_bytes": 3.5e9}
+    values = {"cuda_bytes": 2e9, "cuda_peak_bytes": 3.5e9, "cuda_reserved_bytes": 4e9}
     telemetry.receive(Batch(0, (Record(0, 3, "step", 4, 0, values),)))
 
     table = VIEWS["ranks"].table(look(telemetry, cell_info(1, "cuda:0")))
 
-    assert table.head[-2:] == ("device memory", "its peak")
-    assert table.rows[0][-2:] == ("2.0 GB", "3.5 GB")
+    assert table.head[-3:] == ("device memory", "its peak", "reserved")
+    assert table.rows[0][-3:] == ("2.0 GB", "3.5 GB", "4.0 GB")
 
 
 def test_a_rank_that_says_nothing_and_one_that_falls_behind_are_told_apart() -> None:

@@ -17,6 +17,19 @@ def test_the_table_has_a_line_for_each_rank_in_aligned_columns() -> None:
     assert repr(status) == str(status)
 
 
+def test_the_memory_of_gpus_stands_beside_that_of_processes_where_there_are_any() -> None:
+    line = RankLine(0, "localhost", "cuda:0", 123, "idle", 7, 612 * 10**6)
+    told = {"allocated_bytes": 20e9, "reserved_bytes": 28e9, "peak_bytes": 25e9}
+    told |= {"device_total_bytes": 80e9}
+    head, row = str(Status("2 ranks", (replace(line, gpu=told),))).splitlines()[1:]
+    words = head[head.index("GPU allocated") :].split("  ")
+    assert [word.strip() for word in words if word] == ["GPU allocated", "reserved", "peak", "of"]
+    for name, size in (("memory", "612 MB"), ("GPU", "20 GB"), ("reserved", "28 GB")):
+        assert row[head.index(name) :].startswith(size)
+    assert row[head.index("peak") :].split()[:4] == ["25", "GB", "80", "GB"]
+    assert "GPU" not in str(Status("2 ranks", (line,)))
+
+
 def test_stacks_print_what_a_rank_does_and_its_main_thread_with_cells_named_as_such() -> None:
     main = '  File "/tmp/ipykernel_nbdist/ab12.py", line 3, in <module>\n    work()\n'
     stacks = Stacks(

@@ -14,6 +14,12 @@ from nbdist.wire import DEVICE_KEYS
 
 GB = 10**9
 DEVICE = torch.device("cuda", 1)
+ALLOCATED = {
+    "allocated_bytes": 20.0 * GB,
+    "reserved_bytes": 28.0 * GB,
+    "peak_bytes": 25.0 * GB,
+    "device_total_bytes": 80.0 * GB,
+}
 
 
 class FakeCuda:
@@ -37,8 +43,10 @@ class FakeCuda:
     def power_draw(self, device: torch.device) -> int:
         return int(self._told("power_draw", device, 412_500))  # mW, as NVML has it
 
-    def memory_allocated(self, device: torch.device) -> int:
-        return 20 * GB
+    def memory_stats(self, device: torch.device) -> dict[str, int]:
+        assert device == DEVICE
+        now = {"allocated_bytes.all.current": 20 * GB, "allocated_bytes.all.peak": 25 * GB}
+        return now | {"reserved_bytes.all.current": 28 * GB, "num_ooms": 0}
 
     def get_device_properties(self, device: torch.device) -> Any:
         return SimpleNamespace(total_memory=80 * GB)
@@ -77,8 +85,10 @@ def test_a_gpu_tells_use_memory_temperature_and_watts() -> None:
         "device_bytes": 31.0 * GB,
         "device_c": 64.0,
         "device_w": 412.5,
-        "device_total_bytes": 80.0 * GB,
+        **ALLOCATED,
     }
+    assert gpu.read().keys() <= DEVICE_KEYS
+    assert gpu.memory() == {"device_bytes": 31.0 * GB, **ALLOCATED}
     assert gpu.unknown == ""
 
 
@@ -90,7 +100,7 @@ def test_without_nvml_the_allocators_memory_is_told_and_nothing_is_asked_again()
 
     values = [gpu.read(), gpu.read()]
 
-    assert values == [{"allocated_bytes": 20.0 * GB, "device_total_bytes": 80.0 * GB}] * 2
+    assert values == [ALLOCATED] * 2
     assert cuda.calls == len(names)
     assert gpu.unknown == (
         "GPU use, memory of all programs, temperature and power are not known: "
@@ -101,7 +111,7 @@ def test_without_nvml_the_allocators_memory_is_told_and_nothing_is_asked_again()
 def test_what_one_kind_of_gpu_does_not_tell_leaves_the_rest() -> None:
     gpu = Gpu(DEVICE, FakeCuda(temperature=RuntimeError("Not Supported")))
 
-    assert gpu.read().keys() == {"device_pct", "device_bytes", "device_w", "device_total_bytes"}
+    assert gpu.read().keys() == {"device_pct", "device_bytes", "device_w", *ALLOCATED}
     assert gpu.unknown == "GPU temperature is not known: Not Supported."
 
 
@@ -109,7 +119,7 @@ def test_a_gpu_that_this_process_does_not_use_yet_is_not_asked() -> None:
     cuda = FakeCuda()
     cuda.is_initialized = lambda: False  # type: ignore[method-assign]
 
-    assert Gpu(DEVICE, cuda).read() == {}
+    assert Gpu(DEVICE, cuda).read() == Gpu(DEVICE, cuda).memory() == {}
     assert cuda.calls == 0
 
 
@@ -185,9 +195,9 @@ def test_a_real_gpu_tells_what_it_has() -> None:
         torch.ones(1 << 20, device="cuda").sum().item()
 
     assert values["device_total_bytes"] > GB
-    if gpu.unknown:
-        assert values["allocated_bytes"] >= 0
-    else:
+    assert 0 < values["allocated_bytes"] <= values["peak_bytes"]
+    assert values["allocated_bytes"] <= values["reserved_bytes"] < values["device_total_bytes"]
+    if not gpu.unknown:
         assert 0 <= values["device_pct"] <= 100
         assert 0 < values["device_bytes"] <= values["device_total_bytes"]
         assert 10 < values["device_c"] < 110
