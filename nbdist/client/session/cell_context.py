@@ -7,7 +7,7 @@ what the cell before was. `ShownCell` (shown_cell.py) shows one of them.
 import atexit
 import logging
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +74,8 @@ class Showing:
         # before a cell is no part of it, and a new process counts from zero again.
         self._heard: dict[int, tuple[int, int]] = {}
         self._processes: dict[int, int] = {}  # of ranks, by their serials
-        self._pids_here: set[int] = set()  # of ranks of this machine
+        # Of ranks of this machine, now.
+        self._pids_here: Callable[[], Collection[int]] = set
         self._clocks: Clocks | None = None
         self.cost_meter = CostMeter()
         self.insight: CellAnalysis | None = None  # of the newest cell
@@ -237,7 +238,7 @@ class Showing:
             {r: seq for r, (which, seq) in self._heard.items() if processes.get(r) == which}
         )
         self._processes = processes
-        self._pids_here = {state.pid for state in cluster.ranks.values() if state.is_here}
+        self._pids_here = lambda: {r.pid for r in cluster.ranks.values() if r.is_here}
         clocks = self._clocks_of(cluster, processes)
         insight = CellAnalysis(info, clocks)
         telemetry.subscribe(insight.receive)

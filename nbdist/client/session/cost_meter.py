@@ -3,7 +3,7 @@
 A cell counts from its first step on, until it ends. Main thread, but `cost`, which is any's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from nbdist.client.cluster.cluster import Cluster
@@ -27,16 +27,16 @@ class CostMeter:
     def __init__(self) -> None:
         self._telemetry: Telemetry | None = None
         self._newest: Telemetry | None = None  # of the last cell that trained, however short
-        self._ranks: set[int] = set()
+        self._ranks: Callable[[], Collection[int]] = set
         self._began: _Moment | None = None
         self._ended: _Moment | None = None
 
-    def begin(self, telemetry: Telemetry, pids: set[int]) -> None:
+    def begin(self, telemetry: Telemetry, pids: Callable[[], Collection[int]]) -> None:
         """Count from here on; a cell has made its first steps. Only its first call does that.
 
         Args:
             telemetry: Of the cell.
-            pids: Of the ranks of this machine.
+            pids: Returns those of the ranks of this machine now.
         """
         if telemetry is self._telemetry:
             return
@@ -70,4 +70,4 @@ class CostMeter:
 
     def _now(self, telemetry: Telemetry) -> _Moment:
         steps = max((int(latest.get("step", 0)) for latest in telemetry.latest.values()), default=0)
-        return _Moment(steps, {**usage.in_threads(), **usage.in_processes(self._ranks)})
+        return _Moment(steps, {**usage.in_threads(), **usage.in_processes(self._ranks())})

@@ -1,5 +1,8 @@
 """What watching costs, as people read it."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -44,3 +47,44 @@ def test_what_a_thread_has_computed_is_known_after_its_end() -> None:
     thread.start()
     thread.join()
     assert usage.in_threads()["analysis"] - before >= 0.05
+
+
+WORKS = """
+import sys, time  # of nbdist
+while time.process_time() < 0.1: pass
+print(time.process_time(), flush=True)
+sys.stdin.read()
+"""
+
+
+def _worker() -> "tuple[subprocess.Popen[str], float]":
+    """Return a process of ours, and what it has computed by now at least."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    return process, float(process.stdout.readline())
+
+
+def test_totals_never_fall_when_a_process_dies_and_another_takes_its_place() -> None:
+    def total() -> float:
+        return usage.in_processes({os.getpid()}).get("controller", 0.0)
+
+    before = total()
+    totals = []
+    for _ in range(2):
+        process, spent = _worker()
+        try:
+            totals.append(total())
+        finally:
+            process.kill()
+            process.communicate()
+        totals.append(total())
+    assert before + spent - 0.05 < totals[0] <= totals[1] < totals[2] <= totals[3]
+    assert totals[3] - before >= 0.15  # both, as the clock ticks
+
+
+def test_a_rank_that_begins_to_count_anew_makes_no_cost_negative() -> None:
+    cost = cost_of([RankCost(9, 1e3, 1.0, {"tap": 1.0})], {"board": 0.1}, -3)
+    assert cost.us("notebook") == 0
+    assert "too short to tell what the notebook did" in str(cost)

@@ -35,11 +35,11 @@ def trained_on(*ranks: int) -> Telemetry:
 def test_a_rank_that_was_not_in_the_newest_training_tells_nothing_of_an_earlier_one() -> None:
     meter = CostMeter()
     both, alone = trained_on(0, 1), trained_on(0)
-    meter.begin(both, set())
+    meter.begin(both, set)
     meter.end(both)
     assert meter.cost(RANKS).step_us == (330.0 + 110_000.0) / 2
 
-    meter.begin(alone, set())
+    meter.begin(alone, set)
     meter.end(alone)
     assert meter.cost(RANKS).step_us == 330.0
 
@@ -47,7 +47,7 @@ def test_a_rank_that_was_not_in_the_newest_training_tells_nothing_of_an_earlier_
 def test_that_is_so_too_where_the_newest_was_too_short_to_be_counted_in_the_notebook() -> None:
     meter = CostMeter()
     both = trained_on(0, 1)
-    meter.begin(both, set())
+    meter.begin(both, set)
     meter.end(both)
     meter.end(trained_on(0))
     told = meter.cost(RANKS)

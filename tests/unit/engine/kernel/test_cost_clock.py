@@ -45,6 +45,14 @@ def test_steps_that_are_counted_without_a_call_count_as_well() -> None:
     assert told["parts"]["tap"] == pytest.approx(20)
 
 
+def test_no_part_is_negative_where_one_is_called_outside_of_what_it_is_within() -> None:
+    clock = CostClock()
+    for number in (1, 2):
+        _step(clock, number, measured=True, clocks_next=True, peers=50_000, boundary=-50_000)
+    parts = clock.told()["parts"]
+    assert (parts["peers"], parts["boundary"]) == (50, 0)
+
+
 def test_a_cell_without_steps_leaves_what_is_known_and_one_with_steps_counts_anew() -> None:
     clock = CostClock()
     for number in (1, 2):
