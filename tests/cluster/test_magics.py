@@ -116,6 +116,12 @@ def test_what_watching_costs_is_told_part_by_part_and_short_steps_are_sampled(
     assert "of the steps are measured part by part" in table
     for part in ("tap", "hooks", "boundary", "checks", "records", "board", "messages"):
         assert f"\n{part} " in table
+    # What calls cost is asked of torch a few times, and no more.
+    priced = notebook.cell(
+        "from nbdist.engine.kernel.cost_clock import clock\n"
+        "[(price.ns > 0, price.is_wanted) for price in (clock.hook, clock.launch)]"
+    )
+    assert priced.text.count("[(True, False), (True, False)]") >= 1
     share = notebook.run("import nbdist; print(nbdist.current().cost.measured_share < 0.5)")
     assert share.text == "True"
     exact = notebook.run(

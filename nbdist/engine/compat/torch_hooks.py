@@ -7,7 +7,8 @@ says what a new torch has moved. Tried with torch 2.13.0 and 2.15.0 (CPU).
 
 import warnings
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import lru_cache, wraps
+from time import thread_time_ns
 from types import FrameType, FunctionType
 from typing import Any, cast
 
@@ -86,6 +87,32 @@ def place_kernels(kernels: Mapping[str, Callable[..., Any]], device: str) -> Und
             library.impl(name, kernel, device.upper())
     undo: Undo = library._destroy
     return undo
+
+
+@lru_cache(maxsize=1)
+def _nothing() -> tuple[Callable[..., Any], Any]:
+    """Return an operator with a collective's arguments whose Python kernel does nothing."""
+    library: Any = torch.library.Library("nbdist", "DEF")
+    classes = "__torch__.torch.classes.c10d"
+    library.define(
+        f"nothing(Tensor[] t, {classes}.ProcessGroup g, bool a) -> (Tensor[], {classes}.Work)"
+    )
+    work = finished_work().boxed()
+    library.impl("nothing", lambda *args: (args[0], work), "CompositeExplicitAutograd")
+    return torch.ops.nbdist.nothing.default, library  # it lives as long as its library
+
+
+def price_of_launch(group: Any) -> int:
+    """Return the nanoseconds that torch takes to call Python for a collective and to return.
+
+    Asked within one, whose caches are as they are. From Python each argument and each result of an
+    operator is converted twice, by the caller and for the kernel: half of the time is the price.
+    """
+    operator, _ = _nothing()
+    tensors = [torch.empty(0)]
+    began_ns = thread_time_ns()
+    operator(tensors, group, True)
+    return (thread_time_ns() - began_ns) // 2
 
 
 def keep_uncompiled(function: Callable[..., Any]) -> None:

@@ -3,6 +3,9 @@
 Reading that clock is a system call, so it is read in few steps: in those that are measured
 (`tap/sampling.py`), and in as many of the others. The rest is taken to cost what its like does.
 
+A clock within a function does not see what calling it takes, and that is as much again where torch
+calls Python. So a few calls are priced where they happen (`Price`), and each counts with it.
+
 What our own threads take beside it is read from the clocks that the system keeps of them.
 
 Main thread; `told` on any.
@@ -10,8 +13,10 @@ Main thread; `told` on any.
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import wraps
+from statistics import median
 from time import thread_time_ns
 from typing import Any, TypeVar, cast
 
@@ -24,6 +29,7 @@ _THREADS = {
     "nbdist-peers-out": "peers",
     "nbdist-peers-in": "peers",
 }
+PRICED = 16  # calls of a kind
 _AT = {part: at for at, part in enumerate(PARTS)}
 
 
@@ -40,6 +46,29 @@ class _Kind:
         return self.ns[at] / self.clocked / 1e3 * self.steps if self.clocked else 0.0
 
 
+class Price:
+    """What a kind of call costs beside what is clocked within it: the median of `PRICED`.
+
+    As many before these are forgotten: the first calls of a process are dearer than all others.
+
+    Attributes:
+        ns: 0 before any was priced.
+        is_wanted: More are to be priced.
+    """
+
+    def __init__(self) -> None:
+        self.ns, self.is_wanted = 0, True
+        self._found: deque[int] = deque(maxlen=PRICED)
+        self._left = 2 * PRICED
+
+    def note(self, ns: int) -> None:
+        """Take in one more."""
+        self._found.append(ns)
+        self.ns = int(median(self._found))
+        self._left -= 1
+        self.is_wanted = self._left > 0
+
+
 class CostClock:
     """The clock of one rank.
 
@@ -48,16 +77,23 @@ class CostClock:
         others: Steps that are not measured. Those that are not clocked either are counted there by
             who makes them: most are such, and to call `end_step` at each costs more than it tells.
         last_ns: When the newest step ended, by `perf_counter_ns`; likewise.
+        hook: What torch's call of a hook costs: from one's end to the beginning of the next.
+        launch: What torch's call of a collective's Python kernel costs.
+        left_ns: When a hook has ended whose next one is to be priced, else 0.
     """
 
     def __init__(self) -> None:
+        self.is_on = True
+        self.hook, self.launch = Price(), Price()
+        self.left_ns = 0
         self._measured, self.others = _Kind(), _Kind()
-        self._before_cell: dict[str, Any] = {}
+        self._told: dict[str, Any] = {}  # of the newest cell that trained, before this one
         self.begin_cell()
 
     def begin_cell(self) -> None:
-        """Know nothing of the cell that begins; until it steps the one before is told of."""
-        self._before_cell = self.told()
+        """Know nothing of the cell that begins; one that trains nothing hides none before it."""
+        if self._measured.steps or self.others.steps:
+            self._told = self.told()
         self.is_on = True
         self._now = [0] * len(PARTS)
         self._measured, self.others = _Kind(), _Kind()
@@ -96,7 +132,7 @@ class CostClock:
         self.is_on = clocks_next
 
     def told(self) -> dict[str, Any]:
-        """Return what `%dist status --cost` shows of this rank's newest cell with steps.
+        """Return what `%dist status --cost` shows of the newest cell that trained, if any.
 
         Returns:
             `steps`, the mean `step_us` by the wall clock, `measured_share` of the steps, and
@@ -104,10 +140,8 @@ class CostClock:
         """
         measured, others = self._measured, self.others
         steps = measured.steps + others.steps
-        if not steps:
-            return self._before_cell
         if steps < 2:  # the first one's length is not known
-            return {}
+            return {} if steps else self._told
         threads = self._after or _in_threads()
         parts = {part: (measured.us(at) + others.us(at)) / steps for part, at in _AT.items()}
         for part in dict.fromkeys(_THREADS.values()):

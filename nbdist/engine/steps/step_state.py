@@ -171,6 +171,9 @@ class Boundary:
 
     def _before_step(self, optimizer: Optimizer, args: StepArgs, kwargs: StepKeywords) -> None:
         began_ns = thread_time_ns() if clock.is_on else 0
+        if began_ns and clock.left_ns:
+            clock.hook.note(began_ns - clock.left_ns)
+            clock.left_ns = 0
         inside = self._inside
         is_main = get_ident() == self._main
         trains = is_main or is_mains()
@@ -201,7 +204,7 @@ class Boundary:
             if closure is None and is_main:
                 defer_interrupt.begin()
         if began_ns:
-            clock.add("boundary", thread_time_ns() - began_ns)
+            clock.add("boundary", thread_time_ns() - began_ns + clock.hook.ns)
 
     def _after_step(self, optimizer: Optimizer, _args: StepArgs, _kwargs: StepKeywords) -> None:
         began_ns = thread_time_ns() if clock.is_on else 0
@@ -225,7 +228,7 @@ class Boundary:
             self._give_up(error)
         defer_interrupt.end()
         if began_ns:
-            clock.add("boundary", thread_time_ns() - began_ns)
+            clock.add("boundary", thread_time_ns() - began_ns + clock.hook.ns)
 
     def _do(self, action: Callable[[], None]) -> None:
         try:

@@ -38,6 +38,7 @@ also one of autograd's that runs its backward (`kernel/backward_threads`). `wait
 collective is under way.
 """
 
+import logging
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -119,6 +120,8 @@ __all__ = [
     "waiting",
 ]
 
+_log = logging.getLogger("nbdist.tap")
+
 LEVELS: tuple[Level, ...] = ("off", "counts", "full")
 DEVICES = ("cpu", "cuda")
 
@@ -196,6 +199,8 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
         me = get_ident()
         trains = me == state.main or is_mains()
         clocked_ns = thread_time_ns() if clock.is_on and trains else 0
+        if clocked_ns and clock.launch.is_wanted and not graphs.is_capturing:
+            _price(args[group_at])
         group = unbox(args[group_at])
         if is_message and is_cuda:
             over_gloo = torch_hooks.is_over_gloo(group._get_backend(device))
@@ -290,7 +295,7 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
             if trains:
                 state.blocked.pop(me, None)
         if clocked_ns:
-            clock.add("tap", thread_time_ns() - clocked_ns)
+            clock.add("tap", thread_time_ns() - clocked_ns + clock.launch.ns)
         if returns_nothing:
             return None
         if work is None:
@@ -299,6 +304,15 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
 
     torch_hooks.keep_uncompiled(kernel)
     return kernel
+
+
+def _price(group: Any) -> None:
+    """Ask what torch's call of a kernel takes; where that cannot be asked, calls have no price."""
+    try:
+        clock.launch.note(torch_hooks.price_of_launch(group))
+    except Exception:
+        clock.launch.is_wanted = False
+        _log.exception("What torch's call of a collective's kernel takes is not known")
 
 
 def _message(

@@ -151,7 +151,9 @@ class Hooks:
             except Exception as error:
                 self._break("step", error)
         if began_ns:
-            clock.add("hooks", thread_time_ns() - began_ns)
+            left_ns = thread_time_ns()
+            clock.add("hooks", left_ns - began_ns + clock.hook.ns)
+            clock.left_ns = left_ns if clock.hook.is_wanted else 0  # the boundary's is next
         if closure is None or not is_outermost:
             return None
         return with_closure(args, kwargs, self._around_closure(optimizer, closure))
@@ -182,7 +184,8 @@ class Hooks:
             self._break("step", error)
         ended_ns = thread_time_ns() if began_ns else 0
         if began_ns:
-            clock.add("hooks", ended_ns - began_ns)
+            clock.add("hooks", ended_ns - began_ns + clock.hook.ns)
+            clock.left_ns = 0  # no other hook came in between
         if not is_closed:
             return
         for name, callback in self.on_step.items():
@@ -238,7 +241,7 @@ class Hooks:
             except Exception as error:
                 self._break("loss", error)
         if began_ns:
-            clock.add("hooks", thread_time_ns() - began_ns)
+            clock.add("hooks", thread_time_ns() - began_ns + clock.hook.ns)
 
     def _backward_ends(self) -> None:
         began_ns = thread_time_ns() if clock.is_on else 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbdist.engine.kernel.cost_clock import CostClock
+from nbdist.engine.kernel.cost_clock import PRICED, CostClock, Price
 
 STEP_NS = 1_000_000
 
@@ -58,9 +58,31 @@ def test_a_cell_without_steps_leaves_what_is_known_and_one_with_steps_counts_ane
     for number in (1, 2):
         _step(clock, number, measured=True, clocks_next=False, tap=5)
     told = clock.told()
-    for _ in range(2):  # such as `print(1)` and `%dist probe`
-        clock.begin_cell()
-        assert clock.is_on
-        assert clock.told() == told
-    _step(clock, 3, measured=True, clocks_next=True, tap=5)
+    clock.begin_cell()
+    assert clock.is_on
+    _step(clock, 3, measured=True, clocks_next=False, tap=5)
+    assert clock.told() == {}  # of one step nothing is known
+    clock.begin_cell()
     assert clock.told() == {}
+    assert told
+
+
+def test_a_cell_that_trains_nothing_leaves_the_cost_of_the_one_that_did() -> None:
+    clock = CostClock()
+    for number in (1, 2):
+        _step(clock, number, measured=True, clocks_next=False, tap=5)
+    clock.end_cell()
+    told = clock.told()
+    for _ in range(2):
+        clock.begin_cell()
+        clock.end_cell()
+    assert clock.told() == told != {}
+
+
+def test_a_price_is_the_median_of_calls_that_are_not_the_first() -> None:
+    price = Price()
+    assert price.ns == 0
+    for ns in [90_000] * PRICED + [4_000] + [2_000] * (PRICED - 1):
+        assert price.is_wanted
+        price.note(ns)
+    assert (price.ns, price.is_wanted) == (2_000, False)
