@@ -77,6 +77,42 @@ def test_what_holds_is_told_in_a_line(
     assert "\n" not in said
 
 
+# Collectives pass the tap's kernels for GPUs, with tensors of the CPU. Others compute on the GPU,
+# so that no event which is recorded there passes soon.
+ON_A_BUSY_GPU = """
+from types import SimpleNamespace
+from nbdist.engine.tap import in_flight, tap
+from nbdist.engine.tap.cuda_times import CudaTimes
+
+kernel, times = tap._kernel, in_flight.state.cuda
+event = SimpleNamespace(query=lambda: False)
+gpu = SimpleNamespace(mark=lambda device: event, mark_apart=lambda device: event,
+                      stream=lambda device: 0, can_mark=lambda: True)
+tap.set_level("off")
+tap._kernel = lambda op, device, *, is_full: kernel(op, "cuda", is_full=is_full)
+in_flight.state.cuda = CudaTimes(gpu)
+tap.set_level("full")
+"""
+AS_BEFORE = """
+tap.set_level("off")
+tap._kernel, in_flight.state.cuda = kernel, times
+tap.set_level("full")
+"""
+
+
+@pytest.mark.parametrize("layout", ["ddp", "zero3"])
+def test_what_gloo_sends_on_gpus_that_ranks_share_is_known(session: Session, layout: str) -> None:
+    """Proven with a stand-in for the GPU; notebook 03 asks this of a real one."""
+    session.run(ON_A_BUSY_GPU)
+    try:
+        model = MODEL.replace('"ddp"', f'"{layout}"').replace("16, 1)", "16, 2)")  # in halves
+        code = model + TRAIN.format(more="")
+        session.run(code, run_name="shared", track=False)
+        assert "layout.explain" in session.expect("bytes 1 % of explain")
+    finally:
+        session.run(AS_BEFORE)
+
+
 def test_what_does_not_hold_is_one_error_with_the_number(trained: Session) -> None:
     with pytest.raises(ExpectationError, match=r"loss < 0 does not hold: loss is .* step 30"):
         trained.expect("loss < 0")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nbdist.packed import CALL
 from tests.group.harness import run_ranks, try_ranks
 
 if TYPE_CHECKING:
@@ -398,6 +399,68 @@ def test_gloo_is_given_no_message_of_a_gpu_at_any_level(level: str) -> None:
     refused = {name: said.format(kind) for name, kind in kinds.items()}
     for found in run_ranks(2, _messages_of_a_gpu, level):
         assert found == [refused, refused]  # of a group, and of one that torch debugs
+
+
+class _BusyGpu:
+    """Stands for a GPU on which others compute: an event on an empty stream does not pass soon."""
+
+    def mark(self, device: Any) -> Any:
+        return self
+
+    mark_apart = mark
+
+    def query(self) -> bool:
+        return False
+
+    def stream(self, device: Any) -> int:
+        return 0
+
+    def can_mark(self) -> bool:
+        return True
+
+
+def _step_on_a_busy_gpu() -> tuple[int, dict[str, int], bool]:
+    """Make a step of DDP and some collectives, each with what carries it out on a GPU."""
+    import torch
+    import torch.distributed as dist
+
+    from nbdist.engine.tap import in_flight, tap
+    from nbdist.engine.tap.cuda_times import CudaTimes
+
+    kernel = tap._kernel
+    tap._kernel = lambda op, device_type, *, is_full: kernel(op, "cuda", is_full=is_full)
+    in_flight.state.cuda = CudaTimes(_BusyGpu())  # type: ignore[arg-type]
+    tap.install("full")
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(10, 100, bias=False))
+    n = dist.get_world_size()
+    templates: dict[int, Any] = {}
+    tap.begin_cell()
+    tap.take(0)
+    for step in (1, 2, 3):  # DDP lays its buckets anew after the first
+        tap.backward_began()
+        model(torch.ones(3, 10)).sum().backward()
+        tap.backward_ended()
+        dist.all_gather_into_tensor(torch.empty(n * 1000), torch.ones(1000))
+        dist.reduce_scatter_tensor(torch.empty(1000), torch.ones(n * 1000))
+        dist.broadcast(torch.ones(10), 0, async_op=True).wait()
+        traffic = tap.take(step)
+        assert traffic.calls is not None
+        templates |= traffic.calls.new
+        flat = traffic.calls.calls.tolist()
+    kinds: dict[str, int] = {}
+    for at in range(0, len(flat), len(CALL)):
+        one = templates[flat[at]]
+        kinds[one.kind] = kinds.get(one.kind, 0) + one.bytes
+        assert flat[at + 3] <= flat[at + 4]
+    return traffic.collectives, kinds, (traffic.total_ns or 0) > 0
+
+
+def test_what_gloo_sends_of_tensors_on_a_busy_gpu_is_told_by_the_hosts_clock() -> None:
+    """With a stand-in for the GPU's events, and tensors of the CPU in the tap's GPU kernels."""
+    told = {"all_reduce": 4000, "all_gather": 4000, "reduce_scatter": 8000, "broadcast": 40}
+    for found in run_ranks(2, _step_on_a_busy_gpu):
+        assert found == (4, told, True)
 
 
 def _premul() -> str:

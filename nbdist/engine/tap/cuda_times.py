@@ -17,6 +17,9 @@ for the GPU, and what has not passed yet is told later.
 - *Begin*: NCCL carries a group's collectives out one behind the other: the later one of arrival and
   the end of the one before. The waiting for other ranks lies behind it, in NCCL's kernel.
 
+Where the GPU's clock is not found, as when other processes compute on it, what gloo carries out is
+told by the host's, as on CPU: waiting for the GPU counts as the collective's. NCCL's is not told.
+
 *Exposed* on CUDA is what the compute stream waited: the stream that is current on the main thread
 as steps end. That no kernel runs beside a collective cannot be seen without a profiler. Seen are:
 
@@ -84,7 +87,8 @@ class CudaTimes:
         self._tried_ns: dict[torch.device, int] = {}
         self._compute: dict[torch.device, int] = {}
         self._device: torch.device | None = None  # of the last launch
-        self.is_used = False  # by any collective of this process
+        self.is_used = False  # by any collective of this process whose moments are known
+        self.lacks_clock = False  # the last launch in a told step was at a moment that is not known
         self._is_on_host = False  # the last launch's end is: gloo's
         self.forget()
 
@@ -103,12 +107,16 @@ class CudaTimes:
 
     def begin(self, tensors: Iterable[Any]) -> CudaMark | None:
         """Mark the arrival at what will be launched with these; None: it cannot be told."""
+        self.lacks_clock = False
         tensor = first_tensor(tensors) if self.step is not None else None
         if tensor is None or not self._gpu.can_mark():
             return None
-        self._device, self.is_used = tensor.device, True
+        self._device = tensor.device
         self._compute.setdefault(tensor.device, self._gpu.stream(tensor.device))
-        return self._mark(tensor.device)
+        mark = self._mark(tensor.device)
+        self.lacks_clock = mark is None
+        self.is_used = self.is_used or mark is not None
+        return mark
 
     def launched(
         self, launch: Launch, begin: CudaMark, work: Any, outputs: Any, *, is_gloo: bool

@@ -246,6 +246,7 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
                 if prepare is not None and is_gloo(backend):
                     prepared = prepare(backend, *args)
                 arrival = state.cuda.begin(args[:2]) if is_cuda and is_full else None
+                by_host = is_full and (not is_cuda or (state.cuda.lacks_clock and is_gloo(backend)))
                 if clocked_ns:
                     clock.add("tap", thread_time_ns() - clocked_ns)
                 launch.handed_ns = now()
@@ -274,10 +275,10 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
             is_sync = returns_nothing or (
                 async_at is not None and len(args) > async_at and not args[async_at]
             )
-            if is_full and not is_cuda:
+            if by_host:
                 if state.is_telling and tell(launch):
                     launch.dtype = 0 if payload_at is None else dtype_index(args[payload_at])
-                if not is_sync:
+                if is_cuda or not is_sync:
                     expect_end(launch, work, args[0], trains=trains)
             if arrival is not None and tell(launch):
                 launch.dtype = 0 if payload_at is None else dtype_index(args[payload_at])
