@@ -51,6 +51,10 @@ def test_one_rank_with_nccl_starts_trains_recovers_and_stops() -> None:
         (line,) = session.status().ranks
         assert line.device == "cuda:0"
         assert line.memory_bytes > 0
+        gpu = line.gpu
+        assert 0 < gpu["allocated_bytes"] <= gpu["reserved_bytes"] < gpu["device_total_bytes"]
+        assert gpu["allocated_bytes"] <= gpu["peak_bytes"]
+        assert "GPU allocated" in str(session.status())
     assert not psutil.pid_exists(line.pid)
 
 
