@@ -1,4 +1,4 @@
-"""Name things the way MLflow accepts and people can compare: metrics, params, runs; hide secrets.
+"""Name things the way MLflow accepts and people can compare: metrics, params, runs.
 
 Ranks are padded (`rank_loss/00`), for MLflow's cards sort as text. Units ride in the names.
 Limits of MLflow 3 (mlflow/utils/validation.py): keys of 250 characters, params of 6000.
@@ -8,31 +8,13 @@ import posixpath
 import re
 from collections.abc import Iterable, Mapping
 
+from nbdist.client.tracking.hiding import HIDDEN, hide_secrets, sounds_secret
+
 KEY_LENGTH = 250
 VALUE_LENGTH = 1000
 RUN_NAME_LENGTH = 80
 
 _ILLEGAL = re.compile(r"[^\w.\-/ :]", re.ASCII)
-_SECRET_KEY = re.compile(
-    r"(?i)(secret|passw|passwd|pwd$|credential|api_?key|access_?key|private_?key|(^|_)auth(_|$)"
-    r"|(^|_)token$|_token_|^hf_?token)"
-)
-_SECRET_FORMS = (
-    re.compile(r"\b(?:hf|ghp|gho|ghs|glpat|dapi|xox[abp])[_-]?[A-Za-z0-9_-]{16,}"),
-    re.compile(r"\bgithub_pat_[A-Za-z0-9_]{20,}"),
-    re.compile(r"\bsk-[A-Za-z0-9_-]{16,}"),
-    re.compile(r"\bAKIA[0-9A-Z]{16}\b"),
-    re.compile(r"\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,}"),
-    re.compile(r"(?<=://)[^/\s:@'\"]*:[^/\s@'\"]+(?=@)"),
-)
-# A literal given to a name that says what it is, in code, in a file of settings, or in the JSON of
-# a notebook. Not every token: tokenizers have a `pad_token`.
-_SECRET_GIVEN = re.compile(
-    r"(?i)(\b\w{0,40}(?:secret|passw|pwd|credential|api_?key|access_?key|private_?key"
-    r"|(?:hf|api|auth|access|bearer|tracking)_?token|(?<!\w)token)"
-    r"(?!iz|s\b)\w{0,40}[\\\"'\]]{0,6}\s{0,4}[=:,]\s{0,4})(\\?[\"'])(?:(?!\2)[^\n]){4,200}?\2"
-)
-HIDDEN = "(hidden)"
 
 
 def metric_name(name: str) -> str:
@@ -48,13 +30,6 @@ def rank_metric(quantity: str, rank: int) -> str:
     return f"rank_{quantity}/{rank:02d}"
 
 
-def hide_secrets(text: str) -> str:
-    """Return `text` without tokens of known forms, passwords in URLs, and literals named so."""
-    for form in _SECRET_FORMS:
-        text = form.sub(HIDDEN, text)
-    return _SECRET_GIVEN.sub(rf"\1\2{HIDDEN}\2", text)
-
-
 def asked_name(name: str) -> str:
     """Return a run's name that people gave: one line, not too long, without secrets."""
     return hide_secrets(" ".join(name.split()))[:RUN_NAME_LENGTH].strip()
@@ -63,7 +38,7 @@ def asked_name(name: str) -> str:
 def params_of(values: Mapping[str, object]) -> dict[str, str]:
     """Return `values` as MLflow params: text, cut to 1000 characters, secrets hidden."""
     return {
-        metric_name(key): HIDDEN if _SECRET_KEY.search(key) else _short(value)
+        metric_name(key): HIDDEN if sounds_secret(key) else _short(value)
         for key, value in values.items()
     }
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from nbdist.client.tracking import description, models
-from nbdist.client.tracking.names import hide_secrets
+from nbdist.client.tracking.hiding import hide_secrets
 from nbdist.client.tracking.spool import (
     CONTINUED_UNSENT,
     MOST_POINTS,

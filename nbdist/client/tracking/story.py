@@ -1,17 +1,19 @@
 """Keep what a run can be made again from: its cell, the cells before it, notebook, packages, patch.
 
-Nothing secret: what has the form of a known token or password is hidden in text that we keep, and
-a patch that holds one is left out whole, for a patch with a hole applies nowhere.
+Nothing secret: what `hiding` takes for a secret is hidden in text that we keep, and a patch that
+holds one is left out whole, for a patch with a hole applies nowhere.
 
 Threads: everything here runs on a run's own thread.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.tracking import provenance
-from nbdist.client.tracking.names import hide_secrets, params_of
+from nbdist.client.tracking.hiding import hide_in_code, hide_secrets
+from nbdist.client.tracking.names import params_of
 from nbdist.ranks import name_ranks
 
 MOST_NOTEBOOK_BYTES = 2_000_000
@@ -26,7 +28,7 @@ def story(folder: Path, cells: Sequence[CellInfo]) -> Iterator[tuple[str, bytes]
         folder: The notebook's folder.
         cells: The session's cells so far, in order; the last is the run's own.
     """
-    yield "cell.py", hide_secrets(cells[-1].source).encode()
+    yield "cell.py", hide_in_code(cells[-1].source).encode()
     yield "environment.txt", provenance.environment_text().encode()
     if len(cells) > 1:
         yield "cells.py", cells_text(cells).encode()
@@ -46,7 +48,7 @@ def cells_text(cells: Sequence[CellInfo]) -> str:
     for info in reversed(cells):
         given = "".join(f"\n# -p {key}={value}" for key, value in params_of(info.params).items())
         where = "all ranks" if len(info.ranks) == info.world_size else name_ranks(info.ranks)
-        part = hide_secrets(f"# %% cell {info.number}, on {where}{given}\n{info.source.rstrip()}\n")
+        part = hide_in_code(f"# %% cell {info.number}, on {where}{given}\n{info.source.rstrip()}\n")
         left -= len(part)
         if left < 0:
             parts.append("# (older cells are left out)\n")
@@ -65,12 +67,25 @@ def notebook_text(path: Path | None, folder: Path) -> str:
     for candidate in (path, folder / path.name):
         try:
             if candidate.stat().st_size <= MOST_NOTEBOOK_BYTES:
-                # Line by line: one search through all of it would hold the GIL for long.
-                with candidate.open(encoding="utf-8") as lines:
-                    return "".join(map(hide_secrets, lines))
+                return _without_secrets(candidate.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError):
             continue  # the server's path may be of another machine
     return ""
+
+
+def _without_secrets(notebook: str) -> str:
+    """Return a notebook's text without secrets: its code is read as code, its outputs as text."""
+    try:
+        told = json.loads(notebook)
+        for cell in told["cells"]:
+            if cell["cell_type"] == "code":
+                code = hide_in_code("".join(cell["source"]))
+                cell["source"] = code.splitlines(keepends=True)
+        notebook = json.dumps(told, indent=1, ensure_ascii=False) + "\n"
+    except (ValueError, LookupError, TypeError):
+        pass  # not as notebooks are; text all the same
+    # Line by line: one search through all of it would hold the GIL for long.
+    return "".join(map(hide_secrets, notebook.splitlines(keepends=True)))
 
 
 def kept_patch(patch: str) -> str:

@@ -19,7 +19,8 @@ from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.tracking import provenance
 from nbdist.client.tracking.begin import RunPlace, new_key, own_params, summary_of
 from nbdist.client.tracking.folder import make_private_folder
-from nbdist.client.tracking.names import asked_name, hide_secrets, params_of
+from nbdist.client.tracking.hiding import hide_in_code, hide_secrets
+from nbdist.client.tracking.names import asked_name, params_of
 from nbdist.client.tracking.settings import own_artifacts
 from nbdist.client.tracking.spool import Begin, SpoolWriter, spool_of
 from nbdist.client.tracking.writing import STATUS, Outcome
@@ -78,7 +79,7 @@ class Study:
             self._spool = SpoolWriter(spool_of(place.folder), begin)
             self._begin = begin
             self._spool.params(self._params(info))
-            self._spool.file("cell.py", hide_secrets(self._source).encode())
+            self._spool.file("cell.py", hide_in_code(self._source).encode())
             self._spool.file("environment.txt", provenance.environment_text().encode())
             self._write_summary("running")
             self._spool.flush()

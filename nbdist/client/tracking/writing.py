@@ -32,8 +32,9 @@ from nbdist.client.tracking.curves import curves_of, joined
 from nbdist.client.tracking.description import TAG, description
 from nbdist.client.tracking.flat import mean
 from nbdist.client.tracking.folder import make_private_folder
+from nbdist.client.tracking.hiding import hide_secrets
 from nbdist.client.tracking.machine import HostFacts
-from nbdist.client.tracking.names import hide_secrets, merge_facts, params_of
+from nbdist.client.tracking.names import merge_facts, params_of
 from nbdist.client.tracking.series import Point, RunSeries
 from nbdist.client.tracking.spool import SpoolWriter, spool_of
 from nbdist.client.tracking.story import story

@@ -1,14 +1,12 @@
 """What a run can be made again from, and that nothing in it is secret."""
 
+import json
 import subprocess
 from pathlib import Path
-
-import pytest
 
 from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.tracking import provenance
 from nbdist.client.tracking.machine import PERIOD_S, HostFacts, system_metrics
-from nbdist.client.tracking.names import hide_secrets
 from nbdist.client.tracking.settings import split_password, whole_uri
 from nbdist.client.tracking.story import cells_text, kept_patch, notebook_text, story
 
@@ -20,27 +18,6 @@ def cell(number: int, source: str, **params: object) -> CellInfo:
 def git(folder: Path, *words: str) -> None:
     own = ["-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run(["git", "-C", str(folder), *own, *words], check=True, capture_output=True)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        'password = "hunter2"',
-        "-p api_token='hunter2'",
-        'os.environ["HF_TOKEN"] = "hunter2"',
-        r'"os.environ[\"MLFLOW_TRACKING_PASSWORD\"] = \"hunter2\"\n"',
-        "http://me:hunter2@example.org",
-    ],
-)
-def test_what_is_named_a_secret_is_hidden(text: str) -> None:
-    assert "hunter2" not in hide_secrets(text)
-
-
-@pytest.mark.parametrize(
-    "text", ['pad_token="<pad>"', 'tokenizer = "gpt2"', "tokens = 'abcdef'[0]"]
-)
-def test_tokenizers_are_no_secret(text: str) -> None:
-    assert hide_secrets(text) == text
 
 
 def test_the_sessions_cells_stand_in_order_with_what_they_were_given() -> None:
@@ -64,6 +41,17 @@ def test_the_notebook_is_kept_as_it_is_on_the_disk_without_secrets(tmp_path: Pat
     assert notebook_text(path, tmp_path) == '{"source": ["token = \\"(hidden)\\"\\n"]}'
     assert notebook_text(Path("/elsewhere/nb.ipynb"), tmp_path) != ""
     assert notebook_text(tmp_path / "gone.ipynb", tmp_path) == ""
+
+
+def test_the_code_of_a_notebook_is_read_as_code_and_its_outputs_as_text(tmp_path: Path) -> None:
+    code = ["%load_ext nbdist\n", 'headers = {"Authorization": (\n', "    'hunter2')}"]
+    text = [{"output_type": "stream", "name": "stdout", "text": ["password: 'hunter2'"]}]
+    cells = [{"cell_type": "code", "metadata": {}, "source": code, "outputs": text}]
+    path = tmp_path / "nb.ipynb"
+    path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4}))
+    kept = notebook_text(path, tmp_path)
+    assert "hunter2" not in kept
+    assert json.loads(kept)["cells"][0]["source"][2] == '    "(hidden)")}'
 
 
 def test_a_patch_holds_tracked_changes_alone_and_none_of_secret_files(tmp_path: Path) -> None:
