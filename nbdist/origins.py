@@ -13,6 +13,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterable
+from pathlib import Path
 
 # The folder of cells on ranks; ipykernel's own is called by its process, and code that was pushed
 # from the notebook comes with that.
@@ -48,12 +49,28 @@ def is_of(file: str, *packages: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def is_library(file: str) -> bool:
-    """Return whether a code's file is Python's own or was installed: not what a user works on."""
+    """Return whether a code's file is Python's own or was installed: not what a user works on.
+
+    Where a package was installed, there is a note of it, also in a folder of `pip --target` that
+    only the ranks have on their path.
+    """
     if file.startswith("<frozen "):
         return True
     own = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
     installed = (p for p in sys.path if os.path.basename(p) in ("site-packages", "dist-packages"))
-    return _is_below(file, (*own, *installed))
+    return _is_below(file, (*own, *installed)) or any(
+        map(_holds_installed, Path(os.path.expanduser(file)).parents)
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _holds_installed(folder: Path) -> bool:
+    try:
+        # Who works in such a folder, or below it, works on what lies there.
+        is_elsewhere = folder.is_absolute() and not Path.cwd().is_relative_to(folder)
+        return is_elsewhere and any(folder.glob("*.dist-info"))
+    except OSError:
+        return False
 
 
 def _is_below(file: str, folders: Iterable[str]) -> bool:

@@ -51,6 +51,18 @@ def test_what_is_installed_is_a_library_and_a_folder_of_that_name_is_not() -> No
     assert not origins.is_library(f"{Path(NBDIST).parent}/train.py")
 
 
+def test_what_pip_has_put_anywhere_is_a_library_but_not_where_one_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("target/vision-1.0.dist-info", "target/vision", "mine/vision-1.0.dist-info"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "mine")
+    assert origins.is_library(f"{tmp_path}/target/vision/_meta.py")
+    assert origins.is_library(f"{tmp_path}/target/alone.py")
+    assert not origins.is_library(f"{tmp_path}/mine/train.py")
+    assert not origins.is_library(f"{tmp_path}/train.py")
+
+
 def test_cells_are_known_by_the_names_that_ipython_and_ipykernel_give_them() -> None:
     assert origins.is_cell("/tmp/ipykernel_nbdist/0a1b2c3d4e.py")
     assert origins.is_cell("/tmp/ipykernel_4711/1234567890.py")  # pushed from the notebook
