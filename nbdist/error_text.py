@@ -21,11 +21,14 @@ def named(error: BaseException) -> str:
 
 
 def cut(text: str) -> str:
-    """Return a text without its middle, where it is longer than `MOST_CHARS`."""
-    if len(text) <= MOST_CHARS:
-        return text
-    half = MOST_CHARS // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"
+    """Return a text that can be sent: without its middle, where it is longer than `MOST_CHARS`.
+
+    A surrogate that stands alone, as in a file's name that is no UTF-8, is written as in a literal.
+    """
+    if len(text) > MOST_CHARS:
+        half = MOST_CHARS // 2
+        text = f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"
+    return text.encode(errors="backslashreplace").decode()
 
 
 class ToldError(Exception):

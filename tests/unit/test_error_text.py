@@ -32,6 +32,12 @@ def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
     assert "[... 984,008 characters ...]" in text
 
 
+def test_a_lone_surrogate_is_written_as_in_a_literal() -> None:
+    text = text_of(ValueError("bad \udcff \ud800 \N{SNOWMAN}"))
+    assert text == "bad \\udcff \\ud800 \N{SNOWMAN}"
+    assert text.encode().decode() == text
+
+
 def test_what_stands_for_an_error_has_its_name_its_text_and_its_notes() -> None:
     error = Odd("said")
     error.add_note("and more")
