@@ -171,6 +171,61 @@ def test_a_module_beside_the_script_that_was_edited_is_read_again(
     assert session.run("SIZE").value_list == [4000] * 2
 
 
+def test_a_module_that_a_cell_imported_and_that_was_edited_is_read_again(
+    session: Session, tmp_path: Path
+) -> None:
+    script(tmp_path, "SIZE = 3\n", "edited_too.py")
+    script(tmp_path, "from edited_too import SIZE\n", "unedited.py")
+    path = script(tmp_path, "import unedited\n")
+    session.run(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import unedited as of_cell")
+    session.run_script(path)
+    assert session.run("unedited is of_cell").value_list == [True] * 2
+    script(tmp_path, "SIZE = 4000\n", "edited_too.py")
+    session.run_script(path)
+    values = session.run(f"sys.path.remove({str(tmp_path)!r}); unedited.SIZE, of_cell.SIZE")
+    assert values.value_list == [(4000, 3)] * 2
+
+
+def test_a_module_runs_by_its_name_as_python_runs_it(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "job"
+    (package / "part").mkdir(parents=True)
+    script(package, "LOADED = True\n", "__init__.py")
+    script(package, "SIZE = 5\n", "sizes.py")
+    script(package / "part", "", "__init__.py")
+    told = "told = SIZE, sys.argv[1:], __name__, __package__, job.LOADED, __file__\n"
+    head = "import sys, job\nfrom ..sizes import SIZE\n"
+    script(package / "part", head + told, "train.py")
+    script(package, "import sys\nfrom .sizes import SIZE\nraise ValueError(SIZE)\n", "__main__.py")
+    monkeypatch.chdir(tmp_path)
+    session.run("__package__ = 'kept'")
+    session.run_script("job.part.train", ["--lr", "1"], is_module=True)
+    file = str(package / "part" / "train.py")
+    expected = (5, ["--lr", "1"], "__main__", "job.part", True, file)
+    assert session.run("told, __package__").value_list == [(expected, "kept")] * 2
+    session.run("del __package__")
+    with pytest.raises(RankError) as caught:
+        session.run_script("job", is_module=True)
+    assert "__main__.py, line 3  ValueError: 5" in str(caught.value)
+    assert "then %dist run -m job again" in str(caught.value)
+    for wrong in ("nothing_there", "job.nothing", "job.part", "math"):
+        with pytest.raises(UsageError, match=f"(module|package) {wrong}"):
+            session.run_script(wrong, is_module=True)
+
+
+def test_a_cell_has_no_words_and_sys_exit_0_ends_it_well(session: Session) -> None:
+    assert session.run("import sys; sys.argv").value_list == [[""]] * 2
+    parsed = "import argparse; argparse.ArgumentParser().parse_args()"
+    assert session.run(f"{parsed}.__dict__").value_list == [{}] * 2
+    for ends in ("sys.exit(0)", "sys.exit()", "sys.exit(None)", "await asyncio.sleep(0); exit_0()"):
+        code = "import asyncio\ndef exit_0(): sys.exit(0)\n"
+        result = session.run(f"{code}print('before')\n{ends}\nprint('after')")
+        assert [result[rank].text for rank in range(2)] == ["before"] * 2
+    with pytest.raises(RankError, match=r"called sys.exit\(2\)"):
+        session.run("sys.exit(2)")
+
+
 def test_a_script_that_cannot_run_is_refused_before_it_is_sent(
     session: Session, tmp_path: Path
 ) -> None:

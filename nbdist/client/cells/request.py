@@ -4,11 +4,13 @@ import ast
 import contextlib
 import os
 import shlex
+import sys
 import time
 import tokenize
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ class CellRequest:
         every: Steps between checkpoints that ranks save by themselves; 0 for none.
         asked_at: When, in seconds since 1970: older checkpoints are not this cell's.
         script: The file that `code` is all of; "" for a cell.
+        module: The module that the file is, where it was called by that, such as `pkg.__main__`.
         argv: The words after it.
     """
 
@@ -65,12 +68,14 @@ class CellRequest:
     every: int = 0
     asked_at: float = field(default_factory=time.time)
     script: str = ""
+    module: str = ""
     argv: tuple[str, ...] = ()
 
     @property
     def ran(self) -> WhatRan:
         """How texts about it speak of it."""
-        return WhatRan(Path(self.script).name, has_words=bool(self.argv))
+        module = self.module.removesuffix(".__main__")
+        return WhatRan(Path(self.script).name, has_words=bool(self.argv), module=module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +141,8 @@ class CellAttempt:
     def _script(self) -> dict[str, Any] | None:
         if not self.request.script:
             return None
-        return {"file": self.request.script, "argv": list(self.request.argv)}
+        request = self.request
+        return {"file": request.script, "module": request.module, "argv": list(request.argv)}
 
     def _checkpoint(self) -> dict[str, Any]:
         """Return what a cell that saves by itself is told of that."""
@@ -179,6 +185,32 @@ def check_syntax(code: str) -> None:
             _compile(TransformerManager().transform_cell(code))
         except SyntaxError as error:
             raise CellSyntaxError(describe_syntax_error(error)) from None
+
+
+def find_module(name: str) -> tuple[str, Path]:
+    """Return what `python -m name` would run, and its file; nothing is imported for this.
+
+    Raises:
+        UsageError: There is no such module of Python code.
+    """
+    places, found = [os.getcwd(), *sys.path], None
+    for end in range(1, name.count(".") + 2):
+        full = ".".join(name.split(".")[:end])
+        found = PathFinder.find_spec(full, places) if places else None
+        places = list(found.submodule_search_locations or ()) if found else []
+    if found and places:  # a package
+        return find_module(f"{name}.__main__")
+    if found is None or not found.has_location or not str(found.origin).endswith(".py"):
+        missing = name.removesuffix(".__main__")
+        is_package = found is None and missing != name
+        raise UsageError(
+            f"There is no module {missing}."
+            if not is_package
+            else f"The package {missing} has no module __main__ that could be run.",
+            why=f"as python -m does, it is looked for in {os.getcwd()} and in sys.path.",
+            do="%dist run -m PACKAGE.MODULE, in the folder that holds the package",
+        )
+    return name, Path(str(found.origin)).absolute()
 
 
 def read_script(file: Path) -> str:

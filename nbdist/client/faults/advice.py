@@ -17,10 +17,17 @@ _MAKE_AGAIN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class WhatRan:
-    """What ran on the ranks: a cell, or with its file's name a script, and whether it had words."""
+    """What ran on the ranks: a cell, or a script.
+
+    Attributes:
+        script: The name of its file; "" for a cell.
+        has_words: Words stood after it.
+        module: What `-m` called it; "" where its file was named.
+    """
 
     script: str = ""
     has_words: bool = False
+    module: str = ""
 
     @property
     def name(self) -> str:
@@ -40,6 +47,8 @@ class WhatRan:
     @property
     def run(self) -> str:
         """After `run the cells before, then`."""
+        if self.module:
+            return f"%dist run -m {self.module}"
         return f"%dist run {self.script}" if self.script else "this one"
 
     @property
@@ -49,7 +58,7 @@ class WhatRan:
 
     def again(self, *, kept: bool = False) -> str:
         """Return the clause that asks for another run; `kept` adds what that finds."""
-        run = f"%dist run {self.script} again" if self.script else "run the cell again"
+        run = f"{self.run} again" if self.script else "run the cell again"
         return f"{run}; {_KEPT}" if kept else run
 
     def fix(self, place: str) -> str:

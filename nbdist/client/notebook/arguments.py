@@ -244,6 +244,12 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         "--run", metavar="NAME", help="name of the MLflow run; by default the script's"
     )
     run.add_argument("--no-track", action="store_true", help="no MLflow run")
+    run.add_argument(
+        "-m",
+        dest="is_module",
+        action="store_true",
+        help="PATH is a module's name, such as pkg.train",
+    )
     run.add_argument("path", metavar="PATH", help="the script, such as train.py")
     run.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="words for the script"

@@ -352,6 +352,7 @@ class NBDist(Magics):
             track=not asked.no_track,
             show=True,
             prompt=self._prompt,
+            is_module=asked.is_module,
         )
 
     def _export(self, asked: Any, names: dict[str, Any]) -> None:

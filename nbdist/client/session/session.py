@@ -17,7 +17,7 @@ from typing import Any
 from nbdist.client.board.past import Past
 from nbdist.client.board.views import require_view
 from nbdist.client.cells.interrupts import Interrupts, interrupt_to_stop
-from nbdist.client.cells.request import CellRequest, check_syntax, read_script
+from nbdist.client.cells.request import CellRequest, check_syntax, find_module, read_script
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.memory import ClusterMemory
 from nbdist.client.faults.recovery import restart
@@ -226,6 +226,7 @@ class Session:
         timeout_s: float | None = None,
         retry: int = 0,
         checkpoint: int = 0,
+        is_module: bool = False,
     ) -> CellResult:
         """Run a script on the ranks as one cell, as torchrun would: an exported one, or any other.
 
@@ -244,25 +245,30 @@ class Session:
             timeout_s: Interrupt the script after so many seconds.
             retry: Run it again when it fails, so many times at most.
             checkpoint: Save the training every so many steps.
+            is_module: `path` is the name of a module, which is run as `python -m` does: relative
+                imports work, and modules are found from the folder that holds its package.
 
         Raises:
             UsageError: It cannot be read; else as `run`.
             CellSyntaxError: It does not compile; it was not run.
             RankError: It failed on a rank.
         """
-        file = Path(path).expanduser().absolute()
+        module, file = "", Path(path).expanduser().absolute()
+        if is_module:
+            module, file = find_module(str(path))
         request = self._request(
             read_script(file),
             ranks,
             None,
             None,
             timeout_s=timeout_s,
-            run_name=run_name or file.stem,
+            run_name=run_name or (str(path) if is_module else file.stem),
             track=track,
             show=show,
             prompt=prompt,
             every=checkpoint,
             script=str(file),
+            module=module,
             argv=tuple(arguments),
         )
         with self._alone():

@@ -290,7 +290,7 @@ def serve(rank: Rank, arguments: list[str]) -> None:
     """
     ipyparallel.engine.app.Kernel = RankKernel
     _leave_debugger_out()
-    sys.argv = ["ipengine", *arguments]
+    sys.argv = [""]  # a cell's, as in any notebook of Python: what `argparse` reads there is empty
     app = RankEngine.instance()
     app.rank = rank
     app.initialize(arguments)

@@ -222,11 +222,16 @@ def _show_errors_that_end_no_cell(kernel: Any) -> None:
     async def run_and_know(code: Any, result: Any = None, **options: Any) -> Any:
         running.append(result)
         try:
-            return await run_code(code, result, **options)
+            ends = await run_code(code, result, **options)
         finally:
             running.pop()
+        if ends and result is not None and _ends_well(result.error_in_exec):
+            result.error_in_exec = None
+        return bool(ends)
 
     def show_or_print(kind: Any, error: Any, traceback: list[str]) -> None:
+        if _ends_well(error):
+            return
         ends = not running or getattr(running[0], "error_in_exec", None) is error
         if ends or _is_within(shell.displayhook):  # of a value whose repr fails: it fails the cell
             show(kind, error, traceback)
@@ -234,6 +239,11 @@ def _show_errors_that_end_no_cell(kernel: Any) -> None:
             print(*traceback, sep="\n", file=sys.stderr)
 
     shell.run_code, shell._showtraceback = run_and_know, show_or_print
+
+
+def _ends_well(error: object) -> bool:
+    """Return whether this is how `sys.exit()` and `sys.exit(0)` end a program: all is well."""
+    return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 def _is_within(owner: object) -> bool:

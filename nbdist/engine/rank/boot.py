@@ -92,6 +92,8 @@ class Program:
 
     def installed(self, rank_kernel: kernel.RankKernel) -> None:
         """Take over what is printed, and put the names in place that cells find."""
+        from nbdist.engine.rank import script
+
         if self.place.host != HERE:
             termination.leave_to_parent()
         self.kernel = rank_kernel
@@ -106,6 +108,7 @@ class Program:
         engine_log = LogStream(self.output.original(2))
         kernel.log_to(rank_kernel.log, engine_log)
         _log_to(engine_log)
+        script.note_what_is_read()
         shell.install(rank_kernel, self.output.flush, self.output.lent, _was_freed)
 
     def cell_began(self, options: dict[str, Any]) -> None:

@@ -2,22 +2,27 @@
 
 Its source is the cell's, under its own file name, so that interrupts, faults, retries and
 tracebacks with its lines are a cell's. Meanwhile `__name__` is `"__main__"` as ever, `__file__` and
-`sys.argv` are the script's, and modules beside it can be imported. Its names stay afterwards.
+`sys.argv` are the script's, and modules beside it can be imported; one that `-m` has called has its
+package, and modules beside that. Its names stay afterwards.
 
-Two things differ for a script: `sys.exit(0)` ends it well, and `dist.destroy_process_group()`, its
-last line as a rule, leaves the session's group alone.
+One thing differs for a script: `dist.destroy_process_group()`, its last line as a rule, leaves the
+session's group alone.
 
 Modules beside the script are imported anew by each run, as they would be by a new process: whoever
-edits one and runs the script again means the new text. Those that cells have imported stay.
+edits one and runs the script again means the new text. Those that cells have imported stay, until
+the file of one of them is another than the one that was read: then all are imported anew, for the
+others may hold what it had.
 
 Main thread.
 """
 
 import ast
+import functools
 import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
+from importlib.machinery import SourceFileLoader
 from typing import Any
 
 import torch.distributed as dist
@@ -33,25 +38,29 @@ def begin_cell(told: Mapping[str, Any] | None, shell: Any) -> None:
     """Begin a cell; where it is a script, let it find what a script finds.
 
     Args:
-        told: Its `file`, as the notebook has it, and `argv`; None for a cell that is none.
+        told: Its `file`, as the notebook has it, its `module` where that has called it, and `argv`;
+            None for a cell that is none.
         shell: IPython's.
     """
     end_cell()  # what a cell that was cut off has left
     if told is None:
         return
-    file: str = told["file"]
-    _forget_modules()
+    file, called = told["file"], told["module"]
+    package = called.rpartition(".")[0]
+    folder = os.path.abspath(os.path.join(file, *[os.pardir] * (called.count(".") + 1)))
+    _forget_modules(folder)
     modules_before = set(sys.modules)
     argv, path, flags = sys.argv, list(sys.path), shell.compile.flags
     names, transformers = shell.user_ns, shell.ast_transformers
-    before = {name: names[name] for name in ("__file__",) if name in names}
+    own = {"__file__": file} | ({"__package__": package} if called else {})
+    before = {name: names[name] for name in own if name in names}
     modules: tuple[Any, ...] = (dist, c10d)
     destroy = dist.destroy_process_group
     location.script = file
     sys.argv = [file, *told["argv"]]
-    sys.path.insert(0, os.path.dirname(file))
-    names["__file__"] = file
-    transformers.append(transformer := _Whole())
+    sys.path.insert(0, folder)
+    names.update(own)
+    transformers.append(transformer := _Whole(package))
 
     def leave_the_default(group: dist.ProcessGroup | None = None) -> None:
         if group is not None and group is not dist.group.WORLD:
@@ -62,10 +71,11 @@ def begin_cell(told: Mapping[str, Any] | None, shell: Any) -> None:
 
     def undo() -> None:
         fresh = sys.modules.keys() - modules_before
-        _imported.update(name for name in fresh if _lies_below(os.path.dirname(file), name))
+        _imported.update(name for name in fresh if _lies_below(folder, name))
         location.script = None
         sys.argv, sys.path[:] = argv, path
-        names.pop("__file__", None)
+        for name in own:
+            names.pop(name, None)
         names.update(before)
         shell.compile.flags = flags  # of `from __future__ import ...`
         if transformer in transformers:
@@ -83,27 +93,59 @@ def end_cell() -> None:
         _undo.pop()()
 
 
-def _forget_modules() -> None:
+def _forget_modules(folder: str) -> None:
+    """Let the script import what other scripts did, and what was edited since it was read."""
+    beside = {name for name in list(sys.modules) if _lies_below(folder, name)}
+    if any(map(_was_edited, beside)):
+        _imported.update(beside)
     for name in _imported:
         sys.modules.pop(name, None)
     _imported.clear()
     importlib.invalidate_caches()
 
 
+_read: dict[str, tuple[object, object]] = {}  # source files that were imported: mtime and size
+
+
+def note_what_is_read() -> None:
+    """Remember of each source file that is imported from now on which state of it was read."""
+    look = SourceFileLoader.path_stats
+
+    @functools.wraps(look)
+    def look_and_note(loader: SourceFileLoader, path: str) -> Mapping[str, Any]:
+        told = look(loader, path)
+        _read[path] = told["mtime"], told["size"]
+        return told
+
+    SourceFileLoader.path_stats = look_and_note  # type: ignore
+
+
+def _was_edited(name: str) -> bool:
+    file = str(sys.modules[name].__file__)
+    try:
+        now = os.stat(file)
+    except OSError:
+        return True  # it is gone, and a new process would not find it
+    return _read.get(file, (now.st_mtime, now.st_size)) != (now.st_mtime, now.st_size)
+
+
 def _lies_below(folder: str, name: str) -> bool:
     """Return whether a module is the user's own, in the script's folder or below it."""
     file = getattr(sys.modules.get(name), "__file__", None)
-    if not isinstance(file, str) or name.partition(".")[0] == "nbdist":
+    if not isinstance(file, str) or name.partition(".")[0] in ("nbdist", "__main__"):
         return False
     place = os.path.abspath(file)
     return place.startswith(os.path.join(folder, "")) and "site-packages" not in place
 
 
 class _Whole(ast.NodeTransformer):
-    """Makes a script one statement, which shows no value and takes `sys.exit(0)` for its end."""
+    """Makes a script one statement, which shows no value; a module's package is imported first."""
+
+    def __init__(self, package: str) -> None:
+        self._package = package
 
     def visit_Module(self, module: ast.Module) -> ast.Module:
-        """Return the module with its statements in a `try`."""
+        """Return the module with its statements in one."""
         count = 0
         for node in module.body:  # these must come first
             is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -114,18 +156,9 @@ class _Whole(ast.NodeTransformer):
         first, rest = module.body[:count], module.body[count:]
         if not rest:
             return module
-        # A bare `raise` keeps the script's own line in the traceback.
-        (guard,) = ast.parse(_GUARD).body
-        assert isinstance(guard, ast.Try)
-        guard.body = rest
-        module.body = [*first, ast.copy_location(guard, rest[0])]
+        if self._package:
+            load = ast.parse(f"__import__({self._package!r})").body[0]
+            rest = [ast.copy_location(load, rest[0]), *rest]
+        whole = ast.If(ast.Constant(value=True), rest, [])
+        module.body = [*first, ast.copy_location(whole, rest[0])]
         return ast.fix_missing_locations(module)
-
-
-_GUARD = """
-try:
-    pass
-except SystemExit as _end:
-    if _end.code not in (None, 0):
-        raise
-"""

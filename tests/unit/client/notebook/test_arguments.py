@@ -101,6 +101,10 @@ def test_a_wrong_word_is_one_line(line: str) -> None:
 def test_a_run_without_a_script_asks_for_the_script_alone() -> None:
     with pytest.raises(UsageError, match=r"missing: PATH  \("):
         parse_dist("run")
+    asked = parse_dist("run -r 0 -m pkg.train --lr 1 -m x")
+    assert asked is not None
+    assert (asked.is_module, asked.path) == (True, "pkg.train")
+    assert asked.arguments == ["--lr", "1", "-m", "x"]
 
 
 def test_a_word_that_is_nearly_right_gets_a_suggestion() -> None:
