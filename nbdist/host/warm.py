@@ -14,6 +14,10 @@ import signal
 import subprocess
 import sys
 import threading
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from nbdist import origins
 
 # What a rank would otherwise import by itself, a second or more each.
 MODULES = (
@@ -50,14 +54,34 @@ MODULES = (
 def import_modules() -> None:
     """Import what ranks need, and leave it to be shared with them."""
     gc.disable()  # it looked through 300,000 objects again and again, a fifth of the time
-    for name in MODULES:
-        importlib.import_module(name)
+    try:
+        for name in MODULES:
+            importlib.import_module(name)
+    except Exception as error:
+        for sentence in hidden_packages():
+            error.add_note(sentence)
+        raise
     # Fills the table of modules by file, which takes 0.1 s at the first traceback.
     inspect.getmodule(inspect.currentframe())
     # What is here now is never looked at again: a child's first full collection would
     # take 0.3 s, and copy every page that it shares with this process.
     gc.freeze()
     gc.enable()
+
+
+def hidden_packages() -> list[str]:
+    """Return a sentence for each file that is imported in the place of an installed package."""
+    found = []
+    for name in {full.partition(".")[0] for full in (*MODULES, *sys.modules)}:
+        spec = PathFinder.find_spec(name, sys.path)
+        if spec is None or not spec.origin or origins.is_library(spec.origin):
+            continue
+        folder = Path(spec.origin).parents[1 if spec.submodule_search_locations else 0]
+        others = [place for place in sys.path if Path(place).absolute() != folder.absolute()]
+        other = PathFinder.find_spec(name, others)
+        if other is not None and other.origin and origins.is_library(other.origin):
+            found.append(f"{spec.origin} is imported in place of the installed {name}: rename it.")
+    return sorted(found)
 
 
 def why_not_fork() -> str:

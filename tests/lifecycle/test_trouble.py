@@ -238,6 +238,7 @@ def test_a_torch_that_cannot_be_imported_is_named_by_the_start(unstarted: Notebo
     unstarted.run("del sys.path[0]")
     assert "StartError: The parent process that starts the ranks has ended." in said, said
     assert "ImportError: libcudart.so.13" in said
+    assert f"{folder}/torch.py is imported in place of the installed torch: rename it." in said
     assert "%dist doctor" in said
     assert "Traceback" not in said.partition("Why:")[0]
     assert_nothing_is_left(unstarted)
