@@ -1,10 +1,11 @@
 """Scripts as they are, in cells: their own `init_process_group`, `%run`, twice in one session."""
 
+import threading
 from pathlib import Path
 
 import pytest
 
-from nbdist import Session
+from nbdist import ClusterError, Session
 from tests.cluster.test_faults import fail
 
 SUM = "_s = torch.ones(1); dist.all_reduce(_s); _s.item()"
@@ -67,6 +68,114 @@ def test_a_timeout_of_its_own_is_said_not_to_be_taken(session: Session) -> None:
         "import datetime; dist.init_process_group(timeout=datetime.timedelta(seconds=7))"
     )[0].text
     assert "timeout 1800 s as %dist start set it" in said
+
+
+GOES_ON = "init_process_group: rank 0 goes on without rank 1, which cannot come."
+WRITE = """
+import os, time
+from pathlib import Path
+place = Path("written.txt")
+if rank == 0:
+    place.unlink(missing_ok=True)
+dist.barrier()
+for _ in range(2):
+    if rank == 0:
+        time.sleep(0.2); place.write_text(f"{_}")
+    dist.init_process_group("gloo")
+    _read = place.read_text() if place.exists() else ""
+    assert _read == str(_), _read
+    dist.barrier()
+"""
+
+
+def test_ranks_meet_where_they_make_the_group(session: Session, tmp_path: Path) -> None:
+    session.run(WRITE, timeout_s=30)
+    path = tmp_path / "meets.py"
+    path.write_text(
+        f"import os\nimport torch.distributed as dist\nrank = int(os.environ['RANK']){WRITE}"
+    )
+    session.run_script(path, [], timeout_s=30)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "code", "said"),
+    [
+        ("0", "dist.init_process_group()", ""),
+        ("all", "if rank == 0: dist.init_process_group()", ""),
+        (
+            "all",
+            f"if rank == 0: dist.init_process_group()\n{SUM}\ndist.init_process_group()",
+            GOES_ON,
+        ),
+        (
+            "all",
+            f"dist.init_process_group()\nif rank == 0: dist.init_process_group()\n{SUM}",
+            GOES_ON,
+        ),
+        (
+            "all",
+            SETUP + "dist.destroy_process_group()" + SETUP + "dist.destroy_process_group()",
+            "",
+        ),
+        ("all", "try: dist.init_process_group(rank=0)\nexcept Exception: pass", ""),
+    ],
+)
+def test_a_rank_that_does_not_come_to_make_the_group_is_not_waited_for(
+    session: Session, ranks: str, code: str, said: str
+) -> None:
+    result = session.run(code, ranks, timeout_s=30, track=False)
+    assert said in result[0].text
+    assert session.run(SUM).value_list == [2.0, 2.0]
+
+
+LATE = """
+import os, time
+def wait():
+    while not os.access("looked", os.F_OK): time.sleep(0.01)
+if rank == 1: wait()
+dist.init_process_group()
+"""
+
+
+def test_a_wait_for_the_others_is_told_and_can_be_interrupted(session: Session) -> None:
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            session.run(LATE, timeout_s=8)
+        except BaseException as error:
+            raised.append(error)
+
+    runner = threading.Thread(target=run)
+    runner.start()
+    told = ""
+    while not ("s in init_process_group, line 5 for rank 1" in told and "wait (line 3)" in told):
+        runner.join(0.05)
+        assert runner.is_alive(), told
+        told = str(session.stacks())
+    runner.join(60)
+    (error,) = raised
+    assert isinstance(error, ClusterError)  # the cell's limit, by which it is interrupted
+    assert "rank 0 waits for it in init_process_group, line 5" in error.why
+    assert session.run(SUM).value_list == [2.0, 2.0]
+
+
+def test_a_wait_for_the_others_ends_in_time_or_with_a_fault(session: Session) -> None:
+    told = fail(
+        session,
+        "import datetime, os, time\n"
+        "from pathlib import Path\n"
+        "if rank == 0:\n"
+        "    try: dist.init_process_group(timeout=datetime.timedelta(seconds=0.5))\n"
+        "    finally: Path('too late').touch()\n"
+        "while not os.access('too late', os.F_OK): time.sleep(0.01)",
+    )
+    assert "rank 1 did not come to init_process_group." in told
+    assert "rank 0 has waited 0.5 s there" in told
+    told = fail(session, "if rank == 1: 1 / 0\ndist.init_process_group()")
+    assert "ZeroDivisionError" in told
+    assert "rank 0 was released while waiting in init_process_group" in told
+    assert session.run(SUM).value_list == [2.0, 2.0]
 
 
 @pytest.mark.parametrize(

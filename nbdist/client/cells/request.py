@@ -123,6 +123,7 @@ class CellAttempt:
         """Return what travels to each rank beside the code; `params` as they are."""
         return {
             "cell": self.number,
+            "ranks": list(self.request.ranks),
             "prompt": self.request.prompt or self.number,
             "params": dict(self.request.params),
             # Also ranks on which it ended well must remember how it is run again.

@@ -32,7 +32,7 @@ from nbdist.client.faults.advice import WhatRan
 from nbdist.client.faults.deadlock import Deadlock
 from nbdist.client.faults.notes import Commentary, silent_ranks
 from nbdist.client.faults.poll import Poll
-from nbdist.client.faults.rank_state import Gone
+from nbdist.client.faults.rank_state import MEETING, Gone
 from nbdist.client.faults.recovery import repair
 from nbdist.client.faults.repair_report import Repaired
 from nbdist.client.faults.stderr_tail import LastOutput
@@ -217,10 +217,24 @@ class FaultHandler:
         """Cut the links when the answers prove that ranks can never go on."""
         if self.cut or self._failed_at is not None or self.interrupted:
             return
-        self.deadlock = self._watch.deadlock(frozenset(self._cluster.ranks), self._ran)
+        deadlock = self._watch.deadlock(frozenset(self._cluster.ranks), self._ran)
+        if deadlock is not None and self._let_meetings_end(deadlock):
+            return
+        self.deadlock = deadlock
         if self.deadlock is not None:
             self._cluster.events.note("deadlock", self.deadlock.text)
             self.cut_links()
+
+    def _let_meetings_end(self, deadlock: Deadlock) -> bool:
+        """Let the ranks of a deadlock that wait in `init_process_group` go on; are there any?
+
+        A plain script would wait there for ever. Here the group is there: nothing has failed.
+        """
+        waits = {rank: self._watch.last.said[rank].wait for rank in deadlock.ranks}
+        meetings = {rank: w.seq for rank, w in waits.items() if w and w.kind == MEETING}
+        for rank, number in meetings.items():
+            self._cluster.requests.ask(rank, "control.go_on", busy=True, number=number)
+        return bool(meetings)
 
     def _is_due(
         self, running: list[int], what: str, began: float | None, grace: float, now: float

@@ -65,7 +65,8 @@ _NO_SHARED_MEMORY: Final = re.compile(
 )
 _COLLECTIVE: Final = re.compile(
     # broadcast_object_list, all_gather_into_tensor: but reduce is not all that begins with it.
-    rf"\b(({'|'.join(COLLECTIVES.keys() - {'reduce'})})\w*|reduce|i?send|i?recv|backward|wait)\("
+    rf"\b(({'|'.join(COLLECTIVES.keys() - {'reduce'})})\w*|reduce|i?send|i?recv|backward|wait|"
+    r"init_process_group)\("
 )
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]*m")
 _CELL: Final = re.compile(r"Cell In\s?\[(\d+)\], line (\d+)")

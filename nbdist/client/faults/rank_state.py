@@ -13,6 +13,7 @@ from nbdist.ranks import name_ranks
 
 WORLD = "0"  # how torch names the default group
 STORE = "store"
+MEETING = "init_process_group"  # `engine/group/meeting.KIND`
 ANY = "any"  # the peer of a receive from any source, where messages are counted
 
 
@@ -20,7 +21,8 @@ ANY = "any"  # the peer of a receive from any source, where messages are counted
 class Wait:
     """What a rank's main thread waits in.
 
-    `kind` is a collective's (`all_reduce`), `send`, `recv` or `store`. `seq` numbers the group's
+    `kind` is a collective's (`all_reduce`), `send`, `recv`, `store`, or that of a cell's
+    `init_process_group`, which is its group, too. `seq` numbers the group's
     collectives from 1 since it was formed; for `send` and `recv` it numbers the messages with
     `peer`, which is None for a message from anyone. `ranks` are the group's members. `line` is the
     cell's. All ranks are global. `is_certain` is False inside backward, where the collective is
@@ -64,6 +66,8 @@ class Wait:
         line = "" if self.line is None else f", line {self.line}"
         if self.kind == STORE:
             return f"the store, where groups are made{line}"
+        if self.kind == MEETING:
+            return f"{self.kind}{line}"
         facts = [name_bytes(self.bytes)] if self.bytes else []
         if self.tag:
             facts.append(f"tag {self.tag}")

@@ -231,7 +231,7 @@ class Session:
         """Run a script on the ranks as one cell, as torchrun would: an exported one, or any other.
 
         `__name__` is `"__main__"`, `sys.argv` and `__file__` are the script's, and its names stay
-        on the ranks. The group is there: `init_process_group` is taken as done, and
+        on the ranks. The group is there: in `init_process_group` ranks only meet, and
         `destroy_process_group` leaves it.
 
         Args:

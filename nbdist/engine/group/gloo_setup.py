@@ -10,7 +10,7 @@ import torch.distributed as dist
 from nbdist.engine.compat import torch_init
 from nbdist.engine.compat.torch_groups import PrefixStore, Store
 from nbdist.engine.compat.torch_init import InitArguments
-from nbdist.engine.group import sockets
+from nbdist.engine.group import meeting, sockets
 from nbdist.engine.group.state import GroupState
 from nbdist.errors import ClusterError
 from nbdist.options import ClusterOptions
@@ -89,8 +89,10 @@ def gloo_device(interface: str) -> tuple[Any, sockets.Address]:
 def agree(here: GroupState, asked: InitArguments) -> None:
     """Take a program's `init_process_group` as done, and say so; this rank has its group.
 
+    It returns when the ranks of the cell have called it, as torch's does.
+
     Raises:
-        ClusterError: The program asks for another group than this one.
+        ClusterError: The program asks for another group than this one, or a rank did not come.
     """
     differing = _differing(here, asked)
     if differing:
@@ -106,6 +108,7 @@ def agree(here: GroupState, asked: InitArguments) -> None:
         line += f", timeout {here.timeout_s:g} s as %dist start set it"
     if here.rank == 0:
         print(f"{line}).")
+    meeting.meet(here, asked.timeout)
 
 
 def _differing(here: GroupState, asked: InitArguments) -> list[str]:

@@ -116,6 +116,7 @@ class Program:
         from nbdist.engine.checkpoint import automatic, save
         from nbdist.engine.checks import model_facts
         from nbdist.engine.data import resume
+        from nbdist.engine.group import meeting
         from nbdist.engine.layout import parallelize
         from nbdist.engine.rank import register, script
         from nbdist.engine.recovery import snapshot
@@ -136,6 +137,7 @@ class Program:
         script.begin_cell(options.get("script"), self.kernel.shell)
         training.begin_cell()
         tap.begin_cell()
+        meeting.begin_cell(options["cell"], options["ranks"])
         if self.links is not None:
             self.links.begin_cell()
         if self.devices is not None:
@@ -164,7 +166,7 @@ class Program:
         from nbdist.engine.averaging import async_sgd
         from nbdist.engine.checkpoint import automatic, save
         from nbdist.engine.data import position, resume, weighting
-        from nbdist.engine.group import group_record
+        from nbdist.engine.group import group_record, meeting
         from nbdist.engine.rank import script
         from nbdist.engine.recovery import name_record, peers, small_values, snapshot
         from nbdist.engine.recovery.clone import clone
@@ -172,11 +174,12 @@ class Program:
         from nbdist.engine.tap import tap
         from nbdist.engine.training import torch_profile, training
 
+        has_succeeded = result is not None and bool(result.success)
+        meeting.end_cell(is_failed=not has_succeeded)
         self.output.put_back()  # what follows may print
         script.end_cell()
         chaos.end_cell()
         torch_profile.end_cell()
-        has_succeeded = result is not None and bool(result.success)
         if not has_succeeded:
             cleanup.restore_modes(self._modes)
         steps = training.end_cell()

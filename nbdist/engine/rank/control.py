@@ -30,11 +30,13 @@ def state() -> dict[str, Any]:
     "waiting" or "loading data"), `where` (None outside of cells; see `location.main_thread`),
     `waiting` (None, or what the main thread waits in: the fields of `tap.Waiting`).
 
-    How far, since the groups were formed: `counts` (collectives by group), `sent` and `received`
+    How far, since the groups were formed: `counts` (collectives by group, and the cell's calls of
+    `init_process_group`), `sent` and `received`
     (messages by "group/peer's global rank"), `tagged` (by their tags too). `serves`: a thread
     answers workers' messages, whatever the main thread does.
     """
     from nbdist.engine.averaging import serving
+    from nbdist.engine.group import meeting
     from nbdist.engine.group.state import status, waiting_in_store
     from nbdist.engine.recovery import snapshot
     from nbdist.engine.tap import tap
@@ -43,7 +45,7 @@ def state() -> dict[str, Any]:
     place = location.main_thread()
     # In this order: a collective may wait in the store before it is sent
     # (`collective_check_store`).
-    waiting = tap.waiting() or waiting_in_store()
+    waiting = tap.waiting() or meeting.waiting() or waiting_in_store()
     return {
         "pid": os.getpid(),
         "rss_bytes": _resident_bytes(),
@@ -56,7 +58,7 @@ def state() -> dict[str, Any]:
         ),
         "where": place,
         "waiting": None if waiting is None else waiting.to_wire(),
-        "counts": tap.counts(),
+        "counts": {**tap.counts(), **meeting.counts()},
         "sent": tap.sent(),
         "received": tap.received(),
         "tagged": tap.tagged(),

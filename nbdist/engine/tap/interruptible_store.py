@@ -9,6 +9,7 @@ arrives.
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -60,27 +61,34 @@ class PatientStore(Store):
         """
         limit = self.timeout if timeout is None else timeout
         is_main = threading.current_thread() is threading.main_thread()
-        if not is_main and not backward_threads.is_mains():
-            self._wait(keys, limit)
-            return
-        self.main_waits_since = time.monotonic()
+        is_mains = is_main or backward_threads.is_mains()
+        if is_mains:
+            self.main_waits_since = time.monotonic()
         try:
-            self._wait(keys, limit)
-        finally:
-            self.main_waits_since = None
-
-    def _wait(self, keys: list[str], limit: timedelta) -> None:
-        deadline = time.monotonic() + limit.total_seconds()
-        pause_s = _FIRST_PAUSE_S
-        while not self._client.check(keys):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
+            if not self.wait_until(lambda: bool(self._client.check(keys)), limit):
                 raise DistStoreError(
                     f"wait timeout after {limit.total_seconds():g} s, keys: {', '.join(keys)}"
                 )
+        finally:
+            if is_mains:
+                self.main_waits_since = None
+
+    def wait_until(self, is_met: Callable[[], bool], limit: timedelta) -> bool:
+        """Ask again and again whether a condition is met; return False where it is not in time.
+
+        Raises:
+            ReleasedError: `release` was called.
+        """
+        deadline = time.monotonic() + limit.total_seconds()
+        pause_s = _FIRST_PAUSE_S
+        while not is_met():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
             if self._released.wait(min(pause_s, left_s)):
                 raise ReleasedError(self._why)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        return True
 
     def get(self, key: str) -> bytes:
         """Return the key's value, once it exists."""
