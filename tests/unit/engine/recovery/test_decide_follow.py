@@ -1,0 +1,118 @@
+"""What follows the steps is copied, put back, or said to be lacking: from reports alone."""
+
+import json
+from dataclasses import asdict, replace
+
+from nbdist.engine.recovery.decide_follow import FollowReport, decide
+from nbdist.engine.steps.followers import Progress
+
+KINDS = {"sched": "StepLR", "ema": "Average", "n": ""}
+
+
+def report(**told: object) -> FollowReport:
+    progress = Progress(kinds=KINDS, began={"n": 4}, before={"n": 3}, now={"n": 4})
+    fields = {key: told.pop(key) for key in list(told) if key in Progress.__dataclass_fields__}
+    progress = replace(progress, **fields)  # type: ignore[arg-type]
+    made = FollowReport(ranks=(0, 1), step=9, names=("GPT",), progress=progress)
+    return replace(made, **told)  # type: ignore[arg-type]
+
+
+WHOLE = report()
+HALF = report(has_stepped=True, lacking=("sched",), began={"n": 3}, before={"n": 2}, now={"n": 3})
+
+
+def test_ranks_that_came_equally_far_have_nothing_to_do() -> None:
+    (one,) = decide({0: WHOLE, 1: WHOLE})
+    assert (one.behind, one.lines) == ((), ())
+
+
+def test_a_rank_that_had_not_come_so_far_copies_from_one_that_had() -> None:
+    (one,) = decide({0: HALF, 1: WHOLE})
+
+    assert (one.source, one.behind, one.names) == (1, (0,), ("sched", "ema"))
+    assert one.numbers == {"n": 4}
+    assert not any(one.lacking.values())
+    (line,) = one.lines
+    assert line == (
+        "Rank 0 took sched (StepLR) from rank 1, where step 9 was followed by all that belongs "
+        "to it."
+    )
+
+
+def test_numbers_that_differed_before_the_step_are_no_counters_and_stay() -> None:
+    (one,) = decide({0: replace(HALF, progress=replace(HALF.progress, began={"n": 8})), 1: WHOLE})
+    assert one.numbers == {}
+
+
+def test_a_step_that_no_rank_has_done_to_its_end_is_half_done() -> None:
+    (one,) = decide({0: HALF, 1: HALF})
+
+    assert one.behind == ()
+    (line,) = one.lines
+    assert line == (
+        "Step 9 of GPT is half done on ranks 0-1: sched (StepLR) has not followed it. Do what the "
+        "loop does with it after a step in a cell of its own, or nbdist.restore() a checkpoint; "
+        "then run this cell again."
+    )
+
+
+def test_a_cell_that_makes_all_anew_has_no_half_step() -> None:
+    (one,) = decide({r: replace(HALF, goes_on=False) for r in range(2)})
+    assert one.lines == ()
+
+
+def test_parts_that_no_other_rank_has_are_lacking_where_they_did_not_move() -> None:
+    half = replace(HALF, cut=("ema",), progress=replace(HALF.progress, lacking=("ema", "sched")))
+
+    (one,) = decide({0: half, 1: replace(WHOLE, cut=("ema",))})
+
+    assert one.names == ("sched",)
+    assert one.lacking == {0: ("ema",), 1: ()}
+    assert "half done on rank 0: ema (Average)" in one.lines[-1]
+    assert "%%distributed -r 0" in one.lines[-1]
+
+
+def test_a_rank_that_copied_a_step_takes_all_that_followed_it() -> None:
+    lost = replace(HALF, has_copied=True, progress=replace(HALF.progress, has_stepped=False))
+    lost = replace(lost, progress=replace(lost.progress, lacking=()))
+
+    (one,) = decide({0: lost, 1: WHOLE})
+
+    assert (one.source, one.behind, one.numbers) == (1, (0,), {"n": 4})
+    assert "Rank 0 took sched (StepLR), ema (Average) and n from rank 1" in one.lines[0]
+
+
+def test_ranks_that_went_back_take_what_follows_from_one_that_knows_all_of_the_step() -> None:
+    (one,) = decide({0: report(is_back=True, is_whole=False), 1: report(is_back=True)})
+    assert (one.source, one.behind, one.names) == (1, (0,), ("sched", "ema"))
+
+
+def test_stages_copy_nothing_of_each_other() -> None:
+    (one,) = decide({0: replace(HALF, is_alike=False), 1: replace(WHOLE, is_alike=False)})
+    assert one.names == ()
+    assert one.lacking[0] == ("sched",)
+
+
+def test_sets_of_ranks_that_train_apart_from_each_other_are_decided_by_themselves() -> None:
+    pairs = {
+        r: replace(HALF if r < 2 else WHOLE, ranks=(r // 2 * 2, r // 2 * 2 + 1)) for r in range(4)
+    }
+    assert [one.source for one in decide({**pairs, 4: FollowReport()})] == [0, 2]
+
+
+def test_what_has_moved_without_a_step_is_put_back_or_named() -> None:
+    ahead = report(ahead=("ema", "n"), now={"n": 5})
+
+    (one,) = decide({0: ahead, 1: ahead})
+
+    assert one.put_back == {0: {"n": 4}, 1: {"n": 4}}
+    counted, left = one.lines
+    assert counted == "Counted back with the batch that is lost: n = 4."
+    assert left == (
+        "ema (Average) had moved since step 9 and cannot be put back: with the batch that comes "
+        "again it moves twice."
+    )
+
+
+def test_reports_travel_as_json() -> None:
+    assert FollowReport.from_plain(json.loads(json.dumps(asdict(HALF)))) == HALF

@@ -1,0 +1,184 @@
+"""What moves with the steps is found by what names lead to, and known by when it has moved."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ExponentialLR, LinearLR, ReduceLROnPlateau, SequentialLR
+
+from nbdist.engine.steps import keep
+from nbdist.engine.steps.followers import Followers, History, loop_targets, mark, search
+
+
+class Average:
+    """As users write it: deep, and without a word of its state."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.count = 0
+        self.kept = {"weights": {n: p.detach().clone() for n, p in module.named_parameters()}}
+
+    def update(self, module: nn.Module) -> None:
+        for name, parameter in module.named_parameters():
+            self.kept["weights"][name].data.mul_(0.5).add_(parameter.detach())
+
+
+class Holder:
+    """A user's object that holds others."""
+
+    def __init__(self, **held: Any) -> None:
+        vars(self).update(held)
+
+
+Training = tuple[nn.Module, torch.optim.Optimizer, dict[str, Any]]
+
+
+@pytest.fixture
+def training() -> Iterator[Training]:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    names: dict[str, Any] = {"model": model, "opt": optimizer}
+    before = keep.names
+    keep.look_in(lambda: names)
+    yield model, optimizer, names
+    keep.look_in(before)
+
+
+def found(names: dict[str, Any], optimizer: torch.optim.Optimizer) -> set[str]:
+    return set(search({}, names, [optimizer]).followers)
+
+
+def test_what_names_lead_to_is_found_whatever_its_class(training: Training) -> None:
+    model, optimizer, names = training
+    names["plain"] = ReduceLROnPlateau(optimizer)
+    names["held"] = Holder(
+        parts={"a": [SequentialLR(optimizer, [LinearLR(optimizer), LinearLR(optimizer)], [2])]}
+    )
+    names["ema"] = torch.optim.swa_utils.AveragedModel(model)
+    names["average"] = Average(model)
+    names["loss"], names["criterion"] = nn.MSELoss(), nn.Linear(2, 2)
+
+    assert found(names, optimizer) == {"plain", "held.parts['a'][0]", "ema", "average", "criterion"}
+
+
+def test_what_an_optimizer_trains_is_no_follower(training: Training) -> None:
+    _, optimizer, names = training
+    names["again"] = nn.Sequential(names["model"])
+
+    assert found(names, optimizer) == set()
+
+
+def test_a_mark_tells_moves_of_deep_tensors_also_past_their_version(training: Training) -> None:
+    model, _, _ = training
+    average = Average(model)
+    before = mark(average)
+    assert mark(average) == before
+    average.update(model)
+    assert mark(average) != before
+
+
+def test_a_scalers_mark_is_of_its_scale_and_not_of_the_step_that_runs() -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    scaler.scale(parameter.sum()).backward()
+    before = mark(scaler)
+    scaler.step(optimizer)
+    assert mark(scaler) == before
+    scaler.update()
+    assert mark(scaler) != before
+
+
+@pytest.mark.parametrize(
+    ("moves", "turn", "is_due"),
+    [
+        ([1, 2, 3], 4, True),
+        ([2, 4, 6], 7, False),
+        ([2, 4, 6], 8, True),
+        ([6], 7, False),  # an epoch's, which began with it
+        ([6], 12, True),
+        ([1, 2, 3], 30, False),  # it has ceased
+        ([], 1, True),  # nobody can tell
+        ([], 5, False),
+    ],
+)
+def test_what_is_due_is_told_from_when_it_has_moved(
+    moves: list[int], turn: int, is_due: bool
+) -> None:
+    history = History(born=1)
+    for moved in moves:
+        history = history.after_move(moved)
+    assert history.is_due(turn) == is_due
+
+
+class Loop:
+    """A training that steps, with what a fault leaves undone at its end."""
+
+    def __init__(self, training: Training) -> None:
+        self.model, self.optimizer, self.names = training
+        self.count = 0
+        self.followers = Followers(lambda: {self.optimizer: self.count})
+        self.loader = Holder()
+        self.followers.begin_cell()
+
+    def step(self) -> None:
+        self.followers.gave_batch(self.loader)
+        self.followers.before_step(self.optimizer)
+        self.count += 1
+        self.optimizer.step()
+        self.followers.after_step()
+
+
+def test_a_step_lacks_what_is_due_and_has_not_moved(training: Training) -> None:
+    loop = Loop(training)
+    loop.names.update(sched=ExponentialLR(loop.optimizer, 0.9), n=0, seen=7)
+    loop.followers.begin_cell()
+    for _ in range(3):
+        loop.step()
+        loop.names["n"] += 1
+        loop.names["sched"].step()
+    loop.step()
+    loop.names["n"] += 1
+
+    progress = loop.followers.progress()
+
+    assert (progress.has_stepped, progress.lacking) == (True, ("sched",))
+    assert (progress.began["n"], progress.now["n"]) == (3, 4)
+    assert "seen" not in progress.began
+    loop.names["sched"].step()
+    assert loop.followers.progress().lacking == ()
+
+
+def test_numbers_go_back_where_the_turn_has_no_step(training: Training) -> None:
+    loop = Loop(training)
+    loop.names.update(n=0, i=0)
+    loop.followers.begin_cell()
+    for i in range(3):
+        loop.names["i"] = i
+        loop.names["n"] += 1
+        loop.step()
+    loop.followers.gave_batch(loop.loader)
+    loop.names["i"] = 3
+    loop.names["n"] += 1
+    loop.followers.end_cell("for i in range(9):\n    n += 1", is_failed=True)
+
+    assert loop.followers.progress().ahead == ("n",)  # a loop sets `i` anew
+    loop.followers.put_numbers({"n": loop.followers.progress().began["n"]})
+    assert (loop.names["n"], loop.names["i"]) == (3, 3)
+
+
+def test_an_object_keeps_its_name_when_a_loop_binds_another_one(training: Training) -> None:
+    loop = Loop(training)
+    loop.names["plans"] = [ExponentialLR(loop.optimizer, 0.9)]
+    loop.followers.look()
+    loop.names["plan"] = loop.names.pop("plans")[0]
+    loop.followers.look()
+
+    assert "plans[0]" in loop.followers.living()
+    assert "plan" not in loop.followers.living()
+
+
+def test_names_that_loops_bind_are_read_from_the_cell() -> None:
+    assert loop_targets("for i, (a, b) in x:\n    for j in y: n += 1") == {"i", "a", "b", "j"}
+    assert loop_targets("%magic\nfor") == frozenset()
