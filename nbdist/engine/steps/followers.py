@@ -33,11 +33,13 @@ from nbdist.engine.steps import keep
 Optimizer = torch.optim.Optimizer
 Number = int | float
 Mark = tuple[object, ...]
+_Now = tuple[dict[str, Mark], dict[str, Number]]  # marks, and numbers
 
 _DEPTH = 4  # attributes and items between a name and what it leads to
 _MOST_SEEN = 4000  # objects of a search
 _MOST_ITEMS = 64  # of a list or dict, in a search and in a mark
-_MOST_LEAVES = 64  # numbers and tensors in a mark
+_MOST_LEAVES = 32  # numbers and tensors in a mark
+_MOST_TENSORS = 12
 _MOST_VALUES = 4  # tensors of a mark that are looked into: `.data` writes without a new version
 _KEPT_TURNS = 3
 _INSTALLED = tuple(
@@ -115,6 +117,7 @@ class Followers:
         self._began: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # their counts
         self._objects: dict[str, Callable[[], Any]] = {}
         self._optimizers: WeakKeyDictionary[Optimizer, str] = WeakKeyDictionary()
+        self._names: list[str] = []  # of numbers, in the namespace
         self._places: list[tuple[str, Callable[[], Any]]] = []  # of numbers: the user's own objects
         self._marks: dict[str, Mark] = {}
         self._numbers: deque[dict[str, Number]] = deque(maxlen=_KEPT_TURNS)
@@ -187,40 +190,46 @@ class Followers:
     def next_turn(self) -> None:
         """End the running turn, for all that belongs to its step is done, and begin another."""
         due, self._due = self._due, []
-        self._close()
+        now: _Now | None = self._close()
         for do in due:
             do()
         if self._turn >= self._look_at:
             self._look()
             self._look_at = self._turn + min(_MOST_ITEMS, 1 + self._age() // 2)
-        self._open()
+            now = None
+        self._open(now)
 
     # -- turns
 
-    def _close(self) -> None:
-        """Note what has moved in the turn that is over."""
-        for name in self._moved():
+    def _close(self) -> _Now:
+        """Note what has moved in the turn that is over; return how all of it stands."""
+        now = self._now()
+        for name in self._moved(now):
             self._history[name] = self._history[name].after_move(self._turn)
         self._turn += 1
         self._has_stepped = False
+        return now
 
-    def _open(self) -> None:
+    def _open(self, now: _Now | None = None) -> None:
         self._has_stepped = False
         self._began = WeakKeyDictionary(self._counts())
-        self._marks = self._marked()
-        self._numbers.append(self._all_numbers())
-        for name in itertools.chain(self._marks, self._numbers[-1]):
+        self._marks, numbers = now or self._now()
+        self._numbers.append(numbers)
+        for name in itertools.chain(self._marks, numbers):
             if name not in self._history:
                 self._history[name] = History(self._turn)
+
+    def _now(self) -> _Now:
+        return self._marked(), self._all_numbers()
 
     def _age(self) -> int:
         return self._turn - min((one.born for one in self._history.values()), default=self._turn)
 
-    def _moved(self) -> list[str]:
+    def _moved(self, now: _Now) -> list[str]:
         """Return what has moved in the running turn."""
-        began, now = (self._numbers[-1] if self._numbers else {}), self._all_numbers()
-        moved = [name for name, value in now.items() if name in began and began[name] != value]
-        marks = self._marked()
+        marks, numbers = now
+        began = self._numbers[-1] if self._numbers else {}
+        moved = [name for name, value in numbers.items() if began.get(name, value) != value]
         moved += [name for name, mark in marks.items() if self._marks.get(name, mark) != mark]
         return moved
 
@@ -231,7 +240,12 @@ class Followers:
 
     def _all_numbers(self) -> dict[str, Number]:
         """Return the numbers of the namespace, and of the user's own objects."""
-        found = _numbers_in(keep.names(), "")
+        names = keep.names()
+        found = {
+            name: value
+            for name in self._names
+            if type(value := names.get(name)) is int or type(value) is float
+        }
         for path, place in self._places:
             if (owner := place()) is not None:
                 found |= _numbers_in(vars(owner), f"{path}.")
@@ -256,6 +270,7 @@ class Followers:
         self._objects = {n: known.get(n) or _hold(one, n) for n, one in objects.items()}
         names = {o: self._optimizers.get(o, name) for name, o in found.optimizers.items()}
         self._optimizers = WeakKeyDictionary(names)
+        self._names = list(_numbers_in(keep.names(), ""))
         self._places = [(path, _hold(owner, path)) for path, owner in found.owners.items()]
         for name, one in objects.items():
             if name not in known:
@@ -281,7 +296,7 @@ class Followers:
     def progress(self) -> Progress:
         """Return how far this rank has come in the turn that a fault has ended."""
         began = self._numbers[-1] if self._numbers else {}
-        moved, living = set(self._moved()), self.living()
+        moved, living = set(self._moved(self._now())), self.living()
         follows = {n for n, h in self._history.items() if h.moved is not None or n in moved}
         due = {
             name
@@ -347,7 +362,9 @@ class Followers:
         self, numbers: Mapping[str, Number], position: tuple[int, dict[str, History]]
     ) -> None:
         """Stand where this rank did, with the numbers of then where they move with the steps."""
-        moved = set(self._moved()) | {n for n, h in self._history.items() if h.moved is not None}
+        moved = set(self._moved(self._now())) | {
+            n for n, h in self._history.items() if h.moved is not None
+        }
         moved -= self._set_by_loops
         self.put_numbers({n: value for n, value in numbers.items() if n in moved})
         self.stand_at(position)
@@ -556,17 +573,18 @@ def mark(one: Any) -> Mark:
     """Return what tells a move of an object: a few of its numbers, and the versions of tensors."""
     leaves: list[object] = []
     seen: set[int] = set()
-    values = 0
+    tensors = values = 0
     todo: list[Any] = [one] if has_state(one) else loose_tensors(one)
     if isinstance(one, torch.amp.GradScaler):
         todo = torch_modules.scaler_tensors(one)  # the rest is of the step that runs
-    while todo and len(leaves) < _MOST_LEAVES:
+    while todo and len(leaves) < _MOST_LEAVES and tensors < _MOST_TENSORS:
         item = todo.pop()
         kind = type(item)
         if kind in (int, float, bool, str) or item is None:
             leaves.append(item if item == item else "nan")
         elif isinstance(item, torch.Tensor):
             leaves.append((id(item), item._version))
+            tensors += 1
             if values < _MOST_VALUES and (value := _first(item)) is not None:
                 values += 1
                 leaves.append(value)
