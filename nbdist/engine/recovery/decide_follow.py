@@ -52,7 +52,7 @@ class FollowReport:
     def from_plain(told: Mapping[str, Any]) -> "FollowReport":
         """Return the report whose `asdict` travelled as JSON."""
         progress = dict(told["progress"])
-        for name in ("lacking", "ahead"):
+        for name in ("lacking", "ahead", "did"):
             progress[name] = tuple(progress[name])
         lists = {name: tuple(told[name]) for name in ("ranks", "names", "cut")}
         return FollowReport(**{**told, **lists, "progress": Progress(**progress)})
@@ -152,17 +152,19 @@ def _numbers(
     return {
         name: after[name]
         for name, value in before.items()
-        if name in after and all(reports[r].progress.began.get(name) == value for r in behind)
+        if name in best.did
+        and name in after
+        and all(reports[r].progress.began.get(name) == value for r in behind)
     }
 
 
 def _copied(
     reports: Mapping[int, FollowReport], source: int, behind: Sequence[int]
 ) -> tuple[str, ...]:
-    """Return what ranks copy: all that follows, but for parts that no other rank has."""
+    """Return what ranks copy: all that moved with the step, and of which others have no part."""
     cut = {name for rank in (source, *behind) for name in reports[rank].cut}
-    kinds = reports[source].progress.kinds
-    return tuple(name for name, kind in kinds.items() if kind and name not in cut)
+    best = reports[source].progress
+    return tuple(name for name in best.did if best.kinds.get(name) and name not in cut)
 
 
 def _lacks(report: FollowReport, best: Progress, copied: set[str]) -> tuple[str, ...]:
@@ -170,12 +172,13 @@ def _lacks(report: FollowReport, best: Progress, copied: set[str]) -> tuple[str,
     progress = report.progress
     due = set(progress.lacking) | set(best.lacking)
     if report.has_copied:  # it had done nothing of what comes after the step
-        due |= {name for name, kind in best.kinds.items() if kind}
-        due |= {n for n, value in progress.began.items() if _is_still(progress, n, value)}
+        due |= {n for n in best.did if best.kinds.get(n) or _is_still(progress, n)}
     return tuple(sorted((due - copied) | set(best.lacking)))
 
 
-def _is_still(progress: Progress, name: str, value: Any) -> bool:
+def _is_still(progress: Progress, name: str) -> bool:
+    """Return whether a counter stands as when the turn began."""
+    value = progress.began.get(name)
     return type(value) is int and progress.now.get(name) == value
 
 

@@ -87,6 +87,7 @@ class Progress:
         has_stepped: An optimizer has stepped in it.
         lacking: What is due, has not moved, and should have, where one has.
         ahead: What moves with the steps and has moved though none has stepped.
+        did: What has moved with the newest step: in this turn, or in the one before it.
         kinds: Of all that is followed, the class; of numbers, "".
         began: The numbers that move with the steps, as this turn began.
         before: The same as the turn before began.
@@ -96,6 +97,7 @@ class Progress:
     has_stepped: bool = False
     lacking: tuple[str, ...] = ()
     ahead: tuple[str, ...] = ()
+    did: tuple[str, ...] = ()
     kinds: Mapping[str, str] = field(default_factory=dict)
     began: Mapping[str, Number] = field(default_factory=dict)
     before: Mapping[str, Number] = field(default_factory=dict)
@@ -310,6 +312,7 @@ class Followers:
         # Of tensors that no object calls its state only those that move with the steps count.
         known = {n for n in known if has_state(living.get(n)) or self._history[n].moved}
         known |= {n for n in due & numbers if type(began[n]) is int and self._history[n].moved}
+        last = {n for n, history in self._history.items() if history.moved == self._turn - 1}
         now = self._all_numbers()
         before = self._numbers[-2] if len(self._numbers) > 1 else {}
         ahead = {n for n in moved - optimizers if n in living or self._history[n].moved is not None}
@@ -317,6 +320,7 @@ class Followers:
             self._has_stepped,
             tuple(sorted(known - moved)) if self._has_stepped else (),
             () if self._has_stepped else tuple(sorted(ahead - self._set_by_loops)),
+            tuple(sorted((moved if self._has_stepped else last) - self._set_by_loops - optimizers)),
             {
                 **dict.fromkeys(numbers, ""),
                 **dict.fromkeys(optimizers, ""),

@@ -10,7 +10,8 @@ KINDS = {"sched": "StepLR", "ema": "Average", "n": ""}
 
 
 def report(**told: object) -> FollowReport:
-    progress = Progress(kinds=KINDS, began={"n": 4}, before={"n": 3}, now={"n": 4})
+    did = ("ema", "n", "sched")
+    progress = Progress(kinds=KINDS, did=did, began={"n": 4}, before={"n": 3}, now={"n": 4})
     fields = {key: told.pop(key) for key in list(told) if key in Progress.__dataclass_fields__}
     progress = replace(progress, **fields)  # type: ignore[arg-type]
     made = FollowReport(ranks=(0, 1), step=9, names=("GPT",), progress=progress)
@@ -29,7 +30,7 @@ def test_ranks_that_came_equally_far_have_nothing_to_do() -> None:
 def test_a_rank_that_had_not_come_so_far_copies_from_one_that_had() -> None:
     (one,) = decide({0: HALF, 1: WHOLE})
 
-    assert (one.source, one.behind, one.names) == (1, (0,), ("sched", "ema"))
+    assert (one.source, one.behind, one.names) == (1, (0,), ("ema", "sched"))
     assert one.numbers == {"n": 4}
     assert not any(one.lacking.values())
     (line,) = one.lines
@@ -79,7 +80,7 @@ def test_a_rank_that_copied_a_step_takes_all_that_followed_it() -> None:
     (one,) = decide({0: lost, 1: WHOLE})
 
     assert (one.source, one.behind, one.numbers) == (1, (0,), {"n": 4})
-    assert "Rank 0 took sched (StepLR), ema (Average) and n from rank 1" in one.lines[0]
+    assert "Rank 0 took ema (Average), sched (StepLR) and n from rank 1" in one.lines[0]
 
 
 def test_ranks_that_went_back_take_what_follows_from_one_that_knows_all_of_the_step() -> None:
