@@ -134,12 +134,12 @@ LAYOUTS = ("ddp", "zero1", "zero3")
 WHO = ("(1,)", "(0,)", "(0, 1)")
 
 
-def run_training(session: Session, kind: Kind, layout: str) -> object:
+def run_training(session: Session, kind: Kind, retries: int = 0) -> object:
     """Run the loop and return what all ranks tell of the end."""
     code = LOOP.format(
         **{k: getattr(kind, k) for k in ("scale", "close", "step", "after", "epoch")}
     )
-    session.run(code, track=False, timeout_s=60)
+    session.run(code, track=False, timeout_s=60, retry=retries)
     return session.run(TOLD.format(told=kind.told), track=False).value_list
 
 
@@ -178,13 +178,13 @@ def test_all_that_follows_a_step_is_right_after_a_fault_or_named(
     kind = KINDS[name]
     if (name, layout) not in _right:
         set_up(session, kind, layout)
-        _right[name, layout] = run_training(session, kind, layout)
+        _right[name, layout] = run_training(session, kind)
     right = _right[name, layout]
 
     at = 12 if name == "accumulated" and place != "backward" else 6 if name == "an epoch" else 5
     set_up(session, kind, layout, place, who, at)
     with pytest.raises(RankError, match="bad metric") as failed:
-        run_training(session, kind, layout)
+        run_training(session, kind)
     if "half done" in str(failed.value):
         assert place == "step"
         named = re.search(r"distributed -r (\d)", str(failed.value))
@@ -193,3 +193,15 @@ def test_all_that_follows_a_step_is_right_after_a_fault_or_named(
     session.retry()
 
     assert session.run(TOLD.format(told=kind.told), track=False).value_list == right
+
+
+def test_a_cell_with_retries_does_not_go_on_by_itself_after_half_a_step(session: Session) -> None:
+    kind = KINDS["cosine"]
+    set_up(session, kind, "ddp", "step", "(0, 1)")
+    with pytest.raises(RankError, match="bad metric") as failed:
+        run_training(session, kind, retries=2)
+    assert "a step is half done" in str(failed.value)
+
+    # Where one rank did the rest of it, the cell goes on.
+    set_up(session, kind, "ddp", "step", "(0,)")
+    run_training(session, kind, retries=2)
