@@ -39,7 +39,8 @@ def test_a_rank_that_lost_a_step_copies_it_and_training_is_bit_equal(
         fail_between_backward_and_step(ranks, breaker)
         agreed = ranks.run(ranks_.recover, 1)
         assert ranks.run(ranks_.steps) == [BREAK_AT + 1] * 3
-        (line,) = agreed[0]
+        line, followed = agreed[0]
+        assert followed.startswith(f"Rank {breaker} took scheduler (StepLR)")
         assert line == (
             f"Rank {breaker} had lost step 4: it copied the model (Sequential) and its optimizer "
             f"from rank {0 if breaker else 1}."
@@ -150,7 +151,11 @@ def test_a_scheduler_that_one_rank_did_not_step_is_copied() -> None:
         agreed = ranks.run(ranks_.recover, 1)
         ranks.run(ranks_.train, STEPS)
         found = ranks.run(ranks_.fingerprint)
-    assert agreed[0][0].startswith("Rank 1 had lost step 4")
+    (line,) = agreed[0]
+    assert line == (
+        "Rank 1 took scheduler (StepLR) and step from rank 0, where step 4 was followed by all "
+        "that belongs to it."
+    )
     assert found == unbroken("ddp", 2)
 
 

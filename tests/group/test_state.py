@@ -39,10 +39,10 @@ def test_a_rank_tells_what_it_waits_in_with_whom_and_from_which_line() -> None:
         assert first["doing"] == "waiting"
         assert first["where"]["line"] == 3
         assert first["where"]["function"] == "all_reduce"
-        assert first["counts"] == {"0": 1, "1": 1}
+        assert first["counts"] == {"0": 1, "1": 1, "init_process_group": 0}
         idle = ranks.engines[2].now(states.state)
         assert (idle["doing"], idle["waiting"], idle["where"]) == ("idle", None, None)
-        assert idle["counts"] == {"0": 0}
+        assert idle["counts"] == {"0": 0, "init_process_group": 0}
         ranks.now(faults.abort)
         [engine.result() for engine in ranks.engines[:2]]
 
