@@ -46,6 +46,28 @@ def _change(tensor: torch.Tensor) -> None:
     value.copy_(torch.nextafter(value, value + 1))
 
 
+def frozen_since() -> Told:
+    """Return what is told where the parameter that was trained first is frozen later."""
+    records: Told = []
+    checks = RankChecks(
+        lambda kind, step, values: records.append((step, values)) if kind == "alike" else None
+    )
+    net = torch.nn.Sequential(*(torch.nn.Linear(1, 1, bias=False) for _ in range(2)))
+    net[1].requires_grad_(False)
+    parallelize(net, "ddp")
+    for step in range(1, 21):
+        if step in (1, 4):
+            net[0].requires_grad_(step == 1)
+            net[1].requires_grad_(step == 4)
+            opt = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.05)
+            checks.optimizer_begins(opt)
+        net(torch.tensor([[dist.get_rank() + 1.0]])).sum().backward()
+        opt.step()
+        opt.zero_grad()
+        checks.step_ended(step)
+    return records
+
+
 def cases(asked: list[tuple[str, str, str | None]]) -> list[Told]:
     """Return what this rank told in each training."""
     return [told(*case) for case in asked]

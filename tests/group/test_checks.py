@@ -35,6 +35,11 @@ def _said(on_ranks: list[list[list[tuple[int, dict[str, float]]]]]) -> list[list
     return found
 
 
+def test_what_is_thawed_and_not_averaged_is_named_though_another_was_frozen() -> None:
+    (lines,) = _said([[told] for told in run_ranks(2, RANKS + "frozen_since")])
+    assert "Replicas differ at step 5 (equal until step 2): 1.weight" in lines[0]
+
+
 @pytest.mark.parametrize("case", RIGHT)
 def test_a_right_training_gives_no_alarm(said: dict[Case, list[str]], case: Case) -> None:
     assert said[case] == []

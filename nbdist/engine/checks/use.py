@@ -47,9 +47,7 @@ class Use:
         self._hooks: list[Any] = []
         self._summed = 0
         self._model = None if model is None else weakref.ref(model)
-        parameters = () if model is None else model.parameters()
-        sample = next((p for p in parameters if p.requires_grad), None)
-        self._sample = None if sample is None else weakref.ref(sample)
+        self._sample: weakref.ref[Tensor] | None = None  # a parameter that is trained at the look
         # Only what has a layout is asked whether it has stepped.
         self._counting = (
             optimizer.register_step_post_hook(_Stepped(weakref.ref(self)))
@@ -72,7 +70,10 @@ class Use:
         """Put in the hooks that look: they cost a step 20 us, and most steps are not looked at."""
         optimizer = self._optimizer()
         model = None if self._model is None else self._model()
-        sample = None if self._sample is None else self._sample()
+        parameters = () if model is None else model.parameters()
+        # Chosen at each look: what was trained before may be frozen by now, and takes no hook.
+        sample = next((p for p in parameters if p.requires_grad), None)
+        self._sample = None if sample is None else weakref.ref(sample)
         if optimizer is not None:
             after_step = _weakly(weakref.WeakMethod(self._after_step))
             self._hooks.append(optimizer.register_step_post_hook(after_step))
@@ -107,6 +108,11 @@ class Use:
         """Return whether the optimizer of a layout has stepped since the last call."""
         stepped, self._has_stepped = self._has_stepped, False
         return stepped
+
+    @property
+    def stepped_in_look(self) -> bool:
+        """Whether the optimizer has stepped in the step that is looked at."""
+        return self._stepped is not None
 
     def look(self, *, is_on: bool) -> None:
         """Look, or do not look, at the step that begins."""
