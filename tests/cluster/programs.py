@@ -283,6 +283,21 @@ for x, y in batches():
     first.zero_grad()
     second.zero_grad()
 """,
+    "a GAN, with three backwards through the judge": """
+torch.manual_seed(0)
+making, judging = DDP(nn.Linear(4, 8)), DDP(nn.Linear(8, 1))
+first, second = sgd(making), sgd(judging)
+drawn = torch.Generator().manual_seed(rank)
+for _ in range(12):
+    judging.zero_grad()
+    F.softplus(-judging(torch.randn(8, 8, generator=drawn))).mean().backward()
+    fake = making(torch.randn(8, 4, generator=drawn))
+    F.softplus(judging(fake.detach())).mean().backward()
+    second.step()
+    making.zero_grad()
+    F.softplus(-judging(fake)).mean().backward()
+    first.step()
+""",
     "two models in turn": """
 one, other = net(), net()
 nbdist.parallelize(one, "ddp")

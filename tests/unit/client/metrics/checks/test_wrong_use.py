@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from nbdist.client.metrics.checks.wrong_use import (
     Seen,
     Step,
+    averages_each_part,
     feeds_parts_of_a_group_different,
     forgets_to_scale,
     shards_began_apart,
@@ -57,3 +58,12 @@ def test_samples_of_ranks_that_share_no_shards_are_not_compared() -> None:
     assert "get different samples" in feeds_parts_of_a_group_different(seen({}, fed(), fed()))
     by_hand = fed(shared_by=0.0)
     assert feeds_parts_of_a_group_different(seen({}, by_hand, by_hand)) == ""
+
+
+def test_no_sync_is_advised_only_where_no_other_optimizer_steps_in_between() -> None:
+    def twice(stepped: float) -> Seen:
+        told = {r: {"sums": 2.0, "averaged_bytes": 8.0, "stepped": stepped} for r in (0, 1)}
+        return Seen([Step(number, told, {0: 24.0, 1: 24.0}) for number in (1, 2)])
+
+    assert "Each of 3 backwards of a step averages all gradients" in averages_each_part(twice(1.0))
+    assert averages_each_part(twice(2.0)) == ""  # a GAN: the third backward is the other's
