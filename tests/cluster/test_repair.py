@@ -180,7 +180,7 @@ def test_why_a_rank_died_in_the_midst_of_a_repair_is_told(session: Session) -> N
     told = fail(
         session,
         "import ctypes\nfrom nbdist.engine.recovery import reset\n"
-        "if rank: reset.reset_state = lambda: ctypes.string_at(0)\n"
+        "if rank: reset.reset_state = lambda *_: ctypes.string_at(0)\n"
         "dist.barrier()\nif not rank: raise ValueError('no')",
     )
     assert "Rank 1 died during the recovery: killed by SIGSEGV." in told

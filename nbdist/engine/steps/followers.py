@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
@@ -464,6 +465,8 @@ def _is_follower(one: Any, trained: set[int]) -> bool:
     if kind.__module__.partition(".")[0] == "nbdist":
         return False
     if isinstance(one, nn.Module):
+        if isinstance(one, FSDPModule):
+            return False
         tensors = itertools.chain(one.parameters(), one.buffers())
         return any(True for _ in tensors) and not any(id(p) in trained for p in one.parameters())
     return getattr(one, "is_enabled", _yes)() is not False  # a scaler that is switched off
