@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbdist import gpu_errors
+from nbdist.border import checked
 from nbdist.client.board.views import require_view
 from nbdist.client.cells.interrupts import Interrupts, hold_interrupts
 from nbdist.client.cluster.cluster import Cluster
@@ -66,6 +67,7 @@ _launcher_name = ""
 _ui: "tuple[str, subprocess.Popen[bytes] | None] | None" = None
 
 
+@checked
 def current() -> Session:
     """Return the kernel's session.
 
@@ -198,6 +200,7 @@ def _tracker() -> "Tracker":
     )
 
 
+@checked
 def start(
     n: int | None = None,
     *,
