@@ -59,18 +59,18 @@ _PLAIN: dict[Any, tuple[str, str, Callable[[Any], bool]]] = {
 }
 
 
-def _nowhere() -> bool:
-    """Say that this is no notebook, until the client knows better."""
+def _no_session() -> bool:
+    """Say that no session runs here, until the client has one."""
     return False
 
 
-_is_notebook: Callable[[], bool] = _nowhere
+_has_session: Callable[[], bool] = _no_session
 
 
-def know_notebook(is_notebook: Callable[[], bool]) -> None:
-    """Let `is_notebook` say whether this process is one from which ranks are started."""
-    global _is_notebook
-    _is_notebook = is_notebook
+def know_session(has_session: Callable[[], bool]) -> None:
+    """Let `has_session` say whether this process has a session: then it is no rank."""
+    global _has_session
+    _has_session = has_session
 
 
 def checked(function: _Function) -> _Function:
@@ -90,7 +90,7 @@ def checked(function: _Function) -> _Function:
 
     @functools.wraps(function)
     def refuse_or_call(*args: Any, **kwargs: Any) -> Any:
-        if is_for_ranks and _is_notebook() and not _has_group():
+        if is_for_ranks and not _has_group() and _is_notebook():
             raise no_rank(call)
         try:
             bound = signature().bind(*args, **kwargs)
@@ -134,6 +134,13 @@ def refuse_unknown(call: str, given: Iterable[str], known: Iterable[str]) -> Non
     for name in given:
         if name not in names:
             raise UsageError(f"{call} has no {name}.", do=_instead(name, names))
+
+
+def _is_notebook() -> bool:
+    """Return whether this process has a session, or is a kernel that has loaded nbdist."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return _has_session() or (shell is not None and "nbdist" in shell.extension_manager.loaded)
 
 
 def _has_group() -> bool:

@@ -86,3 +86,21 @@ def test_a_result_of_a_rank_that_did_not_run_names_those_that_did() -> None:
     assert result.get(5) is None
     with pytest.raises(UsageError, match="no result of rank 5"):
         result[5]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: nbdist.log(a=1),
+        lambda: nbdist.loader([1], global_batch=1),
+        lambda: nbdist.parallelize(None, "ddp"),
+        lambda: nbdist.init(),
+        lambda: nbdist.save(),
+    ],
+)
+def test_a_call_for_ranks_is_refused_where_there_is_a_session(
+    call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(border, "_has_session", lambda: True)
+    with pytest.raises(UsageError, match="is for ranks, and this process is none"):
+        call()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbdist import gpu_errors
-from nbdist.border import checked
+from nbdist.border import checked, know_session
 from nbdist.client.board.views import require_view
 from nbdist.client.cells.interrupts import Interrupts, hold_interrupts
 from nbdist.client.cluster.cluster import Cluster
@@ -93,6 +93,9 @@ def current() -> Session:
 def is_running() -> bool:
     """Return whether the kernel has a session that was not stopped."""
     return _current is not None and _current.is_running
+
+
+know_session(is_running)
 
 
 def status() -> Status:
