@@ -250,8 +250,9 @@ def _check_sizes(samples: int, global_batch: int, drop_last: bool) -> None:
     if samples == UNKNOWN:
         return
     if samples < ranks or (drop_last and samples < global_batch):
+        noun = "sample" if samples == 1 else "samples"
         raise UsageError(
-            f"The dataset has {samples} samples: too few for {ranks} ranks and a global batch of "
+            f"The dataset has {samples} {noun}: too few for {ranks} ranks and a global batch of "
             f"{global_batch}.",
             do="use more samples, fewer ranks, or a smaller batch",
         )
