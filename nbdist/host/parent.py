@@ -64,6 +64,7 @@ class Parent:
         self._fork = fork
         self._why_not = "" if fork else "this platform starts fresh interpreters"
         self._guest = guest
+        self._is_warm = False
         self._children: dict[int, str] = {}
         self._private: dict[int, str] = {}
         self._oom = oom.OomWatch()
@@ -85,12 +86,12 @@ class Parent:
             # Before the first fork: a site hook has started a thread in every Python.
             self._fork, self._why_not = False, threads
         # The controller needs no torch: it is asked for first and starts up beside our imports.
-        is_warm = False
-        while not is_warm:
+        is_asked = False
+        while not is_asked:
             requests = self._receive()
             if requests is None or not all(self._handle(request) for request in requests):
                 return
-            is_warm = any(request["op"] in ("start", "warm") for request in requests)
+            is_asked = any(request["op"] in ("start", "warm") for request in requests)
         self._warm()
         selector = selectors.DefaultSelector()
         selector.register(self._link, selectors.EVENT_READ)
@@ -147,6 +148,10 @@ class Parent:
         return fd
 
     def _warm(self) -> None:
+        """Import torch and tell what was found; nothing the second time."""
+        if self._is_warm:
+            return
+        self._is_warm = True
         began = time.monotonic()
         if self._fork:
             warm.import_modules()
@@ -171,6 +176,10 @@ class Parent:
         """Carry out a request; return False where it was to quit."""
         op = request["op"]
         if op == "start":
+            if request["role"] == "engine":
+                # A parent that took a dead one's place is asked for a rank first. Forked cold, the
+                # rank would import torch while the others already wait for it.
+                self._warm()
             self._start(request)
         elif op == "signal":
             pid = request["pid"]
