@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import nbdist
+from nbdist.engine.checkpoint import rest
 from nbdist.engine.compat import torch_live
 from nbdist.engine.data.make import loader as make_loader
 from nbdist.engine.layout.layout import Layout
@@ -287,3 +288,119 @@ def _apart(a: State, b: State) -> float:
 def folder_of(root: str, case: Case) -> Path:
     """Return where a case's checkpoint lies."""
     return Path(root) / f"{case.ranks} {case.way}".replace('"', "")
+
+
+# ---- What follows the steps ---------------------------------------------------------------------
+
+
+Averaged = torch.optim.swa_utils.AveragedModel
+
+
+class Shadow:
+    """An average by hand, of parameters that may be cut over ranks."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow = [p.detach().clone() for p in model.parameters()]
+
+    @torch.no_grad()
+    def update_parameters(self, model: nn.Module) -> None:
+        for mine, its in zip(self.shadow, model.parameters(), strict=True):
+            mine.lerp_(its.detach(), 0.1)
+
+    def parameters(self) -> list[Tensor]:
+        return self.shadow
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"shadow": list(self.shadow)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for mine, its in zip(self.shadow, state["shadow"], strict=True):
+            mine.copy_(its)
+
+
+class Followed:
+    """A training whose schedulers and averages are found by nothing but their names."""
+
+    def __init__(self, layout: str, average: type[Any] | None = None) -> None:
+        recovery.install()
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.model = parallelize(net, layout).model
+        self.opt = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        rates = torch.optim.lr_scheduler
+        self.warm = rates.LinearLR(self.opt, 0.1, 1.0, 4)
+        self.cosine = rates.CosineAnnealingLR(self.opt, 20)
+        self.sequence = rates.SequentialLR(self.opt, [self.warm, self.cosine], [4])
+        self.plateau = rates.ReduceLROnPlateau(self.opt, factor=0.5, patience=1)
+        self.own = Average()
+        self.ema = average(self.model) if average else None
+
+    def train(self, begin: int, end: int) -> list[float]:
+        """Make steps, and return the rate of each."""
+        found = []
+        for step in range(begin, end):
+            self.model(torch.full((2, 4), step / 10)).pow(2).sum().backward()
+            self.opt.step()
+            self.opt.zero_grad()
+            self.sequence.step()
+            self.plateau.step(1.0)
+            self.own.value += step
+            if self.ema is not None:
+                self.ema.update_parameters(self.model)
+            found.append(float(self.opt.param_groups[0]["lr"]))
+        return found
+
+    def end(self) -> list[Any]:
+        """Return what the averages are, and let nothing of it be found any more."""
+        ema = [whole(p).tolist() for p in self.ema.parameters()] if self.ema else []
+        Training.end(self)  # type: ignore[arg-type]
+        return [self.own.value, ema]
+
+
+def followers_saved(folder: str, layout: str, average: type[Any]) -> list[Any]:
+    """Save what follows the steps in the midst of a training, and go on: rates and averages."""
+    t = Followed(layout, average)
+    t.train(0, 6)
+    nbdist.save(folder, wait=True)
+    return [t.train(6, 14), *t.end()]
+
+
+def followers_restored(folder: str, layout: str, average: type[Any] | None = None) -> Any:
+    """Restore it into new objects, and go on."""
+    t = Followed(layout, average)
+    try:
+        restored = nbdist.restore(folder)
+    except nbdist.NBDistError as error:
+        t.end()
+        return str(error)
+    assert restored is not None
+    return [t.train(6, 14), *t.end()]
+
+
+def restored_from_old_format(folder: str) -> list[Any]:
+    """Save as before followers had names, by class and order; restore, and return the rates."""
+    t = Followed("ddp")
+    newer = torch.optim.lr_scheduler.CosineAnnealingLR(t.opt, 7)
+    t.train(0, 6)
+    native = rest.facts_of
+
+    def facts_of(training: Any, of_moment: Any) -> Any:
+        told = native(training, of_moment)
+        made = torch_live.live(torch.optim.lr_scheduler.LRScheduler)
+        states = [(type(one).__name__, rest.frozen(one.state_dict())) for one in made]
+        del told["followers"]
+        return told | {"schedulers": states, "scalers": []}
+
+    rest.facts_of = facts_of
+    try:
+        nbdist.save(folder, wait=True)
+    finally:
+        rest.facts_of = native
+    before = [one.state_dict() for one in (t.warm, t.cosine, newer)]
+    t.end()
+    t = Followed("ddp")
+    newer = torch.optim.lr_scheduler.CosineAnnealingLR(t.opt, 7)
+    nbdist.restore(folder)
+    after = [one.state_dict() for one in (t.warm, t.cosine, newer)]
+    t.end()
+    return [before, after]

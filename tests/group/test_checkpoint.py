@@ -56,3 +56,27 @@ def test_loaders_made_again_go_on_by_their_names_though_the_older_ones_live(tmp_
     with cluster(1) as ranks:
         (found,) = ranks.run(checkpoint_ranks.loaders_made_again, str(tmp_path), Case(1, "ddp"))
     assert found == {"train": 12, "val": 0, "old train": 16, "old val": 0}
+
+
+def test_what_follows_the_steps_goes_on_by_its_name(tmp_path: Path) -> None:
+    with cluster(2) as ranks:
+        for layout, average in (
+            ("ddp", checkpoint_ranks.Averaged),
+            ("zero3", checkpoint_ranks.Shadow),
+        ):
+            how = str(tmp_path / layout), layout, average
+            unbroken = ranks.run(checkpoint_ranks.followers_saved, *how)
+            assert ranks.run(checkpoint_ranks.followers_restored, *how) == unbroken
+            assert unbroken[0][2][1], "an average"
+        # Cut over ranks, each part is its rank's own.
+        folder = str(tmp_path / "zero3")
+        for said in ranks.run(checkpoint_ranks.followers_restored, folder, "ddp", average):
+            assert "t.ema (a Shadow) was saved cut over ranks" in said
+        for said in ranks.run(checkpoint_ranks.followers_restored, folder, "zero3"):
+            assert "it has t.ema (a Shadow), and the training here no such object" in said
+
+
+def test_schedulers_of_a_checkpoint_without_names_go_on_by_class_and_order(tmp_path: Path) -> None:
+    with cluster(1) as ranks:
+        ((before, after),) = ranks.run(checkpoint_ranks.restored_from_old_format, str(tmp_path))
+    assert before == after

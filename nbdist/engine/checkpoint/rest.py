@@ -1,6 +1,6 @@
 """What of a training is no tensor: told by every rank that saves, put back by those that restore.
 
-Schedulers, scalers and what is kept step after the optimizer, and are read when it next steps;
+What follows the steps and what is kept step after the optimizer, and are read when it next steps;
 random numbers and loaders are of the moment itself. Main thread.
 """
 
@@ -16,13 +16,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from nbdist.engine.checkpoint import trained_models, training_state
 from nbdist.engine.checkpoint.agreement import together
 from nbdist.engine.checkpoint.fit import Fit
 from nbdist.engine.checkpoint.training_state import Training
-from nbdist.engine.compat import random_states
+from nbdist.engine.compat import random_states, torch_live
 from nbdist.engine.data import position
 from nbdist.engine.data.batches import mix
 from nbdist.engine.data.passes import Position
@@ -85,8 +88,10 @@ def facts_of(training: Training, of_moment: Facts) -> Facts:
             if (ddp := trained_models.ddp_of(model.module)) is not None
         },
         "apart": [model.name for model in training.models if model.is_apart],
-        "schedulers": [_named(one) for one in training.schedulers],
-        "scalers": [_named(one) for one in training.scalers],
+        "followers": {
+            name: (type(one).__name__, frozen(one.state_dict()))
+            for name, one in _moving(training).items()
+        },
         "kept": {name: (hashlib.sha256(state).hexdigest(), state) for name, state in kept.items()},
         "steps": [counts[o].whole if o in counts else 0 for o in training.optimizers],
     }
@@ -104,32 +109,106 @@ def thawed(state: bytes) -> Any:
     return torch.load(io.BytesIO(state), map_location="cpu", weights_only=False)
 
 
-def _named(one: Any) -> tuple[str, bytes]:
-    return type(one).__name__, frozen(one.state_dict())
+def _moving(training: Training) -> dict[str, Any]:
+    """Return what follows the steps, without models that do not: a teacher, say.
+
+    That a model stands still is seen on the CPU alone: a write by `.data` has no new version.
+    """
+    still = {
+        id(one)
+        for one in step_state.here().followers.still()
+        if isinstance(one, nn.Module) and all(p.device.type == "cpu" for p in one.parameters())
+    }
+    return {name: one for name, one in training.followers.items() if id(one) not in still}
 
 
 # ---- Restored -----------------------------------------------------------------------------------
 
 
-def fit(training: Training, facts: Sequence[Facts], rank: int, found: Fit) -> None:
+def fit(
+    training: Training, facts: Sequence[Facts], rank: int, found: Fit, *, is_alike: bool
+) -> None:
     """Add to `found` what is put back beside tensors, or why it cannot be. Changes nothing."""
     mine = facts[rank % len(facts)]
-    for what, objects in (("schedulers", training.schedulers), ("scalers", training.scalers)):
-        there, here = [name for name, _ in mine[what]], [type(one).__name__ for one in objects]
-        if there != here:
-            found.complaints.append(
-                f"it has the {what} {_words(there)}, the training {_words(here)}"
-            )
-            continue
-        for one, (_, state) in zip(objects, mine[what], strict=True):
-            found.loads.append((one, state))
+    _fit_followers(training, facts, rank, found, is_alike=is_alike)
     _fit_kept(training, facts, rank, found)
     found.puts.append(lambda: _put_options(training, facts))
     found.puts.append(lambda: _put_counts(training, mine["steps"]))
 
 
-def _words(names: Sequence[str]) -> str:
-    return ", ".join(names) or "none"
+def _fit_followers(
+    training: Training, facts: Sequence[Facts], rank: int, found: Fit, *, is_alike: bool
+) -> None:
+    every = [_followers_in(told) for told in facts]
+    there = every[rank % len(facts)]
+    pairs, missing = _matched(there, training.followers)
+    if missing:
+        lacking = ", ".join(f"{name} (a {there[name][0]})" for name in missing)
+        others = [n for n in training.followers if n not in pairs.values()]
+        found.complaints.append(
+            f"it has {lacking}, and the training here no such object by that name, or the only one "
+            f"of its class (it has {', '.join(others) or 'none'} beside what fits)"
+        )
+        return
+    for name, here in pairs.items():
+        kind, state = there[name]
+        if not is_alike and _is_cut(thawed(state)):
+            found.complaints.append(
+                f"{here} (a {kind}) was saved cut over ranks, each with its own part, and ranks or "
+                "layout are others here"
+            )
+        elif len(facts) != dist.get_world_size() and any(
+            told.get(name, there[name])[1] != state for told in every
+        ):
+            found.notes.append(f"{here} differed between {counted(len(facts), 'rank')}: it stays")
+        else:
+            found.loads.append((training.followers[here], state))
+    for name in training.followers:
+        if name not in pairs.values():
+            found.notes.append(f"{name} is here and not there: it stays as it is")
+
+
+def _followers_in(told: Facts) -> dict[str, tuple[str, bytes]]:
+    """Return what followed the steps of a rank, by name; without names those of before."""
+    if "followers" in told:
+        return dict(told["followers"])
+    # Formerly without names, in the order of making: those of a class are told apart by it.
+    unnamed = [*told["schedulers"], *told["scalers"]]
+    return {f"#{number}": one for number, one in enumerate(unnamed)}
+
+
+def _matched(
+    there: Mapping[str, tuple[str, bytes]], here: Mapping[str, Any]
+) -> tuple[dict[str, str], list[str]]:
+    """Return what here each saved one is: by name, else the only one of its class; and the rest."""
+    kinds = {name: type(one).__name__ for name, one in here.items()}
+    pairs = {name: name for name, (kind, _) in there.items() if kinds.get(name) == kind}
+    missing = []
+    for kind in dict.fromkeys(kind for kind, _ in there.values()):
+        theirs = [n for n, (other, _) in there.items() if other == kind and n not in pairs]
+        mine = [n for n, other in kinds.items() if other == kind and n not in pairs.values()]
+        is_in_order = all(name.startswith("#") for name in theirs)
+        mine.sort(key=lambda name: _made(here[name]))
+        if len(mine) == len(theirs) and (len(theirs) == 1 or is_in_order):
+            pairs.update(zip(theirs, mine, strict=True))
+        else:
+            missing += theirs
+    return pairs, missing
+
+
+def _made(one: Any) -> int:
+    """Return when a scheduler or scaler was made."""
+    kinds = (LRScheduler, torch.amp.GradScaler)
+    return max((torch_live.number_of(k, one) for k in kinds if isinstance(one, k)), default=0)
+
+
+def _is_cut(state: Any) -> bool:
+    """Return whether a state holds tensors that are cut over ranks."""
+    if isinstance(state, dict):
+        return any(map(_is_cut, state.values()))
+    if isinstance(state, list | tuple):
+        return any(map(_is_cut, state))
+    return isinstance(state, DTensor)
 
 
 class Loads:

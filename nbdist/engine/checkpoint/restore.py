@@ -167,8 +167,7 @@ def go_on_from(
     save.know(training)
     notes = list(fitted.notes)
     if not only_model:
-        here = len(facts), training_state.layouts(training)
-        is_alike = here == (ranks, dict(found.commit.layouts))
+        is_alike = _is_alike(training, facts, found)
         notes += rest.put_moment(training, facts, is_alike=is_alike, repeats=repeats)
         notes += _loaders_at(training)
     what = "the model of step" if only_model else "step"
@@ -200,7 +199,8 @@ def _read(
         saved = SavedTraining(reader.tensors(), facts)
         fitted = fit.fit(training, saved, rank, only_model=only_model)
         if not only_model and not fitted.complaints:
-            rest.fit(training, facts, rank, fitted)
+            is_alike = _is_alike(training, facts, found)
+            rest.fit(training, facts, rank, fitted, is_alike=is_alike)
         if fitted.complaints:
             raise _other(folder, fitted.complaints, is_same_model=fitted.is_same_model)
         return facts, reader, saved, fitted
@@ -212,6 +212,12 @@ def _read(
         raise _other(folder, [f"it has {fit.some_of(more)}, which the model here has not"])
     together(lambda: reader.read(fitted.parts), folder)
     return facts, fitted
+
+
+def _is_alike(training: Training, facts: list[dict[str, Any]], found: Chosen) -> bool:
+    """Return whether it is spread over as many ranks, in the same layouts."""
+    here = dist.get_world_size(), training_state.layouts(training)
+    return here == (len(facts), dict(found.commit.layouts))
 
 
 def _how_to_read(torch_version: str) -> str:

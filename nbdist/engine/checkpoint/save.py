@@ -51,8 +51,9 @@ def save(
             if step % 100 == 0:
                 nbdist.save()
 
-    Saved is what is found: models with a layout (or DDP, `fully_shard`), their optimizers,
-    schedulers, scalers, loaders, what `nbdist.keep` names, and each rank's random numbers. Each
+    Saved is what is found: models with a layout (or DDP, `fully_shard`), their optimizers, all that
+    names lead to and that has `state_dict` and `load_state_dict` (schedulers, scalers, averages),
+    loaders, what `nbdist.keep` names, and each rank's random numbers. Each
     checkpoint has a folder of its own, which counts when it is complete; none is overwritten.
 
     Training stands still while ranks agree; a thread copies this rank's part, for which the next

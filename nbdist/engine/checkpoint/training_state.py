@@ -4,15 +4,17 @@ A model is what a living optimizer trains, or what `nbdist.keep` names. Main thr
 """
 
 import gc
+import inspect
 import math
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.optim.lr_scheduler import LRScheduler
 
 from nbdist.engine.checkpoint import trained_models
 from nbdist.engine.checkpoint.trained_models import Optimizer, TrainedModel, parameters_of
@@ -20,7 +22,7 @@ from nbdist.engine.compat import torch_live, torch_sharded
 from nbdist.engine.data import position
 from nbdist.engine.data.position import Standing
 from nbdist.engine.layout.layout import Layout
-from nbdist.engine.steps import keep, step_state
+from nbdist.engine.steps import followers, keep, step_state
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
 from nbdist.errors import CheckpointError
 
@@ -32,16 +34,15 @@ class Training:
     Attributes:
         models: In the order of making.
         optimizers: Likewise, without those inside others.
-        schedulers: Likewise.
-        scalers: GradScalers that are switched on.
+        followers: What else has a state to put back, by the name that leads there: schedulers,
+            scalers, averages, the user's own.
         kept: What `nbdist.keep` names, but modules.
         loaders: Of every living `nbdist.loader`, in the order of making.
     """
 
     models: list[TrainedModel]
     optimizers: list[Optimizer]
-    schedulers: list[Any]
-    scalers: list[Any]
+    followers: dict[str, Any]
     kept: dict[str, Any]
     loaders: list[Standing]
     names: dict[int, str] = field(default_factory=dict)  # "GPT.head.weight", by id of parameters
@@ -125,12 +126,10 @@ def _find(among: Collection[Optimizer] | None) -> Training:
         for model in models
         for name, tensor in model.tensors.items()
     }
-    inner = {id(o) for o in optimizers} | {id(real(o)) for o in optimizers}
     return Training(
         models,
         optimizers,
-        [s for s in _schedulers() if id(getattr(s, "optimizer", None)) in inner],
-        [s for s in torch_live.live(torch.amp.GradScaler) if s.is_enabled()],
+        _followers(models, optimizers),
         {n: v for n, v in keep.kept().items() if not isinstance(v, nn.Module | Optimizer)},
         position.in_order(),
         names,
@@ -164,10 +163,38 @@ def _optimizers() -> list[Optimizer]:
     return found[::-1]
 
 
-def _schedulers() -> list[Any]:
-    found = {id(s): s for s in torch_live.live(LRScheduler)}
-    found |= {id(s): s for s in keep.named().values() if isinstance(s, LRScheduler)}
-    return list(found.values())
+def _followers(models: list[TrainedModel], optimizers: list[Optimizer]) -> dict[str, Any]:
+    """Return what follows the steps of these optimizers, or of none, by name.
+
+    What `nbdist.keep` names, what is of a model, and what says nothing of its state is left out.
+    """
+    own = {id(o) for o in optimizers} | {id(real(o)) for o in optimizers}
+    found = followers.search(keep.kept(), _names_here(), torch_live.live(Optimizer))
+    every = found.followers | followers.loose_schedulers(found, torch_live.live(Optimizer))
+    known = {id(one) for one in keep.kept().values()}
+    known |= {id(part) for model in models for part in model.module.modules()}
+
+    def is_part(one: Any) -> bool:
+        optimizer = getattr(one, "optimizer", None)
+        is_others = isinstance(optimizer, Optimizer) and id(optimizer) not in own
+        return followers.has_state(one) and id(one) not in known and not is_others
+
+    return {name: one for name, one in every.items() if is_part(one)}
+
+
+def _names_here() -> dict[str, Any]:
+    """Return the names that cells see where they have come to: of functions, the innermost first.
+
+    Names of code that is installed, torch's or IPython's, are none of the user's.
+    """
+    found: dict[str, Any] = {}
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
+        if is_function and followers.is_users_module(frame.f_globals.get("__name__", "")):
+            found = {**frame.f_locals, **found}
+        frame = frame.f_back
+    return {**keep.names(), **found}
 
 
 def options(training: Training) -> list[dict[str, Any]]:

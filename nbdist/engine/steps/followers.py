@@ -260,6 +260,11 @@ class Followers:
 
     # -- the search
 
+    def still(self) -> list[Any]:
+        """Return what has been followed for more than a turn and has never moved."""
+        moving = set(self.moving())
+        return [one for name, one in self.living().items() if name not in moving]
+
     def look(self) -> None:
         """Look for what has been made since the last search, and mark it."""
         self._look()
@@ -267,7 +272,7 @@ class Followers:
     def _look(self) -> None:
         self._look_at = max(self._look_at, self._turn + 1)
         found = search(keep.kept(), keep.names(), torch_live.live(Optimizer))
-        loose = _loose(found, [o for o, made in self._counts().items() if made])
+        loose = loose_schedulers(found, [o for o, made in self._counts().items() if made])
         objects = self._as_known({**found.followers, **loose})
         known = {n: held for n, held in self._objects.items() if held() is objects.get(n)}
         self._objects = {n: known.get(n) or _hold(one, n) for n, one in objects.items()}
@@ -490,18 +495,20 @@ def _inside(one: Any) -> Iterator[tuple[str, Any]]:
                 yield f".{name}", value
 
 
-_users: dict[type, bool] = {}
+_users: dict[str, bool] = {}
 
 
 def _is_users(kind: type) -> bool:
-    """Return whether a class is the user's own: of a cell, or of a module that is not installed."""
-    known = _users.get(kind)
+    return is_users_module(kind.__module__)
+
+
+def is_users_module(name: str) -> bool:
+    """Return whether code is the user's own: of a cell, or of a module that is not installed."""
+    known = _users.get(name)
     if known is None:
-        module = sys.modules.get(kind.__module__)
-        file = getattr(module, "__file__", None)
-        is_own = kind.__module__ == "__main__" or bool(file and not file.startswith(_INSTALLED))
-        known = is_own and kind.__module__.partition(".")[0] not in ("nbdist", "torch")
-        _users[kind] = known
+        file = getattr(sys.modules.get(name), "__file__", None)
+        is_own = name == "__main__" or bool(file and not file.startswith(_INSTALLED))
+        known = _users[name] = is_own and name.partition(".")[0] not in ("nbdist", "torch")
     return known
 
 
@@ -511,7 +518,7 @@ def _schedulers_in(one: Any) -> list[Any]:
     return list(inner) if isinstance(inner, list) else []
 
 
-def _loose(found: Found, active: Iterable[Optimizer]) -> dict[str, Any]:
+def loose_schedulers(found: Found, active: Iterable[Optimizer]) -> dict[str, Any]:
     """Return schedulers and scalers that no name leads to, by class: of optimizers that step."""
     stepped = {id(o) for o in active}
     loose: dict[str, Any] = {}
