@@ -1,6 +1,7 @@
 """What the ranks run in test_checkpoint: a training that is saved here and goes on there."""
 
 import gc
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import nbdist
-from nbdist.engine.checkpoint import rest
+from nbdist.engine.checkpoint import rest, training_state
 from nbdist.engine.compat import torch_live
 from nbdist.engine.data.make import loader as make_loader
 from nbdist.engine.layout.layout import Layout
@@ -293,6 +294,12 @@ def folder_of(root: str, case: Case) -> Path:
 # ---- What follows the steps ---------------------------------------------------------------------
 
 
+class Holder:
+    """An object that holds an optimizer out of sight."""
+
+    opt: torch.optim.Optimizer
+
+
 Averaged = torch.optim.swa_utils.AveragedModel
 
 
@@ -404,3 +411,33 @@ def restored_from_old_format(folder: str) -> list[Any]:
     after = [one.state_dict() for one in (t.warm, t.cosine, newer)]
     t.end()
     return [before, after]
+
+
+def saved_beside_a_failed_cell() -> dict[str, str]:
+    """Save where a traceback, a name's scheduler and `Out` hold other models; what is saved."""
+    recovery.install()
+
+    def made(kind: type[nn.Module], *sizes: int) -> torch.optim.Optimizer:
+        model = parallelize(kind(*sizes), "ddp").model
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        vars(opt)["model"] = model  # which lives as long
+        return opt
+
+    def fail() -> None:
+        opt = made(nn.Bilinear, 2, 2, 2)
+        raise ValueError(f"in the midst of {type(opt).__name__}")
+
+    try:
+        fail()
+    except ValueError as error:
+        sys.last_value = error
+    _names: dict[str, Any] = {"Out": {1: made(nn.Conv1d, 2, 2, 1)}, "held": {"trainer": Holder()}}
+    _names["held"]["trainer"].opt = made(nn.Linear, 2, 2)
+    _names["rate"] = torch.optim.lr_scheduler.StepLR(made(nn.Conv2d, 2, 2, 1), 1)
+    keep.look_in(lambda: _names)
+    try:
+        return dict(training_state.layouts(training_state.find()))
+    finally:
+        keep.look_in(dict)
+        del sys.last_value
+        Training.end(_names["rate"])

@@ -80,3 +80,8 @@ def test_schedulers_of_a_checkpoint_without_names_go_on_by_class_and_order(tmp_p
     with cluster(1) as ranks:
         ((before, after),) = ranks.run(checkpoint_ranks.restored_from_old_format, str(tmp_path))
     assert before == after
+
+
+def test_a_model_that_only_a_traceback_holds_is_no_part_of_a_checkpoint() -> None:
+    with cluster(1) as ranks:
+        assert ranks.run(checkpoint_ranks.saved_beside_a_failed_cell) == [{"Linear": "ddp"}]

@@ -5,23 +5,23 @@ A model is what a living optimizer trains, or what `nbdist.keep` names. Main thr
 
 import gc
 import inspect
-import math
 import sys
+from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from types import FrameType
+from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from nbdist.engine.checkpoint import trained_models
 from nbdist.engine.checkpoint.trained_models import Optimizer, TrainedModel, parameters_of
 from nbdist.engine.compat import torch_live, torch_sharded
 from nbdist.engine.data import position
 from nbdist.engine.data.position import Standing
-from nbdist.engine.layout.layout import Layout
 from nbdist.engine.steps import followers, keep, step_state
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
 from nbdist.errors import CheckpointError
@@ -63,18 +63,13 @@ def find(among: Collection[Optimizer] | None = None) -> Training:
     """Return the training of this rank.
 
     Args:
-        among: The optimizers that belong to it; None: all that are alive, but for those of older
-            models that no cell has named any more.
+        among: The optimizers that belong to it; None: all that cells can reach, themselves or what
+            they train, so none of a cell that failed, which only its traceback keeps alive.
 
     Raises:
         CheckpointError: There is nothing to save, or something that cannot be.
     """
-    found = _find(among)
-    kinds = {torch_sharded.plain_name(model.module) for model in found.models}
-    if among is None and len(kinds) < len(found.models):
-        gc.collect()  # an older one that only a cycle keeps is no part of it
-        forgotten = _forgotten()
-        found = _find([o for o in _optimizers() if id(o) not in forgotten])
+    found = _find(_belonging() if among is None else among)
     if not found.models:
         raise CheckpointError(
             "There is no training here: no optimizer trains a model, and nbdist.keep names none.",
@@ -83,31 +78,49 @@ def find(among: Collection[Optimizer] | None = None) -> Training:
     return found
 
 
-def _forgotten() -> set[int]:
-    """Return the ids of optimizers of older models that no cell has named any more.
+def _belonging() -> list[Optimizer]:
+    """Return the optimizers that belong to what cells have; where none is reached, all.
 
-    `Out`, or a scheduler of the model that a cell has made before, keeps such a one alive. It is
-    older than a named model of its class, and was stepped in an earlier cell.
+    From the names of cells, of running functions and of the user's modules, and what is kept. Not
+    through schedulers: one of a model that was made before keeps that one alive. `Out` does, too.
     """
-    named = {n: v for n, v in keep.named().items() if not n.startswith("_") and n != "Out"}
-    seen = {id(value) for value in named.values()}
-    seen |= {id(value.model) for value in named.values() if isinstance(value, Layout)}
-    newest: dict[str, int] = {}  # by class, the cell in which a named one has stepped
-    unnamed: list[tuple[str, Optimizer]] = []
-    for optimizer in reversed(_optimizers()):
-        for module in trained_models.modules([optimizer]):
-            kind = torch_sharded.plain_name(module)
-            if id(optimizer) in seen or id(module) in seen:
-                newest.setdefault(kind, _stepped_in(optimizer))
-            elif kind in newest:
-                unnamed.append((kind, optimizer))
-    return {id(o) for kind, o in unnamed if _stepped_in(o) < (newest[kind] or math.inf)}
+    living = _optimizers()
+    kinds = {id(o): {id(o), id(real(o)), *map(id, parameters_of(o))} for o in living}
+    modules = [vars(m) for n, m in list(sys.modules.items()) if followers.is_users_module(n)]
+    spaces = [_names_here(), *modules]
+    roots = [v for s in spaces for n, v in list(s.items()) if n[:1] != "_" and n not in _IPYTHONS]
+    # Whatever leads to IPython leads to these, and to all that was ever shown.
+    closed = [keep.names(), *modules, keep.names().get("Out")]
+    reached = _reached([*keep.kept().values(), *roots], list(kinds.values()), closed)
+    return [o for o in living if kinds[id(o)] & reached] or living
 
 
-def _stepped_in(optimizer: Optimizer) -> int:
-    """Return the newest cell in which an optimizer has stepped; 0: it has not."""
-    steps = step_state.here().steps.get(optimizer)
-    return 0 if steps is None else steps.cell
+def _reached(roots: list[Any], wanted: list[set[int]], closed: list[Any]) -> set[int]:
+    """Return the ids of what is held by `roots`, not through `closed`, until one of each wanted."""
+    missing = {one: group for group in wanted for one in group}
+    left = {id(group) for group in wanted}
+    reached = {id(one) for one in closed}
+    todo = deque(roots)
+    while todo and left:
+        one = todo.popleft()
+        if id(one) in reached:
+            continue
+        reached.add(id(one))
+        if id(one) in missing:
+            left.discard(id(missing[id(one)]))
+        if isinstance(one, FunctionType):  # its globals are the whole namespace
+            todo.extend([*(one.__closure__ or ()), *(one.__defaults__ or ())])
+        elif isinstance(one, type):
+            todo.extend(vars(one).values() if followers.is_users_module(one.__module__) else ())
+        elif not isinstance(one, _LEADS_NOWHERE):
+            todo.extend(held for held in gc.get_referents(one) if gc.is_tracked(held))
+    return reached
+
+
+_IPYTHONS = ("In", "Out", "exit", "quit", "get_ipython")
+
+# A frame or a traceback is one of a cell that is over.
+_LEADS_NOWHERE = (ModuleType, FrameType, TracebackType, BaseException, LRScheduler)
 
 
 def _find(among: Collection[Optimizer] | None) -> Training:
