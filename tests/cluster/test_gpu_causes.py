@@ -76,7 +76,7 @@ def test_a_rank_that_can_take_no_part_in_a_recovery_is_replaced(session: Session
     spoil = f"""
 from nbdist.engine.recovery import reset
 if rank == 1:
-    def fail():
+    def fail(*_):
         raise torch.AcceleratorError({ASSERT!r})
     reset.reset_state = fail
     raise torch.AcceleratorError({ASSERT!r})

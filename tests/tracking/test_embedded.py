@@ -144,7 +144,7 @@ def test_the_mean_loss_is_the_first_metric_which_mlflow_compares_runs_by(
 
 
 def test_a_run_keeps_source_picture_and_environment_and_no_secret(notebook: Notebook) -> None:
-    assert notebook.artifact("big", "cell.py") == b"login('(hidden)')\n"
+    assert notebook.artifact("big", "cell.py") == b'login("(hidden)")\n'
     assert notebook.artifact("big", "board.png") == b"PNG"
     assert b"mlflow==" in notebook.artifact("big", "environment.txt")
     assert notebook.artifact("big", "layout.txt") == f"{EXPLAINED}\n".encode()

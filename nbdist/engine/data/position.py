@@ -125,7 +125,7 @@ class Standing:
         self.newest, part, shard = self.batches.given()
         self.consumed = self.newest.stop
         self._given += 1
-        step_state.here().followers.gave_batch(self)
+        step_state.here().gave_batch(self)
         self.trail.give()
         if not self._is_replayed:
             self.account.give(self.batches.epoch, self.newest, part, shard)
@@ -144,7 +144,7 @@ class Standing:
 
     def end_pass(self) -> None:
         """Stand at the begin of the next epoch: the loop has come to its end."""
-        step_state.here().followers.gave_all(self)
+        step_state.here().gave_all(self)
         self.trail.end_pass()
         if not self._is_replayed:
             self._close_epoch()

@@ -170,10 +170,11 @@ def _report(
 def _cut(followers: Followers, *, is_alike: bool) -> Iterable[str]:
     """Return the names of what holds a part that no other rank has."""
     for name, one in followers.living().items():
-        tensors = _tensors_in(state_of(one))
-        if any(map(torch_shards.is_cut, tensors)) or (
-            not is_alike and any(tensor.numel() > 1 for tensor in tensors)
-        ):
+        # To read a state of shards plans operations for their mesh, which may be no more.
+        is_module = isinstance(one, torch.nn.Module)
+        tensors = list(one.parameters()) if is_module else _tensors_in(state_of(one))
+        is_large = any(tensor.numel() > 1 for tensor in tensors)
+        if any(map(torch_shards.is_cut, tensors)) or (is_large and not is_alike):
             yield name
 
 

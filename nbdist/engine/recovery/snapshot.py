@@ -345,7 +345,9 @@ def _take(optimizer: torch.optim.Optimizer, series: _Series, steps: int) -> None
 
     def read() -> None:
         living = held()
-        unit = None if living is None else wrapped_models.unit_of(living)
+        if living is None or not torch.distributed.is_initialized():
+            return  # the program has destroyed the group, and with it what the model stands on
+        unit = wrapped_models.unit_of(living)
         if unit is not None:
             frame["options"] = model_state.read_options(unit)
             taken.follows = follow.keep()

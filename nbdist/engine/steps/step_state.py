@@ -273,6 +273,14 @@ class Boundary:
 
     # -- boundaries
 
+    def gave_batch(self, source: object) -> None:
+        """Note that a loop gets a batch of a loader."""
+        self._do(lambda: self.followers.gave_batch(source))
+
+    def gave_all(self, source: object) -> None:
+        """Note that a loop over a loader has come to its end."""
+        self._do(lambda: self.followers.gave_all(source))
+
     def begin_cell(self) -> None:
         """Note the state in which a cell begins."""
         self._cell += 1
