@@ -205,3 +205,34 @@ def test_a_cell_with_retries_does_not_go_on_by_itself_after_half_a_step(session:
     # Where one rank did the rest of it, the cell goes on.
     set_up(session, kind, "ddp", "step", "(0,)")
     run_training(session, kind, retries=2)
+
+
+ODD = """
+import threading
+class Odd:
+    "Its state can be read by nobody, or be sent to nobody."
+    def __init__(self, how): self.how, self.made = how, 0
+    def step(self): self.made += 1
+    def state_dict(self):
+        if self.how == "raises": raise RuntimeError("no state")
+        return {"lock": threading.Lock()}
+    def load_state_dict(self, state): pass
+raising, locked = Odd("raises"), Odd("locked")
+sched = CosineAnnealingLR(opt, 40)
+"""
+
+
+@pytest.mark.parametrize("layout", ["ddp", "zero1"])
+def test_an_object_whose_state_cannot_be_read_costs_nothing_but_itself(
+    session: Session, layout: str
+) -> None:
+    kind = Kind(ODD, "sched.step(); raising.step(); locked.step()", "sched.last_epoch")
+    set_up(session, kind, layout)
+    right = run_training(session, kind)
+    set_up(session, kind, layout, "backward", "(1,)")
+    with pytest.raises(RankError, match="bad metric") as failed:
+        run_training(session, kind)
+    if layout == "ddp":
+        assert "locked (Odd) and raising (Odd) have not followed it" in str(failed.value)
+    session.retry()
+    assert session.run(TOLD.format(told=kind.told), track=False).value_list == right

@@ -7,6 +7,7 @@ to its step was done.
 
 import copy
 import json
+import pickle
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -52,15 +53,11 @@ def keep() -> Kept:
     followers = step_state.here().followers
     moving = set(followers.moving())
     living = followers.living()
-    states = {
-        name: state
-        for name, one in living.items()
-        if _size(state := _read(one)) <= _SMALL_BYTES or name in moving
-    }
-    copies = {
-        name: (frame, [tensor.clone() for tensor in tensors])
-        for name, (frame, tensors) in states.items()
-    }
+    copies: dict[str, State] = {}
+    for name, one in living.items():
+        state = _readable(name, one)
+        if state is not None and (name in moving or _size(state) <= _SMALL_BYTES):
+            copies[name] = state[0], [tensor.clone() for tensor in state[1]]
     options = [
         (ref(optimizer), model_state.options_of(optimizer))
         for optimizer in step_state.here().stepped()
@@ -74,7 +71,7 @@ def put_back(kept: Kept) -> None:
     living = followers.living()
     for name, state in kept.states.items():
         if name in living:
-            _put(living[name], *state)
+            _put_or_tell(name, living[name], *state)
     followers.go_back(kept.numbers, kept.position)
 
 
@@ -128,7 +125,7 @@ def _put_back_ahead(progress: Progress, followers: Followers) -> Progress:
     living = followers.living()
     names = [name for name in progress.ahead if name in kept.states and name in living]
     for name in names:
-        _put(living[name], *kept.states[name])
+        _put_or_tell(name, living[name], *kept.states[name])
     for held, groups in kept.options:
         if (optimizer := held()) is not None:
             model_state.put_options(optimizer, groups)
@@ -172,9 +169,10 @@ def _cut(followers: Followers, *, is_alike: bool) -> Iterable[str]:
     for name, one in followers.living().items():
         # To read a state of shards plans operations for their mesh, which may be no more.
         is_module = isinstance(one, torch.nn.Module)
-        tensors = list(one.parameters()) if is_module else _tensors_in(state_of(one))
+        tensors = list(one.parameters()) if is_module else _live_tensors(name, one)
         is_large = any(tensor.numel() > 1 for tensor in tensors)
-        if any(map(torch_shards.is_cut, tensors)) or (is_large and not is_alike):
+        is_part = any(map(torch_shards.is_cut, tensors)) or (is_large and not is_alike)
+        if is_part or not _travels(name, one):
             yield name
 
 
@@ -186,7 +184,7 @@ def _collect(
     states = {}
     for name in names:
         if name in living:
-            frame, its = _read(living[name])
+            frame, its = _read(living[name])  # it was tried, for what cannot be read is `cut`
             states[name] = (frame, len(tensors), len(its))
             tensors += its
     frame = {
@@ -204,7 +202,7 @@ def _install(
     living = followers.living()
     for name, (state, begin, count) in frame["states"].items():
         if name in living:
-            _put(living[name], state, tensors[begin : begin + count])
+            _put_or_tell(name, living[name], state, tensors[begin : begin + count])
     for unit in units:
         if unit.identity in frame["options"] and unit.is_alike:
             model_state.put_back_options(unit, frame["options"][unit.identity])
@@ -217,6 +215,42 @@ def _install(
 
 def _size(state: State) -> int:
     return sum(tensor.nbytes for tensor in state[1])
+
+
+def _live_tensors(name: str, one: Any) -> list[torch.Tensor]:
+    return [] if _readable(name, one) is None else _tensors_in(state_of(one))
+
+
+def _readable(name: str, one: Any) -> State | None:
+    """Return an object's state, or None where its own code fails, which is told."""
+    try:
+        return _read(one)
+    except Exception as error:
+        step_state.here().tell(
+            f"The state of {name} ({type(one).__name__}) could not be read, so it does not follow "
+            f"the steps after a fault ({type(error).__name__}: {error})."
+        )
+        return None
+
+
+def _travels(name: str, one: Any) -> bool:
+    """Return whether another rank can be given an object's state."""
+    state = _readable(name, one)
+    try:
+        pickle.dumps(None if state is None else state[0])
+    except Exception:  # whoever lacks it is named, as what no other rank has
+        return False
+    return state is not None
+
+
+def _put_or_tell(name: str, one: Any, frame: Any, tensors: list[torch.Tensor]) -> None:
+    try:
+        _put(one, frame, tensors)
+    except Exception as error:
+        step_state.here().tell(
+            f"The state of {name} ({type(one).__name__}) could not be put back, and stays as the "
+            f"fault has left it ({type(error).__name__}: {error})."
+        )
 
 
 def _read(one: Any) -> State:

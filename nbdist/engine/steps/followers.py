@@ -474,11 +474,7 @@ def _is_follower(one: Any, trained: set[int]) -> bool:
             return False
         tensors = itertools.chain(one.parameters(), one.buffers())
         return any(True for _ in tensors) and not any(id(p) in trained for p in one.parameters())
-    return getattr(one, "is_enabled", _yes)() is not False  # a scaler that is switched off
-
-
-def _yes() -> bool:
-    return True
+    return not isinstance(one, torch.amp.GradScaler) or one.is_enabled()
 
 
 def _inside(one: Any) -> Iterator[tuple[str, Any]]:

@@ -266,6 +266,11 @@ class Boundary:
             undo()
         self._undo = []
 
+    def tell(self, line: str) -> None:
+        """Have a sentence said when the cell is over, or with the next one; once."""
+        if line not in self._notices:
+            self._notices.append(line)
+
     def take_notices(self) -> tuple[str, ...]:
         """Return sentences for people, each once."""
         taken, self._notices = tuple(self._notices), []
