@@ -240,7 +240,7 @@ def test_arguments_that_make_no_sense_are_refused(
     assert restored(ranks, saved, only="optimizer") == (
         "UsageError: nbdist.restore takes only=\"model\", not only='optimizer'."
     )
-    for keep in (0, -1, True):
+    for keep in (0, -1, True, 2.5):
         assert saved_in(ranks, tmp_path / "run", keep=keep) == (
             f"UsageError: nbdist.save keeps 1 checkpoint or more, not {keep!r}; None keeps all."
         )

@@ -60,13 +60,6 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {_plainer(message)}  ({self.prog} --help)")
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        # argparse lets the outermost parser refuse what a command does not know, by its own name.
-        asked, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return asked, unknown
-
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         raise _HelpShown
 

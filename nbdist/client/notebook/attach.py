@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from nbdist import detached
-from nbdist.border import checked
 from nbdist.client.cells.interrupts import hold_interrupts
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.folders import living_logs
@@ -23,7 +22,6 @@ from nbdist.client.session.session import Session
 from nbdist.errors import ClusterError
 
 
-@checked
 def attach(name: str | None = None, *, say: Callable[[str], None] | None = None) -> Session:
     """Go on with a detached cluster of this user's, on this machine.
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbdist import gpu_errors
-from nbdist.border import checked, know_session
 from nbdist.client.board.views import require_view
 from nbdist.client.cells.interrupts import Interrupts, hold_interrupts
 from nbdist.client.cluster.cluster import Cluster
@@ -67,7 +66,6 @@ _launcher_name = ""
 _ui: "tuple[str, subprocess.Popen[bytes] | None] | None" = None
 
 
-@checked
 def current() -> Session:
     """Return the kernel's session.
 
@@ -93,9 +91,6 @@ def current() -> Session:
 def is_running() -> bool:
     """Return whether the kernel has a session that was not stopped."""
     return _current is not None and _current.is_running
-
-
-know_session(is_running)
 
 
 def status() -> Status:
@@ -203,7 +198,6 @@ def _tracker() -> "Tracker":
     )
 
 
-@checked
 def start(
     n: int | None = None,
     *,

@@ -4,12 +4,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbdist.errors import UsageError
-
-
-class NoSuchRankError(UsageError, KeyError):
-    """A result is asked for a rank that did not run the cell; a KeyError, as of any mapping."""
-
 
 @dataclass(frozen=True, slots=True)
 class Display:
@@ -50,13 +44,7 @@ class CellResult(Mapping[int, RankResult]):
     by_rank: Mapping[int, RankResult] = field(default_factory=dict)
 
     def __getitem__(self, rank: int) -> RankResult:
-        try:
-            return self.by_rank[rank]
-        except KeyError:
-            ranks = ", ".join(map(str, self.by_rank)) or "none"
-            raise NoSuchRankError(
-                f"There is no result of rank {rank!r}.", why=f"ranks that ran the cell: {ranks}"
-            ) from None
+        return self.by_rank[rank]
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.by_rank)

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from nbdist.border import checked_methods
 from nbdist.client.board.past import Past
 from nbdist.client.board.views import require_view
 from nbdist.client.cells.interrupts import Interrupts, interrupt_to_stop
@@ -51,7 +50,6 @@ _SETTLE_TIMEOUT_S = 10.0  # of a cell after an interrupt; the second one kills i
 _STOP_INTERRUPTS = 3
 
 
-@checked_methods
 class Session:
     """A running cluster. Made by `nbdist.start`; also a context manager that stops it."""
 

@@ -58,13 +58,8 @@ def combinations(lists: Mapping[str, Sequence[Any]]) -> tuple[Values, ...]:
     """Return what each run tries; the last list changes fastest.
 
     Raises:
-        UsageError: A list is empty, there is none, or there are more than `MOST_RUNS` runs.
+        UsageError: A list is empty, or there are more than `MOST_RUNS` runs.
     """
-    if not lists:
-        raise UsageError(
-            "A sweep has nothing to try: it was given no list.",
-            do='name what varies, with its values: session.sweep(code, {"lr": [1e-3, 3e-4]})',
-        )
     for name, values in lists.items():
         if not values:
             raise UsageError(f"-p {name}=[] has no value to run the cell with.")

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbdist.border import checked
 from nbdist.engine.checkpoint import agreement, chosen, fit, manifest, rest, save, training_state
 from nbdist.engine.checkpoint.agreement import each, from_rank_0, same, together
 from nbdist.engine.checkpoint.chosen import Chosen
@@ -64,7 +63,6 @@ class Checkpoint:
         return " ".join([said, *notes])
 
 
-@checked
 def restore(
     name: str | os.PathLike[str] | None = None,
     *,

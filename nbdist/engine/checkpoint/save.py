@@ -13,7 +13,6 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 
-from nbdist.border import checked, no_rank
 from nbdist.engine.checkpoint import rest, steady, training_state
 from nbdist.engine.checkpoint.folder import CheckpointFolder
 from nbdist.engine.checkpoint.planning import PreparedSave, SaveRequest
@@ -33,7 +32,6 @@ _known: "WeakSet[torch.optim.Optimizer]" = WeakSet()  # of which there is a chec
 _untold: tuple[Saving, Callable[[], rest.Facts]] | None = None
 
 
-@checked
 def save(
     name: str | os.PathLike[str] | None = None,
     *,
@@ -140,7 +138,10 @@ def _is_number(metric: object) -> bool:
 def require_rank(call: str) -> None:
     """Refuse a call where there is no process group, as in a plain cell of the notebook."""
     if not dist.is_initialized():
-        raise no_rank(call)
+        raise UsageError(
+            f"{call} is for ranks, and this process is none.",
+            do="call it in a %%distributed cell, on all ranks",
+        )
 
 
 def place_of(name: str | os.PathLike[str] | None) -> str:

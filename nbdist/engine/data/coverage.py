@@ -9,7 +9,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nbdist.border import checked
 from nbdist.engine.data import account, alike, counts, journal, position
 from nbdist.engine.data.counts import Kind
 from nbdist.engine.data.journal import JournalEntry
@@ -135,7 +134,6 @@ class Coverage:
         return "\n".join([*aligned(rows, [False, *[True] * 7]), *notes])
 
 
-@checked
 def coverage() -> Coverage:
     """Count how often each sample was given to a loop, over all ranks. Collective.
 

@@ -19,7 +19,6 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR
 
-from nbdist.border import checked
 from nbdist.errors import UsageError
 
 RULES = {"linear": 1.0, "sqrt": 0.5}  # exponent of global_batch / reference_batch
@@ -79,7 +78,6 @@ def factor(global_batch: int, reference_batch: int, rule: str) -> float:
     return float((global_batch / reference_batch) ** RULES[rule])
 
 
-@checked
 def scale_lr(
     optimizer: Optimizer,
     *,

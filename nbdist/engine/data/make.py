@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
-from nbdist.border import checked, refuse_unknown
 from nbdist.engine.compat import hf_datasets
 from nbdist.engine.data import alike, resume
 from nbdist.engine.data.decode import collate, decoded, in_turn
@@ -34,10 +33,7 @@ _OURS = {
     "batch_sampler": f"{_BY_ITSELF}; a sampler of single samples may give the order of all ranks",
 }
 
-_KNOWN = tuple(inspect.signature(DataLoader).parameters)  # what else it takes
 
-
-@checked
 def loader(
     dataset: Any,
     *,
@@ -118,7 +114,6 @@ def loader(
             raise UsageError(
                 f"nbdist.loader takes no {name}.", why=why, do="leave it out; give global_batch"
             )
-    refuse_unknown("nbdist.loader", options, _KNOWN)
     if on_bad not in ("raise", "skip"):
         raise UsageError(f'on_bad is "raise" or "skip", not {on_bad!r}.')
     if not options.get("in_order", True):

@@ -13,7 +13,6 @@ Threads: `sample` runs on the thread that publishes records; `begin_cell` on the
 import time
 from collections.abc import Callable
 
-from nbdist.border import checked
 from nbdist.engine.group import sockets, state, tcp_info
 from nbdist.errors import ClusterError
 
@@ -78,7 +77,6 @@ class LinkStats:
         return counts
 
 
-@checked
 def received_bytes() -> int:
     """Return the bytes that this rank has had from the others so far: `nbdist.received_bytes`.
 

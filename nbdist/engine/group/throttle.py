@@ -7,7 +7,6 @@ ipyparallel are not touched.
 
 import math
 
-from nbdist.border import checked
 from nbdist.engine.group import sockets, state, tcp_info
 from nbdist.errors import ClusterError, UsageError
 
@@ -15,7 +14,6 @@ _rate: float | None = None
 _is_used = False
 
 
-@checked
 def emulate_link(bytes_per_s: float | None) -> None:
     """Let this rank send at most so many bytes a second to each peer; None lifts it.
 

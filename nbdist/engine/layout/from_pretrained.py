@@ -13,7 +13,6 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.border import checked
 from nbdist.engine.kernel.agreement import each, from_rank_0
 from nbdist.engine.layout import parallelize
 from nbdist.engine.layout.layout import Layout
@@ -25,7 +24,6 @@ from nbdist.errors import CheckpointError
 _SHOWN = 4  # names in a line
 
 
-@checked
 def from_pretrained(
     source: str | Path | Callable[[], nn.Module],
     layout: str,

@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.border import checked
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout import wrapped
 from nbdist.engine.layout.axes import old_optimizers
@@ -45,7 +44,6 @@ _tell: Callable[..., None] = _tell_nobody
 _asked: list[str] = []  # texts of layouts that the newest cell has asked for
 
 
-@checked
 def parallelize(
     model: nn.Module | Callable[[], nn.Module], layout: str, *policies: object
 ) -> Layout:

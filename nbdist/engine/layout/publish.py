@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.border import checked
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.kernel.agreement import each
 from nbdist.engine.layout.layout import Layout, layout_of
@@ -85,7 +84,6 @@ def send_to(
     _place = _Place(folder, tell, is_tracked)
 
 
-@checked
 def publish(
     model: nn.Module | Layout, name: str, *, example: Any = None, alias: str | None = None
 ) -> Published:

@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from nbdist.border import checked
 from nbdist.engine.kernel import environment, location
 from nbdist.engine.rank.printed import PrintedNumbers
 from nbdist.errors import LayoutError, NBDistError, StartError, UsageError
@@ -59,7 +58,6 @@ _here: ThisRank | None = None
 _ranks_on_host: int | None = None  # None for those of a notebook
 
 
-@checked
 def init(
     *,
     layouts: Sequence[str] = (),

@@ -7,7 +7,6 @@ not: an attribute of a user's own class, an object in a list.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nbdist.border import checked
 from nbdist.errors import UsageError
 
 _kept: dict[str, Any] = {}
@@ -21,7 +20,6 @@ def _no_names() -> Mapping[str, Any]:
 _names: Callable[[], Mapping[str, Any]] = _no_names
 
 
-@checked
 def keep(**objects: Any) -> None:
     """Add objects to what is brought to the same step on all ranks, saved, restored and cloned.
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from nbdist.border import checked
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.training.hooks import Hooks
 from nbdist.errors import UsageError
@@ -128,7 +127,6 @@ def unseen() -> Iterator[None]:
         yield
 
 
-@checked
 def log(**values: object) -> None:
     """Record numbers of your own at the current step, beside the automatic ones.
 

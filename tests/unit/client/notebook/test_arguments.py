@@ -224,11 +224,3 @@ def test_a_hash_within_a_word_or_quotes_is_no_comment() -> None:
     assert asked is not None
     assert asked.run == "a#1"
     assert dict(asked.params) == {"note": "run #2"}
-
-
-@pytest.mark.parametrize(("line", "word"), [("retry 3", "3"), ("status foo", "foo")])
-def test_a_word_too_many_names_the_command(line: str, word: str) -> None:
-    with pytest.raises(UsageError) as error:
-        parse_dist(line)
-    command = f"%dist {line.split()[0]}"
-    assert str(error.value) == f"{command}: unrecognized arguments: {word}  ({command} --help)"
