@@ -214,7 +214,7 @@ def refusals() -> list[dict[str, str]]:
         ("no order", ["no in_order=False", "leave it out"]),
         ("small batch", ["global_batch=1 gives 2 ranks nothing", "multiple of 2"]),
         ("float batch", ["global_batch=4.0"]),
-        ("few samples", ["1 samples", "2 ranks"]),
+        ("few samples", ["1 sample:", "2 ranks"]),
         ("another dataset", ["9 samples", "has 8"]),
         ("three weights", ["3 weights", "2 parts", "loader.weights = [1, 1]"]),
         ("no weight", ["weights=[1, 0]", "more than 0"]),
