@@ -37,9 +37,7 @@ HIDES_OTHERS = (
     "{display: none}</style>"
 )
 _HIDES_LOST = (
-    # A page has it for all of its cells: it may act only where no board lives.
-    f"<style>.jp-OutputArea:not(:has(> {_OUTPUT} .{LIVE_CLASS})) > "
-    f"{_OUTPUT}:has(.jupyter-widgets):has(~ {_OUTPUT} .{_CLASS}) "
+    f"<style>{_OUTPUT}:has(.jupyter-widgets):not(:has(.{LIVE_CLASS})):has(~ {_OUTPUT} .{_CLASS}) "
     "{display: none}</style>"
 )
 WAITING = "This cell trains. If nothing moves here, run %dist board in the next cell."

@@ -1,6 +1,6 @@
 """What stays of a live board where its widgets do not."""
 
-from nbdist.client.board.kept import LIVE_CLASS, MOST_BYTES, kept
+from nbdist.client.board.kept import MOST_BYTES, kept
 from nbdist.client.board.palette import theme_named
 
 AUTO = theme_named("auto")
@@ -25,9 +25,3 @@ def test_a_picture_that_would_bloat_the_file_is_left_out_and_the_words_stay() ->
     assert set(display.data) == {"text/plain", "text/html"}
     assert "<img" not in display.data["text/html"]
     assert "Step 73." in display.data["text/html"]
-
-
-def test_what_hides_lost_widgets_never_acts_beside_a_living_board() -> None:
-    html = kept("said", b"png", AUTO, "14:03:20").data["text/html"]
-    rule = html[len("<style>") : html.index("{")]
-    assert rule.startswith(f".jp-OutputArea:not(:has(> .jp-OutputArea-child .{LIVE_CLASS})) > ")
