@@ -228,10 +228,13 @@ def test_a_quiet_cell_that_is_not_live_says_it_in_lines_that_stay(impatient: Ker
     assert last == "ranks 0-1 │ on"
 
 
-def test_stacks_and_status_say_what_each_rank_does_while_a_cell_runs(session: Session) -> None:
-    code = """import os, time
+def test_stacks_and_status_say_what_each_rank_does_while_a_cell_runs(
+    session: Session, tmp_path: Path
+) -> None:
+    looked = tmp_path / "looked"
+    code = f"""import os, time
 def work():
-    while not os.access("looked", os.F_OK): time.sleep(0.01)
+    while not os.access({str(looked)!r}, os.F_OK): time.sleep(0.01)
 if rank: work()
 dist.barrier()
 """
@@ -244,7 +247,7 @@ dist.barrier()
         assert runner.is_alive()
         stacks = str(session.stacks())
     status = str(session.status())
-    Path("looked").touch()
+    looked.touch()
     runner.join(30)
 
     assert "rank 1: computing in work (line 3)\n  cell, line 4, in <module>" in stacks

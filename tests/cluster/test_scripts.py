@@ -129,9 +129,9 @@ def test_a_rank_that_does_not_come_to_make_the_group_is_not_waited_for(
 
 
 LATE = """
-import os, time
+import time
 def wait():
-    while not os.access("looked", os.F_OK): time.sleep(0.01)
+    while True: time.sleep(0.01)
 if rank == 1: wait()
 dist.init_process_group()
 """
@@ -160,15 +160,18 @@ def test_a_wait_for_the_others_is_told_and_can_be_interrupted(session: Session) 
     assert session.run(SUM).value_list == [2.0, 2.0]
 
 
-def test_a_wait_for_the_others_ends_in_time_or_with_a_fault(session: Session) -> None:
+def test_a_wait_for_the_others_ends_in_time_or_with_a_fault(
+    session: Session, tmp_path: Path
+) -> None:
     told = fail(
         session,
         "import datetime, os, time\n"
         "from pathlib import Path\n"
+        f"late = Path({str(tmp_path / 'late')!r})\n"
         "if rank == 0:\n"
         "    try: dist.init_process_group(timeout=datetime.timedelta(seconds=0.5))\n"
-        "    finally: Path('too late').touch()\n"
-        "while not os.access('too late', os.F_OK): time.sleep(0.01)",
+        "    finally: late.touch()\n"
+        "while not os.access(late, os.F_OK): time.sleep(0.01)",
     )
     assert "rank 1 did not come to init_process_group." in told
     assert "rank 0 has waited 0.5 s there" in told
