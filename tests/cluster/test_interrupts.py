@@ -411,3 +411,10 @@ rank + 7
     assert session.last is not None
     assert session.last.value_list == [7, 8]
     assert session.run("rank").value_list == [0, 1]
+
+
+def test_who_waits_for_a_new_process_is_told_so(notebook: Kernel) -> None:
+    ran = notebook.cell("import os, signal\nif rank: os.kill(os.getpid(), signal.SIGKILL)")
+    assert any("Rank 1 died: being replaced ..." in text for text in ran.live)
+    assert "being replaced" not in ran.text
+    assert "rank 1 (localhost, cpu) died: killed by SIGKILL" in (ran.error or ("", "", ""))[2]

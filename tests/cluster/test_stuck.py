@@ -3,7 +3,7 @@
 import pytest
 
 from nbdist import RankError, Session
-from nbdist.client.faults import fault_handler, stuck
+from nbdist.client.faults import fault_handler
 
 # What torch may do to a rank: a lock inside C++ that nobody will ever give, with the GIL held.
 HELD = """
@@ -20,7 +20,7 @@ if rank == 0:
 def test_a_rank_that_neither_answers_nor_computes_is_ended_and_replaced(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stuck, "STUCK_AFTER_S", 1.0)
+    monkeypatch.setattr(fault_handler, "_STUCK_AFTER_S", 1.0)
     monkeypatch.setitem(fault_handler._PATIENCE_S, "failed", 1.0)
     with pytest.raises(RankError) as failed:
         session.run(HELD, timeout_s=60)

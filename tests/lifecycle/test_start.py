@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import nbdist
+from nbdist.client.cluster import patience
+from nbdist.client.cluster.launchers import local
 from nbdist.client.cluster.launchers.local import LocalLauncher
 from nbdist.client.notebook import current
 from nbdist.errors import StartError
@@ -149,11 +151,66 @@ def test_a_python_that_cannot_be_run_is_one_error_and_a_second_start_is_another(
         assert "3.0" in notebook.on_ranks(SUM), "the first goes on"
 
 
+# In the parent, and only there: torch's import takes until the file is there.
+SLOW = """
+import os, sys, time
+def look(event, args):
+    # importlib.import_module is not audited: what torch itself imports first.
+    if event == "import" and args[0][:6] == "torch." and "nbdist.host.parent" in sys.orig_argv:
+        while not os.path.exists({go!r}):
+            time.sleep({sleep})
+sys.addaudithook(look)
+"""
+
+
+def slow_launcher(folder: Path, monkeypatch: pytest.MonkeyPatch, sleep: float) -> LocalLauncher:
+    """Return a launcher whose parent has begun an import that ends when `folder`/go is there."""
+    site = site_folder(folder, SLOW.format(go=str(folder / "go"), sleep=sleep))
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setattr(local, "HANGS_AFTER_S", 2.0)
+    monkeypatch.setattr(patience, "_FIRST_WORD_S", 1.0)
+    launcher = LocalLauncher(folder)
+    launcher.start_soon("store", "store", {"address": "127.0.0.1"})
+    return launcher
+
+
+def test_a_slow_import_of_torch_is_told_and_waited_for_while_it_gets_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = slow_launcher(tmp_path, monkeypatch, sleep=0)  # it computes
+    said: list[str] = []
+
+    def say(sentence: str) -> None:
+        said.append(sentence)
+        if "interrupt" in sentence and len(said) == 3:  # after 4 s, longer than one may hang
+            (tmp_path / "go").touch()
+
+    try:
+        assert "gpus" in launcher.ready(say)
+    finally:
+        launcher.close()
+    assert re.fullmatch(
+        r"Waiting for torch's import: \d+ s so far \(interrupt to give up\)\.", said[0]
+    )
+
+
+def test_an_import_of_torch_that_hangs_ends_the_start_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = slow_launcher(tmp_path, monkeypatch, sleep=0.5)
+    try:
+        with pytest.raises(StartError, match="hangs in torch's import") as hung:
+            launcher.ready(print)
+    finally:
+        launcher.close()
+    assert "it has not computed for 2 s" in hung.value.why
+
+
 ONE_GPU = """
 import nbdist
 from nbdist.client.cluster.launchers.local import LocalLauncher
 found = LocalLauncher.ready
-LocalLauncher.ready = lambda launcher, limit_s: found(launcher, limit_s) | {"gpus": 1}
+LocalLauncher.ready = lambda launcher, say: found(launcher, say) | {"gpus": 1}
 %load_ext nbdist
 """
 

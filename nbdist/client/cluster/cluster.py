@@ -33,6 +33,7 @@ from nbdist.client.cluster.launchers.base import Launcher, Started
 from nbdist.client.cluster.launchers.open_files import require_files_to_start
 from nbdist.client.cluster.memory import ClusterMemory
 from nbdist.client.cluster.network import check_connection
+from nbdist.client.cluster.patience import sleeping_s
 from nbdist.client.cluster.process_group import Answers, ProcessGroup
 from nbdist.client.cluster.processes import RankState, Roster, describe_end
 from nbdist.client.cluster.requests import Requests
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_START_TIMEOUT_S = 120.0
+# One that ends is noticed at once: this is for one that hangs.
+_START_TIMEOUT_S = 600.0
 _REQUEST_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 5.0
 _NEWS_TIMEOUT_S = 2.0  # between a controller's end and when it is known
@@ -71,7 +73,9 @@ class Cluster:
         self._folder: ControllerFolder | None = None
         self._roster = Roster()
         self.requests = Requests()
-        self.group = ProcessGroup(self.requests, self.events, self.living, self._wake)
+        self.group = ProcessGroup(
+            self.requests, self.events, self.living, self._wake, self._sleeping_s
+        )
         self._death_callbacks: list[Callable[[int, str], None]] = []
         self._deaths_s: list[float] = []  # when ranks died, by the events' clock
         self._stopping = False
@@ -538,6 +542,9 @@ class Cluster:
     def signal(self, rank: int, number: int) -> None:
         """Send a signal to a rank's process."""
         self._launcher.signal(f"rank {rank}", number)
+
+    def _sleeping_s(self, ranks: Iterable[int]) -> dict[int, float]:
+        return sleeping_s(self.ranks[rank] for rank in ranks)
 
     def _wake(self, rank: int) -> None:
         """Let a rank go on that somebody has stopped; nothing to one that runs."""

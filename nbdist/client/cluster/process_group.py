@@ -12,11 +12,13 @@ from typing import Any
 
 from nbdist import wire
 from nbdist.client.cluster.events import EventLog
+from nbdist.client.cluster.patience import FAR_S, HANGS_AFTER_S, IdleProcesses
 from nbdist.client.cluster.requests import Requests, gather
+from nbdist.errors import ClusterError
 from nbdist.options import ClusterOptions
-from nbdist.placement import Place
+from nbdist.placement import HERE, Place
+from nbdist.ranks import begin_with_ranks
 
-_FORM_TIMEOUT_S = 120.0  # with the clone of all that a rank holds
 _LEAVE_TIMEOUT_S = 30.0
 _FREE_TIMEOUT_S = 30.0
 _WAKE_EVERY_S = 1.0
@@ -33,6 +35,7 @@ class ProcessGroup:
         events: EventLog,
         living: Callable[[], list[int]],
         wake: Callable[[int], None],
+        sleeping_s: Callable[[Iterable[int]], Mapping[int, float]],
     ) -> None:
         """Begin with no group.
 
@@ -41,6 +44,7 @@ class ProcessGroup:
             events: Where it is written down.
             living: Returns the ranks that are alive.
             wake: Lets a rank go on that somebody has stopped (SIGSTOP).
+            sleeping_s: Returns the processor time (s) of those ranks that sleep on this machine.
         """
         self.generation = 0
         self.places: Mapping[int, Place] = {}  # of all ranks; the launcher's word
@@ -50,6 +54,7 @@ class ProcessGroup:
         self._events = events
         self._living = living
         self._wake = wake
+        self._sleeping_s = sleeping_s
 
     def begin(self, options: ClusterOptions, store_port: int) -> Answers:
         """Let all ranks of a new cluster join; the store listens on `store_port`.
@@ -134,7 +139,7 @@ class ProcessGroup:
             for rank in ranks:
                 pending[rank] = self._ask_to_join(options, rank, newcomers)
             self._wake_until_done(pending)
-            answers: Answers = gather(pending, "the call to form the group", _FORM_TIMEOUT_S)
+            answers: Answers = gather(pending, "the call to form the group", 0.0)
         except BaseException as error:
             self._events.note("not re-formed", type(error).__name__, generation=self.generation)
             self._free(pending)
@@ -158,15 +163,30 @@ class ProcessGroup:
         )
 
     def _wake_until_done(self, pending: Mapping[int, "Future[Any]"]) -> None:
-        """Wait while all goes well, and let ranks go on that were stopped before or meanwhile."""
-        deadline = time.monotonic() + _FORM_TIMEOUT_S
-        while time.monotonic() < deadline:
-            for rank, future in pending.items():
-                if not future.done():
-                    self._wake(rank)
-            done, late = wait(pending.values(), _WAKE_EVERY_S, FIRST_EXCEPTION)
-            if not late or any(future.exception() for future in done):
-                return
+        """Wait while all goes well, and let ranks go on that were stopped before or meanwhile.
+
+        A rank that imports torch, or copies all that another holds, gets on. Those that wait for
+        it do not: only where no rank does the wait has an end.
+
+        Raises:
+            ClusterError: No rank gets on.
+        """
+        begins, idle = time.monotonic(), IdleProcesses(HANGS_AFTER_S)
+        late = set(pending)
+        while late and not any(f.done() and f.exception() for f in pending.values()):
+            for rank in late:
+                self._wake(rank)
+            wait([pending[rank] for rank in late], _WAKE_EVERY_S, FIRST_EXCEPTION)
+            late = {rank for rank, future in pending.items() if not future.done()}
+            now = time.monotonic()
+            hang = set(idle.attend(self._sleeping_s(late), now))
+            far = {rank for rank in late if self.places[rank].host != HERE}
+            if late and late <= (hang | far if now > begins + FAR_S else hang):
+                raise ClusterError(
+                    f"{begin_with_ranks(late)} did not come to the group that is formed.",
+                    why=f"no rank has got on for {FAR_S if far else HANGS_AFTER_S:.0f} s.",
+                    do="%dist restart",
+                )
 
     def _free(self, pending: Mapping[int, "Future[Any]"]) -> None:
         """Free whoever waits for a rank that has failed, so that it can begin again.

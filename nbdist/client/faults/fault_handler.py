@@ -10,7 +10,8 @@
    waits in a collective, and is freed as above. A rank that still does not settle is inside one
    long C++ call: it is waited for, with a message that names it, and an interrupt after that
    message ends it, and no other. A rank that is interrupted alone fails as one that raises.
-4. A rank that neither answers nor computes after a fault is ended (`stuck`).
+4. A rank that neither answers nor computes after a fault is ended: a lock of C++ that it waits
+   for, with the GIL in hand, would hold the cell through the night.
 
 While all ranks are heard of nobody is asked anything. What is merely slow is explained after a
 quiet time, and goes on.
@@ -27,6 +28,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from nbdist.client.cluster.cluster import Cluster
+from nbdist.client.cluster.patience import IdleProcesses, sleeping_s
 from nbdist.client.faults import describe
 from nbdist.client.faults.advice import WhatRan
 from nbdist.client.faults.deadlock import Deadlock
@@ -36,7 +38,6 @@ from nbdist.client.faults.rank_state import MEETING, Gone
 from nbdist.client.faults.recovery import repair
 from nbdist.client.faults.repair_report import Repaired
 from nbdist.client.faults.stderr_tail import LastOutput
-from nbdist.client.faults.stuck import WHY, StuckRanks, sleeping_s
 from nbdist.client.output.live_text import LiveText
 from nbdist.wire import Summary
 
@@ -54,6 +55,8 @@ _CUT_TIMEOUT_S = 30.0
 _URGENT_S, _WAITING_S, _SILENT_S, _PARTLY_SILENT_S = 0.1, 0.3, 0.5, 2.0
 # Ranks end a cell within this of each other. To ask them sooner made each cell a third slower.
 _ENDING_S = 0.25
+_STUCK_AFTER_S = 30.0
+_WHY_STUCK = "nothing could free it: it neither answered nor computed after its links were cut"
 _SILENT_AFTER_S = 0.5  # training ranks send records twice as often
 
 
@@ -84,7 +87,7 @@ class FaultHandler:
         self._gone_count, self._gone_at = 0, 0.0  # how many ranks run no more; when it last grew
         self._passed_on: set[int] = set()  # ranks whose children were interrupted
         self._dead: list[int] = []  # ranks whose death the others were told of
-        self._stuck = StuckRanks()
+        self._stuck = IdleProcesses(_STUCK_AFTER_S)
         self._commentary = Commentary(live, cluster)
         self._cuts: list[Future[Any]] = []
 
@@ -253,8 +256,8 @@ class FaultHandler:
         silent = set(self._watch.silent(now)).intersection(running)
         used_s = sleeping_s(self._cluster.ranks[rank] for rank in sorted(silent))
         for rank in self._stuck.attend(used_s, now):
-            self._cluster.events.note("killed", WHY, ranks=[rank])
-            self._cluster.kill(rank, WHY)
+            self._cluster.events.note("killed", _WHY_STUCK, ranks=[rank])
+            self._cluster.kill(rank, _WHY_STUCK)
 
     def _tell_of_deaths(self) -> None:
         """Tell living ranks, once, whom none of their threads should wait for any more."""
@@ -308,7 +311,8 @@ class FaultHandler:
         # answers that died, or did not answer at all, shows when the group is formed.
         wait(self._cuts, _CUT_TIMEOUT_S)
         is_news = self.cut or not agree(summaries)
-        return repair(self._cluster, is_news=is_news, told=told, last_words=last_words)
+        with self._commentary.replacing(self._cluster.dead()):
+            return repair(self._cluster, is_news=is_news, told=told, last_words=last_words)
 
 
 def agree(summaries: Mapping[int, Summary]) -> bool:

@@ -6,7 +6,8 @@ lines that stay.
 """
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import psutil
 
@@ -96,6 +97,16 @@ class Commentary:
     def end(self) -> None:
         """Show nothing any more: what was said of running ranks is over."""
         self._live.note(None)
+
+    @contextmanager
+    def replacing(self, dead: Sequence[int]) -> Iterator[None]:
+        """Show that dead ranks get new processes, for as long as that takes."""
+        if dead:
+            self._live.note(f"{begin_with_ranks(dead)} died: being replaced ...")
+        try:
+            yield
+        finally:
+            self._live.note(None)
 
     def _warn(
         self,

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_WARM_TIMEOUT_S = 120.0
 # Gloo may give wrong numbers where sizes differ: nobody should learn by that what is not compared.
 _NOT_COMPARED = (
     "Collectives between hosts are not compared before they are sent; "
@@ -350,7 +349,7 @@ def start(
             cluster.prepare(address)
             for module in _NEEDED_NEXT:
                 importlib.import_module(module)
-        ready = parent.ready(_WARM_TIMEOUT_S)
+        ready = parent.ready(say or print)
         if not ready["forks"] and sys.platform == "linux":
             (say or print)(f"Starting new interpreters, which takes longer: {ready['why']}.")
         for sentence in ready.get("notes", ()):

@@ -44,6 +44,7 @@ from nbdist.errors import ClusterError
 from nbdist.options import ClusterOptions
 from nbdist.placement import Place
 
+_STORE_TIMEOUT = timedelta(seconds=60)  # it listens before any rank is started
 _RESTART = "%dist restart    (new processes; what the ranks hold is lost)"
 _ABORTED = (
     "this rank aborted its collectives, because another rank failed or the cell was interrupted"
@@ -90,9 +91,8 @@ def join(
     address = store_host or options.address
     gloo_setup.environment(address, store_port, place.address, recovers=recovers)
     rank_device = gloo_setup.take_device(options, place)
-    limit = timedelta(seconds=FORM_TIMEOUT_S)
     with name_servers.waiting_briefly():
-        client = TCPStore(address, store_port, None, False, timeout=limit)
+        client = TCPStore(address, store_port, None, False, timeout=_STORE_TIMEOUT)
     if store_prefix:  # which has the same methods
         client = cast(TCPStore, PrefixStore(store_prefix, client))
     device, gloo_address = gloo_setup.gloo_device(place.address)

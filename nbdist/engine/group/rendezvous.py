@@ -23,7 +23,10 @@ from nbdist.ranks import name_ranks
 
 log = logging.getLogger(__name__)
 
-FORM_TIMEOUT_S = 30.0  # the longest that ranks wait for each other while they form the group
+# The longest that ranks wait for each other while they form the group: one of them may import torch
+# from a cold disk, or copy all it holds. The notebook frees them at once where a rank has failed or
+# ended, and where none gets on (`client/cluster/patience.py`); torchrun ends them.
+FORM_TIMEOUT_S = 600.0
 
 
 def exchange(topic: str, text: str, timeout_s: float) -> dict[int, str]:

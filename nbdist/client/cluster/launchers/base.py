@@ -148,8 +148,10 @@ class Launcher(Protocol):
             StartError: A host cannot be used, or cannot be reached.
         """
 
-    def ready(self, timeout_s: float) -> Mapping[str, Any]:
+    def ready(self, say: Callable[[str], None]) -> Mapping[str, Any]:
         """Wait until it can start ranks, and return what it found there.
+
+        It waits while torch's import gets on (`cluster/patience.py`), and says so now and then.
 
         Keys: `gpus` (how many there are), `no_gpu` (what torch says where there is none), `forks`
         (ranks begin with torch imported), and `why` they do not. With several hosts also `hosts`
@@ -158,7 +160,7 @@ class Launcher(Protocol):
         each may have), and `notes` (sentences for the person).
 
         Raises:
-            StartError: It ended, or took longer than `timeout_s`.
+            StartError: It ended, or gets on no further.
         """
 
     def places(self, n: int, address: str, *, crowded: bool = False) -> Mapping[int, Place]:

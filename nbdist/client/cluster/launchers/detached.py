@@ -2,7 +2,7 @@
 
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ _ANY_RANKS = 1 << 20
 class OneHostLauncher(HostsLauncher):
     """The notebook's machine alone, for any number of ranks, as `LocalLauncher` has it."""
 
-    def ready(self, timeout_s: float) -> dict[str, Any]:
+    def ready(self, say: Callable[[str], None]) -> dict[str, Any]:
         """Wait for the parent's import of torch; see `Launcher.ready`."""
-        of_hosts = super().ready(timeout_s)
+        of_hosts = super().ready(say)
         return {name: of_hosts[name] for name in ("gpus", "no_gpu", "forks", "why")}
 
 

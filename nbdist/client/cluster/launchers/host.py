@@ -114,11 +114,11 @@ class Hosts:
             self.news.notify_all()
             return True
 
-    def settled(self, names: Iterable[str], answer: str, timeout_s: float) -> None:
-        """Wait until each host has answered, is lost, or the time is over."""
+    def settled(self, names: Iterable[str], answer: str, timeout_s: float) -> bool:
+        """Wait until each host has answered or is lost; False where the time was over before."""
         hosts = [self.by_name[name] for name in names]
         with self.news:
-            self.news.wait_for(
+            return self.news.wait_for(
                 lambda: all(host.lost or answer in host.answers for host in hosts), timeout_s
             )
 

@@ -29,6 +29,7 @@ from nbdist.client.cluster.launchers.host import Channel, Host, Hosts, explain_p
 from nbdist.client.cluster.launchers.keeper_link import KeeperLink
 from nbdist.client.cluster.launchers.parent_link import ExitCallbacks, ParentLink
 from nbdist.client.cluster.launchers.preflight import show_host
+from nbdist.client.cluster.patience import FAR_S
 from nbdist.client.cluster.processes import HOST_LOST
 from nbdist.errors import StartError
 from nbdist.placement import HERE, TOKEN, Place, assign, places
@@ -36,7 +37,6 @@ from nbdist.placement import HERE, TOKEN, Place, assign, places
 log = logging.getLogger(__name__)
 
 _REOPEN_S = 15.0  # for a login on a host that came back; ssh gives up after 8 s
-_WARM_S = 120.0
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
@@ -91,9 +91,9 @@ class HostsLauncher:
         self._address = self._hosts.by_name[HERE].address
         return self._address
 
-    def ready(self, timeout_s: float) -> dict[str, Any]:
+    def ready(self, say: Callable[[str], None]) -> dict[str, Any]:
         """Wait for the parents' imports of torch; see `Launcher.ready`."""
-        return rendezvous.ready(self._hosts, timeout_s)
+        return rendezvous.ready(self._hosts, say)
 
     def places(self, n: int, address: str, *, crowded: bool = False) -> dict[int, Place]:
         """Return the ranks' places; see `Launcher.places`."""
@@ -126,7 +126,7 @@ class HostsLauncher:
         try:
             if greeted:
                 rendezvous.meet(self._hosts, greeted, self._address)
-                self._hosts.wait_for(greeted, "ready", _WARM_S)
+                self._hosts.wait_for(greeted, "ready", FAR_S)
         except StartError as error:
             why = " ".join(filter(None, (error.what, error.why)))
         else:

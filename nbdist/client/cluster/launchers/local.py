@@ -20,7 +20,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
@@ -38,10 +39,14 @@ from nbdist.client.cluster.launchers.parent_link import (
     encode,
     lines_of,
 )
+from nbdist.client.cluster.patience import HANGS_AFTER_S, IdleProcesses, LongWait, processor_s
 from nbdist.errors import StartError
 from nbdist.placement import Place, one_host
 
 log = logging.getLogger(__name__)
+
+_IMPORT = "torch's import"
+_LOOK_EVERY_S = 1.0
 
 
 class LocalLauncher:
@@ -93,22 +98,28 @@ class LocalLauncher:
         """Return the address to listen on: the one that was asked for; see `Launcher.meet`."""
         return asked
 
-    def ready(self, timeout_s: float) -> dict[str, Any]:
-        """Wait for the parent's imports and return its `ready` event.
+    def ready(self, say: Callable[[str], None]) -> dict[str, Any]:
+        """Wait for the parent's imports and return its `ready` event; see `Launcher.ready`.
 
         Its keys: `seconds`, `forks`, `why` (it does not fork), `gpus` on this machine, `no_gpu`.
 
         Raises:
-            StartError: The parent ended or took longer than `timeout_s`.
+            StartError: The parent ended, or hangs.
         """
-        try:
-            return self._ready.result(timeout_s)
-        except FutureTimeoutError:
-            raise StartError(
-                f"The parent process did not finish importing torch in {timeout_s:.0f} s.",
-                why=f"Its log: {self.logs / 'parent.log'}",
-                do="%dist doctor",
-            ) from None
+        idle, wait = IdleProcesses(HANGS_AFTER_S), LongWait(_IMPORT, say, time.monotonic())
+        while True:
+            try:
+                return self._ready.result(_LOOK_EVERY_S)
+            except FutureTimeoutError:
+                now, used_s = time.monotonic(), processor_s(self._parent.pid)
+            if idle.attend({} if used_s is None else {0: used_s}, now):
+                raise StartError(
+                    f"The parent process hangs in {_IMPORT}.",
+                    why=f"it has not computed for {HANGS_AFTER_S:.0f} s. Its log: "
+                    f"{self.logs / 'parent.log'}",
+                    do="%dist doctor",
+                )
+            wait.attend(now)
 
     def places(self, n: int, address: str, *, crowded: bool = False) -> dict[int, Place]:
         """Return the ranks' places: all on this machine; see `Launcher.places`."""

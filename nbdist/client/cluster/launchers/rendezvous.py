@@ -5,11 +5,13 @@
 The same way for all at a start, and for those that come back later. On the caller's thread.
 """
 
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from typing import Any
 
 from nbdist.client.cluster.launchers import preflight
 from nbdist.client.cluster.launchers.host import Hosts
+from nbdist.client.cluster.patience import FAR_S, LongWait
 from nbdist.options import is_loopback
 from nbdist.placement import HERE
 
@@ -63,10 +65,14 @@ def _addresses(hosts: Hosts, new: Collection[str], asked: str) -> dict[str, str]
     return preflight.choose_addresses(addresses, {n: t["addresses"] for n, t in reached.items()})
 
 
-def ready(hosts: Hosts, timeout_s: float) -> dict[str, Any]:
+def ready(hosts: Hosts, say: Callable[[str], None]) -> dict[str, Any]:
     """Wait for the parents' imports of torch; see `Launcher.ready`."""
     known = hosts.living()
-    told = hosts.wait_for(known, "ready", timeout_s)
+    begins = time.monotonic()
+    wait = LongWait("torch's import on the hosts", say, begins)
+    while not hosts.settled(known, "ready", 1.0) and (now := time.monotonic()) < begins + FAR_S:
+        wait.attend(now)
+    told = hosts.wait_for(known, "ready", 0.0)
     takers = {name: host for name, host in known.items() if host.channel.slots}
     slow = [told[name] for name in takers if not told[name]["forks"]]
     heard = {name: host.heard_at for name, host in known.items()}
