@@ -306,9 +306,11 @@ time.sleep(60)
         assert kernel.stdout is not None
         shipping = int(kernel.stdout.readline())
         wait_for(lambda: bool(runs(home)) and bool(runs(home)[0].run_id), 30)
-        wait_for(lambda: compare(home, runs(home)).entries[0].loss is not None, 30)
+        wait_for(lambda: len(compare(home, runs(home)).entries[0].curve) == 200, 30)
         kernel.send_signal(signal.SIGKILL)
-    wait_for(lambda: not is_alive(shipping), 5)
+    wait_for(lambda: not is_alive(shipping), 30)
+    # It has four seconds for what is left: on a machine that is loaded the next kernel sends it.
+    wait_for(lambda: not Shipper(home, 0).round(patient=False), 30)
     (row,) = runs(home)
     assert (row.state, row.is_sent) == ("killed", True)
     (entry,) = compare(home, [row]).entries
