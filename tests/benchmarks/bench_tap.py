@@ -35,7 +35,7 @@ def measure() -> dict[str, dict[str, float]]:
     memory = memoryview(bytearray(collective_check.size_bytes(4)))
     world = dist.group.WORLD
     assert world is not None
-    channel = collective_check.SharedTable(memory, 0).channel(
+    channel = collective_check.SharedTable(memory, 0, 4).channel(
         "0", "the default group", range(4), "1"
     )
     counters.book_of(world).channel = channel

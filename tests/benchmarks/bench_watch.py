@@ -37,7 +37,8 @@ def measure(width: int) -> dict[str, list[float]]:
     go_first()
     more_workers()  # they inherit the priority
     memory = memoryview(bytearray(collective_check.size_bytes(2)))
-    counters.begin_generation(collective_check.SharedTable(memory, dist.get_rank()))
+    rank, n = dist.get_rank(), dist.get_world_size()
+    counters.begin_generation(collective_check.SharedTable(memory, rank, n))
     ddp = DistributedDataParallel(
         torch.nn.Sequential(
             torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, 8)

@@ -53,6 +53,18 @@ _KINDS: dict[str, tuple[Any, Any]] = {
     "reduce_scatter": (lambda: _reduce_scatter(30), lambda: _reduce_scatter(36)),
 }
 KINDS = tuple(_KINDS)
+# Rank 1 sends rank 0 another part than that one expects.
+_PARTS: dict[str, tuple[Any, Any]] = {
+    "too few": (lambda: _exchange_parts(2), lambda: _exchange_parts(1)),
+    "too many": (lambda: _exchange_parts(2), lambda: _exchange_parts(9)),
+    "splits and none": (lambda: _exchange_parts(None), lambda: _exchange_parts(3)),
+    "equal parts": (lambda: _exchange_equal(6), lambda: _exchange_equal(12)),
+    "wider rows": (lambda: _exchange_parts(2), lambda: _exchange_parts(2, width=3)),
+    "functional": (lambda: _exchange_functional(2), lambda: _exchange_functional(1)),
+    "differentiable": (lambda: _exchange_in_autograd(2), lambda: _exchange_in_autograd(3)),
+    "lists": (lambda: _exchange_lists(2), lambda: _exchange_lists(3)),
+}
+PARTS = tuple(_PARTS)
 
 
 # Rank 0 does the first of two things, rank 1 the second; others nothing.
@@ -160,10 +172,82 @@ def _reduce_scatter(count: int) -> None:
     dist.reduce_scatter_tensor(_f32(count // dist.get_world_size()), _f32(count))
 
 
+def _splits(to_first: int | None) -> tuple[list[int] | None, list[int] | None, torch.Tensor]:
+    """Return output splits of 2 from each rank, input splits of 2 to all but the first, an input.
+
+    No splits for None.
+    """
+    n = dist.get_world_size()
+    if to_first is None:
+        return None, None, _f32(2 * n)
+    # What a rank sends itself may be anything, and is expected.
+    sent = [to_first, *[2] * (n - 1)]
+    expected = [to_first if dist.get_rank() == 0 else 2, *[2] * (n - 1)]
+    return expected, sent, _f32(sum(sent))
+
+
+def _exchange_parts(to_first: int | None, width: int = 1) -> None:
+    expected, sent, given = _splits(to_first)
+    n = 2 * dist.get_world_size() if expected is None else sum(expected)
+    dist.all_to_all_single(
+        torch.zeros(n, width), given.expand(width, -1).t().contiguous(), expected, sent
+    )
+
+
+def _exchange_equal(count: int) -> None:
+    n = dist.get_world_size()
+    dist.all_to_all_single(torch.zeros(count * n), _f32(count * n))
+
+
+def _exchange_functional(to_first: int) -> None:
+    from torch.distributed import _functional_collectives as functional
+
+    expected, sent, given = _splits(to_first)
+    world = dist.group.WORLD
+    assert world is not None
+    functional.wait_tensor(functional.all_to_all_single(given, expected, sent, world))
+
+
+def _exchange_in_autograd(to_first: int) -> None:
+    from torch.distributed.nn.functional import all_to_all_single
+
+    expected, sent, given = _splits(to_first)
+    assert expected is not None
+    all_to_all_single(torch.zeros(sum(expected)), given, expected, sent)
+
+
+def _exchange_lists(count: int) -> None:
+    n = dist.get_world_size()
+    dist.all_to_all([torch.zeros(count)] * n, [_f32(count)] * n)
+
+
+def exchange_parts(rounds: int) -> str:
+    """Send parts of random sizes, none of them alike, as the receivers were told; in two ways."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    own, alike = random.Random(rank), random.Random(7)
+    for _round in range(rounds):
+        sent = [own.choice((0, 1, 2, 5)) for _ in range(n)]
+        counts = torch.zeros(n, dtype=torch.int64)
+        dist.all_to_all_single(counts, torch.tensor(sent))
+        expected = counts.tolist()
+        out = torch.full((sum(expected), 3), -1.0)
+        dist.all_to_all_single(out, torch.full((sum(sent), 3), float(rank)), expected, sent)
+        assert out[:, 0].tolist() == [float(r) for r in range(n) for _ in range(expected[r])]
+        works = []
+        for _ in range(20):  # some ranks give splits for equal parts, the others none
+            part = alike.randrange(4)
+            given = [part] * n if own.random() < 0.5 else None
+            out = torch.zeros(part * n)
+            works.append(dist.all_to_all_single(out, _f32(part * n), given, given, async_op=True))
+        for work in works:
+            work.wait()
+    return "all came"
+
+
 def meet_badly(kind: str, seed: int) -> dict[str, Any]:
     """Do what one rank does otherwise; the ranks come in an order that follows from `seed`."""
     time.sleep(random.Random(f"{seed} {dist.get_rank()}").choice((0, 0, 0.002)))
-    return outcome(_KINDS[kind][dist.get_rank() == 1])
+    return outcome((_KINDS | _PARTS)[kind][dist.get_rank() == 1])
 
 
 def outcome(action: Any) -> dict[str, Any]:

@@ -31,14 +31,15 @@ def assert_refused(ended: list[dict[str, object]]) -> str:
     return told[0]
 
 
-def meet_badly_often(n: int, kind: str, times: int) -> str:
+def meet_badly_often(n: int, *kinds: str) -> str:
+    """Let the ranks meet badly in each of these ways, one after the other; return the last text."""
     with cluster(n) as ranks:
         ranks.run(mismatches.watch)
         pids = [engine.process.pid for engine in ranks.engines]
-        for turn in range(1, times + 1):
+        for turn, kind in enumerate(kinds, 1):
             ranks.post(mismatches.meet_badly, kind, turn)
             text = assert_refused(free_all(ranks))
-            assert "rank 1 calls" in text
+            assert "rank 1 calls" in text, kind
             ranks.run(faults.reform, turn)
             assert ranks.run(faults.sum_of_ranks) == [n * (n - 1) / 2] * n
         assert [engine.process.pid for engine in ranks.engines] == pids
@@ -48,22 +49,48 @@ def meet_badly_often(n: int, kind: str, times: int) -> str:
 
 @pytest.mark.parametrize("kind", mismatches.KINDS)
 def test_a_mismatch_is_an_exception_and_costs_no_process(kind: str) -> None:
-    meet_badly_often(2, kind, 3)
+    meet_badly_often(2, *[kind] * 3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", mismatches.KINDS)
 def test_a_mismatch_is_an_exception_every_time(kind: str) -> None:
-    meet_badly_often(3, kind, 20)
+    meet_badly_often(3, *[kind] * 20)
+
+
+def test_parts_that_differ_are_an_exception_in_every_way_to_exchange_them() -> None:
+    meet_badly_often(3, *mismatches.PARTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", mismatches.PARTS)
+def test_parts_that_differ_are_an_exception_every_time(kind: str) -> None:
+    meet_badly_often(4, *[kind] * 20)
 
 
 def test_the_text_names_both_sides_and_their_sizes() -> None:
-    text = meet_badly_often(3, "size", 1)
+    text = meet_badly_often(3, "size")
     assert text.startswith(
         "Collective #1 of the default group (ranks 0-2) differs between ranks.\nWhy: "
     )
     assert re.search(r"ranks? 0?.*calls? all_reduce of 1,000 float32 \(4.0 kB\)", text)
     assert "rank 1 calls all_reduce of 1,001 float32 (4.0 kB)" in text
+
+
+def test_the_text_of_splits_names_who_sends_and_who_receives() -> None:
+    text = meet_badly_often(3, "too few")
+    assert text.startswith(
+        "Collective #1 of the default group (ranks 0-2) differs between ranks.\nWhy: "
+        "rank 1 calls all_to_all and sends rank 0 1 float32 (4 B)"
+    )
+    assert "; rank 0 calls all_to_all and receives 2 float32 (8 B) from rank 1" in text
+
+
+@pytest.mark.parametrize("check", ["shared", "store"])
+def test_parts_that_were_told_before_are_never_refused(check: str) -> None:
+    with cluster(3, check=check) as ranks:
+        ranks.run(mismatches.watch)
+        assert ranks.run(mismatches.exchange_parts, 10) == ["all came"] * 3
 
 
 def test_a_tap_that_only_counts_compares_too() -> None:
@@ -204,7 +231,7 @@ def test_through_the_store_a_message_whose_ends_differ_is_an_exception(kind: str
 # Through the store
 
 
-@pytest.mark.parametrize("kind", ["size", "kind", "order", "asynchronous"])
+@pytest.mark.parametrize("kind", ["size", "kind", "order", "asynchronous", "too many"])
 def test_through_the_store_every_rank_is_told_of_a_mismatch(kind: str) -> None:
     with cluster(3, check="store") as ranks:
         ranks.run(mismatches.watch)

@@ -90,7 +90,9 @@ def _announcements(
     neighbours = [rank for rank, said in hellos.items() if said.host == hellos[here.rank].host]
     offer = hellos[min(neighbours)].memory  # of the host's first rank
     memory = None if offer is None else shared_memory.accept(offer)
-    return None if memory is None else collective_check.SharedTable(memory, here.rank)
+    if memory is None:
+        return None
+    return collective_check.SharedTable(memory, here.rank, here.world_size)
 
 
 def _share(here: GroupState) -> Offered | None:

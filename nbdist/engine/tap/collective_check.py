@@ -7,25 +7,29 @@ written of the collective with the same number. Who finds a difference raises `M
 sends nothing; who came first and waits is freed by the rescue that follows. Whatever order the
 ranks come in, the last of two has seen the other.
 
-Compared are kind, type, size, root and reduction, as far as ranks must agree on them (`ops.py`).
-Not seen: sizes of `all_to_all`, a peer that is over a thousand collectives ahead, and operators the
-tap does not see. Ranks on another host than rank 0 are not compared here; `collective_check_store`
+Compared are kind, type, size, root and reduction, as far as ranks must agree on them (`ops.py`);
+of an `all_to_all` with splits what each rank sends to each with what that one expects. Not seen: a
+peer that is over a thousand collectives (with splits, a hundred) ahead, and operators the tap does
+not see. Ranks on another host than rank 0 are not compared here; `collective_check_store`
 does that, slowly, where it is asked for. Messages have entries of their own, behind these
 (`message_check`).
 
 Each generation of the groups has memory of its own (`shared_memory.py`), so that nothing an older
 one wrote is left. Layout: for each rank ENTRIES entries of WORDS 64-bit words: id, call, compared
 size, bytes, place. The id is the group's key plus the collective's number, which also gives the
-entry's place; it is written last, and 0 while the entry is being written.
+entry's place; it is written last, and 0 while the entry is being written. Behind the messages stand
+the splits: for each rank ROWS rows of an id, the bytes to each rank and the bytes from each.
 
 Threads: a collective is announced by the thread that launches it.
 """
 
 import threading
 import time
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import permutations
 
 from nbdist.collectives import COLLECTIVES
 from nbdist.engine.kernel import location
@@ -35,11 +39,15 @@ from nbdist.ranks import name_ranks
 
 ENTRIES = 2048  # a rank
 MESSAGES = 1024  # a rank
+ROWS = 128  # of splits, a rank
 WORDS = 8  # an entry; one cache line
 # An id is key + number, with a count of tries and a mark above.
 _KEY_BITS = 54
 _TRY = 1 << 56
 REFUSED = 1 << 63  # who wrote it has raised, and sent nothing
+# A compared size from here on says that the splits tell. No two ranks write the same: so whoever
+# gives splits, or meets who does, finds a difference and looks closer; all others pay nothing.
+SPLIT = 1 << 62
 # A difference is read twice. A rank whose backend refuses the arguments has announced what it never
 # sends, and takes it back within microseconds of its own.
 CONFIRM_S = 0.02
@@ -79,6 +87,13 @@ class CollectiveCall:
     size: int  # compared; 0 where sizes may differ
     bytes: int
     place: int  # prompt's number << 32 | line; 0 when not known
+    splits: tuple[int, ...] = ()  # bytes to each of the group, then from each
+
+    def parts(self, ranks: int) -> tuple[int, ...]:
+        """Return the bytes to each of so many ranks, then from each; nothing where not known."""
+        if self.splits or self.size >= SPLIT:
+            return self.splits
+        return (self.size // ranks,) * (2 * ranks)
 
     @property
     def reduction(self) -> int:
@@ -131,6 +146,9 @@ def mismatch(
         calls: By global rank; ranks that have announced nothing are left out.
     """
     first = next(iter(calls.values()))
+    is_same = all(call.call == first.call for call in calls.values())
+    if is_same and any(call.size >= SPLIT for call in calls.values()):
+        return _split_mismatch(title, number, members, calls)
     if all(call.is_like(first) for call in calls.values()):
         return None
     reductions = {call.reduction for call in calls.values()}
@@ -149,9 +167,35 @@ def mismatch(
     )
 
 
+def _split_mismatch(
+    title: str, number: int, members: Sequence[int], calls: Mapping[int, CollectiveCall]
+) -> MismatchError | None:
+    """Return the error of the first rank that sends another what that one does not expect."""
+    n = len(members)
+    parts = {at: calls[rank].parts(n) for at, rank in enumerate(members) if rank in calls}
+    for source, to in permutations([at for at in parts if parts[at]], 2):
+        sent, received = parts[source][to], parts[to][n + source]
+        if sent != received:
+            break
+    else:
+        return None
+    sender, receiver = calls[members[source]], calls[members[to]]
+    dtype = sender.call // DTYPE & 0xFF
+    return MismatchError(
+        f"Collective #{number} of {title} ({name_ranks(members)}) differs between ranks.",
+        why=f"rank {members[source]} calls all_to_all and sends rank {members[to]} "
+        f"{describe_payload(dtype, sent)}{describe_place(sender.place)}; "
+        f"rank {members[to]} calls all_to_all and receives {describe_payload(dtype, received)} "
+        f"from rank {members[source]}{describe_place(receiver.place)}.",
+        do="let the output splits be what the peers send: "
+        "dist.all_to_all_single(output_splits, input_splits) tells each rank.",
+    )
+
+
 def size_bytes(world_size: int) -> int:
     """Return the bytes that the announcements of so many ranks take."""
-    return world_size * (ENTRIES + MESSAGES) * WORDS * 8
+    row = 1 + 2 * world_size
+    return world_size * ((ENTRIES + MESSAGES) * WORDS + ROWS * row) * 8
 
 
 def key_of(text: str) -> int:
@@ -163,12 +207,13 @@ def key_of(text: str) -> int:
 class SharedTable:
     """The announcements of all ranks in one generation."""
 
-    def __init__(self, memory: memoryview, rank: int) -> None:
+    def __init__(self, memory: memoryview, rank: int, world_size: int) -> None:
         """Stand on memory of `size_bytes`, all zeros at the beginning, as `rank`."""
         self.rank = rank
         self.words = memory.cast("Q")
-        ranks = len(self.words) // ((ENTRIES + MESSAGES) * WORDS)
-        self.messages_at = ranks * ENTRIES * WORDS  # where those of rank 0 begin
+        self.messages_at = world_size * ENTRIES * WORDS  # where those of rank 0 begin
+        self.splits_at = world_size * (ENTRIES + MESSAGES) * WORDS
+        self.row = 1 + 2 * world_size
 
     def channel(
         self, name: str, title: str, members: Sequence[int], incarnation: str
@@ -191,12 +236,14 @@ class CheckChannel:
     """One group's entries in the table."""
 
     __slots__ = (
-        *("_areas", "_key", "_members", "_own", "_peers", "_title", "_words"),
+        *("_areas", "_key", "_members", "_own", "_peers", "_rank", "_table", "_title", "_words"),
         *("_tried", "_tries"),
     )
 
     def __init__(self, table: SharedTable, key: int, title: str, members: tuple[int, ...]) -> None:
+        self._table = table
         self._words = table.words
+        self._rank = table.rank
         self._key = key
         self._title = title
         self._members = members
@@ -205,7 +252,15 @@ class CheckChannel:
         self._own = self._areas[table.rank]
         self._peers = tuple(area for rank, area in self._areas.items() if rank != table.rank)
 
-    def announce(self, number: int, call: int, size: int, size_bytes: int, place: int) -> None:
+    def announce(
+        self,
+        number: int,
+        call: int,
+        size: int,
+        size_bytes: int,
+        place: int,
+        splits: Sequence[int] = (),
+    ) -> None:
         """Write what this rank is about to launch, and compare it with its peers.
 
         Args:
@@ -214,6 +269,7 @@ class CheckChannel:
             size: To be the same on all ranks; 0 where it need not.
             size_bytes: To be shown.
             place: See `CollectiveCall`.
+            splits: Likewise; `size` is not compared then.
 
         Raises:
             MismatchError: A peer has announced something else; nothing may be sent.
@@ -224,6 +280,9 @@ class CheckChannel:
         if number == self._tried:
             entry_id += _TRY * (self._tries % 64)
         own = self._own + at
+        if splits:
+            self._write_splits(entry_id, splits)
+            size = SPLIT + self._rank
         words[own] = 0
         words[own + 1] = call
         words[own + 2] = size
@@ -237,6 +296,7 @@ class CheckChannel:
             peer = area + at
             if words[peer] == entry_id and (words[peer + 1] != call or words[peer + 2] != size):
                 self._refuse(number, entry_id, at)
+                break  # it has looked at all of them
 
     def withdraw(self, number: int) -> None:
         """Take back what was announced and never sent: the backend would not have it.
@@ -248,15 +308,37 @@ class CheckChannel:
         self._tries = self._tries + 1 if number == self._tried else 1
         self._tried = number
 
-    def _refuse(self, number: int, entry_id: int, at: int) -> None:
-        time.sleep(CONFIRM_S)
+    def _write_splits(self, entry_id: int, splits: Sequence[int]) -> None:
+        words, row = self._words, self._row_of(self._rank, entry_id)
+        words[row] = 0
+        words[row + 1 : row + 1 + len(splits)] = array("Q", splits)
+        words[row] = entry_id
+
+    def _row_of(self, rank: int, entry_id: int) -> int:
+        table = self._table
+        return table.splits_at + (rank * ROWS + entry_id % ROWS) * table.row
+
+    def _splits_of(self, rank: int, entry_id: int) -> tuple[int, ...]:
+        """Return what a rank has written; nothing when newer ones stand there."""
+        row = self._row_of(rank, entry_id)
+        found = tuple(self._words[row + 1 : row + 1 + 2 * len(self._members)].tolist())
+        return found if self._words[row] == entry_id else ()
+
+    def _difference(self, number: int, entry_id: int, at: int) -> MismatchError | None:
         calls = {}
         for rank, area in self._areas.items():
-            found, *words = self._words[area + at : area + at + 5].tolist()
+            found, call, size, total, place = self._words[area + at : area + at + 5].tolist()
             # A peer that raises at this moment has marked its entry, and is still the other side.
             if found in (entry_id, entry_id | REFUSED):
-                calls[rank] = CollectiveCall(*words)
-        error = mismatch(self._title, number, self._members, calls)
+                splits = self._splits_of(rank, entry_id) if size >= SPLIT else ()
+                calls[rank] = CollectiveCall(call, size, total, place, splits)
+        return mismatch(self._title, number, self._members, calls)
+
+    def _refuse(self, number: int, entry_id: int, at: int) -> None:
+        if self._difference(number, entry_id, at) is None:  # splits that meet
+            return
+        time.sleep(CONFIRM_S)
+        error = self._difference(number, entry_id, at)
         if error is not None:
             self._words[self._own + at] = entry_id | REFUSED
             raise error

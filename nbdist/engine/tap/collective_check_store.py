@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from hashlib import blake2b
 
-from nbdist.engine.tap.collective_check import CollectiveCall, mismatch
+from nbdist.engine.tap.collective_check import SPLIT, CollectiveCall, mismatch
 from nbdist.engine.tap.interruptible_store import PatientStore
 
 
@@ -51,7 +51,15 @@ class StoreChannel:
         self._tries = 0  # of the number that comes next, which were announced and not sent
         self._written = ""
 
-    def announce(self, number: int, call: int, size: int, size_bytes: int, place: int) -> None:
+    def announce(
+        self,
+        number: int,
+        call: int,
+        size: int,
+        size_bytes: int,
+        place: int,
+        splits: Sequence[int] = (),
+    ) -> None:
         """Write what this rank is about to launch, and compare it with all peers.
 
         Args:
@@ -60,6 +68,7 @@ class StoreChannel:
             size: See `call`.
             size_bytes: See `call`.
             place: See `call`.
+            splits: See `call`.
 
         Raises:
             MismatchError: Another rank calls something else; nobody sends anything.
@@ -70,7 +79,8 @@ class StoreChannel:
         place_in_order = f"{table.prefix}/{self._group}/{number}.{self._tries}"
         keys = [f"{place_in_order}/{rank}" for rank in self._members]
         own = f"{place_in_order}/{table.rank}"
-        table.store.set(own, f"{call} {size} {size_bytes} {place}")
+        said = (call, SPLIT if splits else size, size_bytes, place, *splits)
+        table.store.set(own, " ".join(map(str, said)))
         table.store.wait(keys, table.timeout)
         # Who has come here has read what there was to read before.
         before, self._written = self._written, own
@@ -78,7 +88,7 @@ class StoreChannel:
             table.store.deleteKey(before)
         texts = table.store.multi_get(keys)
         calls = {
-            rank: CollectiveCall(*map(int, text.split()))
+            rank: _read(bytes(text).decode())
             for rank, text in zip(self._members, texts, strict=True)
         }
         error = mismatch(self._title, number, self._members, calls)
@@ -93,3 +103,8 @@ class StoreChannel:
         The next try has the same number, and is compared with peers as many tries on.
         """
         self._tries += 1
+
+
+def _read(text: str) -> CollectiveCall:
+    call, size, size_bytes, place, *splits = map(int, text.split())
+    return CollectiveCall(call, size, size_bytes, place, tuple(splits))

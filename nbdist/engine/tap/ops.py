@@ -13,7 +13,7 @@ The launching functions take the operator's arguments in the schema's order, the
 number; trailing arguments that have their default may be left out by the dispatcher.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -51,6 +51,9 @@ class Op:
     ranks; NCCL allows different sizes where gloo does not. `root_at` and `reduction_at` are
     positions too, `peer_at` and `tag_at` those of a message's other rank and its tag.
 
+    `split(arguments, ranks)` returns the bytes to each rank of the group and then from each: none
+    where no splits are given, None where the backend refuses them.
+
     `prepare(backend, *arguments)` takes gloo's operator apart on the CPU; it returns None where
     that cannot be: then `launch` is called.
     """
@@ -70,6 +73,7 @@ class Op:
     peer_at: int | None = None
     tag_at: int | None = None
     prepare: Callable[..., "Prepared | None"] | None = None
+    split: Callable[[tuple[Any, ...], int], Sequence[int] | None] | None = None
 
     @property
     def is_message(self) -> bool:
@@ -301,6 +305,30 @@ def _alltoall_base(
     return b.alltoall_base(output, input, out_sizes, in_sizes, _options(c10d.AllToAllOptions, a, t))
 
 
+def _split_lists(args: tuple[Any, ...], ranks: int) -> Sequence[int] | None:
+    outputs, inputs = args[0], args[1]
+    if len(outputs) != ranks or len(inputs) != ranks:
+        return None
+    return [tensor.nbytes for tensor in (*inputs, *outputs)]
+
+
+def _split_by_sizes(args: tuple[Any, ...], ranks: int) -> Sequence[int] | None:
+    output, input, _, out_sizes, in_sizes = args[:5]
+    if not out_sizes and not in_sizes:
+        return ()
+    to, source = _part_bytes(input, in_sizes, ranks), _part_bytes(output, out_sizes, ranks)
+    return None if to is None or source is None else to + source
+
+
+def _part_bytes(tensor: torch.Tensor, sizes: Sequence[int], ranks: int) -> list[int] | None:
+    if not sizes:
+        return [tensor.nbytes // ranks] * ranks
+    if len(sizes) != ranks or min(sizes) < 0 or (sum(sizes),) != tensor.shape[:1]:
+        return None
+    row_bytes = tensor.nbytes // max(tensor.shape[0], 1)
+    return [rows * row_bytes for rows in sizes]
+
+
 def _send(b: Any, tensors: Any, _: Any, to: int, tag: int) -> Any:
     return b.send(tensors, to, tag)
 
@@ -383,8 +411,10 @@ OPS: dict[str, Op] = {
     "scatter_": Op(
         "timed", "scatter", _scatter, OUTPUTS, 2, 4, 1, alike=CPU, alike_at=0, root_at=3
     ),
-    "alltoall_": Op("timed", "all_to_all", _alltoall, OUTPUTS, 2, 3, 1, alike="type"),
-    "alltoall_base_": Op("timed", "all_to_all", _alltoall_base, "work", 2, 5, 1, alike="type"),
+    "alltoall_": Op("timed", "all_to_all", _alltoall, OUTPUTS, 2, 3, 1, split=_split_lists),
+    "alltoall_base_": Op(
+        "timed", "all_to_all", _alltoall_base, "work", 2, 5, 1, split=_split_by_sizes
+    ),
     "send": Op("timed", "send", _send, peer_at=2, tag_at=3),
     "recv_": Op("timed", "recv", _recv, sends=False, peer_at=2, tag_at=3),
     "recv_any_source_": Op("timed", "recv", _recv_any, sends=False, tag_at=2),

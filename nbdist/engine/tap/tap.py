@@ -186,7 +186,7 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
     group_at, async_at, payload_at = op.group_at, op.async_at, op.payload_at
     is_message, reduction_at, tag_at = op.is_message, op.reduction_at, op.tag_at
     describe = describer(op, device_type)
-    prepare = op.prepare if device_type == "cpu" else None
+    split, prepare = op.split, op.prepare if device_type == "cpu" else None
     returns_outputs, returns_nothing = op.returns == "outputs and work", op.returns == "nothing"
     device, is_cuda = torch.device(device_type), device_type == "cuda"
     is_reduction = op.kind == "all_reduce"
@@ -238,7 +238,9 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
                     call, alike = describe(args, size)
                     if is_cuda and book.is_split:
                         call += collective_check.CUDA
-                    channel.announce(seq, call, alike, size or alike, at)
+                    splits = () if split is None else split(args, len(book.ranks))
+                    if splits is not None:
+                        channel.announce(seq, call, alike, size or alike, at, splits)
                 elif messages is not None:
                     end = MessageEnd(dtype_index(args[0]), size, at)
                     is_apart = is_cuda and book.is_split

@@ -8,6 +8,7 @@ from nbdist.engine.tap.collective_check import (
     CUDA,
     DTYPES,
     ENTRIES,
+    ROWS,
     CheckChannel,
     CollectiveCall,
     SharedTable,
@@ -25,7 +26,8 @@ def channels(world_size: int, *, members: tuple[int, ...] | None = None) -> list
     """Return every member's channel of one group over the same memory."""
     memory = memoryview(bytearray(size_bytes(world_size)))
     members = members or tuple(range(world_size))
-    found = [SharedTable(memory, rank).channel("0", "group dp", members, "1") for rank in members]
+    tables = [SharedTable(memory, rank, world_size) for rank in members]
+    found = [table.channel("0", "group dp", members, "1") for table in tables]
     return [channel for channel in found if channel is not None]
 
 
@@ -96,7 +98,7 @@ def test_what_the_backend_would_not_have_is_compared_with_nothing_else() -> None
 
 def test_other_numbers_other_groups_and_other_ranks_are_not_compared() -> None:
     memory = memoryview(bytearray(size_bytes(3)))
-    tables = [SharedTable(memory, rank) for rank in range(3)]
+    tables = [SharedTable(memory, rank, 3) for rank in range(3)]
     groups = [
         ("0", (0, 1, 2), "1"),
         ("1", (0, 1, 2), "1"),
@@ -119,7 +121,7 @@ def test_a_peer_that_is_far_ahead_is_not_compared() -> None:
 
 
 def test_a_rank_outside_the_group_or_alone_in_it_announces_nothing() -> None:
-    table = SharedTable(memoryview(bytearray(size_bytes(2))), 0)
+    table = SharedTable(memoryview(bytearray(size_bytes(2))), 0, 2)
     assert table.channel("1", "group 1", (1,), "1") is None
     assert table.channel("1", "group 1", (0,), "1") is None
 
@@ -157,3 +159,32 @@ def test_reductions_are_named_where_they_differ() -> None:
     assert "rank 0 calls all_reduce (SUM) of 1 float32 (4 B)" in error.why
     assert "rank 1 calls all_reduce (MAX) of 1 float32 (4 B)" in error.why
     assert mismatch("the default group", 1, (0, 1), {0: calls[0], 1: calls[0]}) is None
+
+
+EXCHANGE = pack("all_to_all", F32)
+
+
+def test_splits_meet_pair_by_pair_in_a_group_of_some_ranks() -> None:
+    first, second = channels(6, members=(2, 5))
+    for number in range(1, 3 * ROWS):
+        first.announce(number, EXCHANGE, 0, 8, 0, (number, 4, number, 12))
+        second.announce(number, EXCHANGE, 0, 8, 0, (12, 8, 4, 8))
+    first.announce(3 * ROWS, EXCHANGE, 0, 8, 0, (0, 4, 0, 12))
+    with pytest.raises(MismatchError, match=r"rank 5 .* sends rank 2 4 float32 .* receives 3 "):
+        second.announce(3 * ROWS, EXCHANGE, 0, 8, 0, (16, 8, 4, 8))
+
+
+def test_splits_meet_a_rank_that_gives_none_where_its_equal_parts_fit() -> None:
+    first, second = channels(2)
+    first.announce(1, EXCHANGE, 16, 16, 0)
+    second.announce(1, EXCHANGE, 0, 48, 0, (8, 40, 8, 40))
+    second.announce(2, EXCHANGE, 0, 44, 0, (4, 40, 8, 40))
+    with pytest.raises(MismatchError, match=r"rank 1 .* sends rank 0 1 float32 .* receives 2 "):
+        first.announce(2, EXCHANGE, 16, 16, 0)
+
+
+def test_splits_that_newer_ones_have_replaced_are_not_compared() -> None:
+    first, second = channels(2)
+    for number in range(1, ROWS + 2):
+        first.announce(number, EXCHANGE, 0, 8, 0, (4, 4, 4, 4))
+    second.announce(1, EXCHANGE, 0, 8, 0, (8, 8, 8, 8))

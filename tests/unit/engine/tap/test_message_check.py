@@ -16,7 +16,7 @@ def group_of(n: int) -> list[Messages]:
     """Return every member's way to announce messages in one group over the same memory."""
     memory = memoryview(bytearray(size_bytes(n)))
     found = [
-        messages(SharedTable(memory, r), "0", "group dp", tuple(range(n)), "1") for r in range(n)
+        messages(SharedTable(memory, r, n), "0", "group dp", tuple(range(n)), "1") for r in range(n)
     ]
     return [each for each in found if each is not None]
 
@@ -158,7 +158,7 @@ def test_a_sender_that_is_far_ahead_is_not_compared() -> None:
 
 def test_messages_leave_what_is_announced_of_collectives_alone() -> None:
     memory = memoryview(bytearray(size_bytes(2)))
-    tables = [SharedTable(memory, rank) for rank in range(2)]
+    tables = [SharedTable(memory, rank, 2) for rank in range(2)]
     channels = [table.channel("0", "group dp", (0, 1), "1") for table in tables]
     ends = [messages(table, "0", "group dp", (0, 1), "1") for table in tables]
     assert channels[0] is not None
@@ -174,6 +174,6 @@ def test_messages_leave_what_is_announced_of_collectives_alone() -> None:
 
 
 def test_a_rank_outside_the_group_or_alone_in_it_announces_nothing() -> None:
-    table = SharedTable(memoryview(bytearray(size_bytes(2))), 0)
+    table = SharedTable(memoryview(bytearray(size_bytes(2))), 0, 2)
     assert messages(table, "1", "group 1", (1,), "1") is None
     assert messages(table, "1", "group 1", (0,), "1") is None
