@@ -10,6 +10,7 @@ from torch import nn
 
 from nbdist.engine.group import group
 from nbdist.engine.group import state as group_state
+from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.tap import tap
 from nbdist.errors import MismatchError
 from tests.group.faults import held
@@ -301,11 +302,40 @@ def _gradients_in_backward(is_odd: bool) -> None:
     model(torch.ones(2, 16)).sum().backward()
 
 
+class Experts(nn.Module):
+    """Two layers of one size, of which the input takes one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expert = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, taken: int) -> torch.Tensor:
+        out: torch.Tensor = self.expert[taken](x)
+        return out
+
+
+def _experts_of_one_unit(is_odd: bool) -> None:
+    model = Experts()
+    parallelize(model, "zero2")
+    model(torch.ones(2, 16), int(is_odd)).sum().backward()
+
+
+def _experts_of_two_units(is_odd: bool) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    model = Experts()
+    for unit in (*model.expert, model):
+        fully_shard(unit)
+    model(torch.ones(2, 16), int(is_odd))
+
+
 _PLACES = {
     "DDP's construction": _buffer_at_construction,
     "DDP's backward": _bucket_in_backward,
     "FSDP2's forward": _unshard_in_forward,
     "FSDP2's backward": _gradients_in_backward,
+    "gradients of other parameters": _experts_of_one_unit,
+    "other parameters": _experts_of_two_units,
 }
 PLACES = tuple(_PLACES)
 

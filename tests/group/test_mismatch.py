@@ -123,6 +123,17 @@ def test_a_mismatch_inside_a_wrapped_model_is_refused(place: str) -> None:
         assert ranks.run(faults.sum_of_ranks) == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("place", ["gradients of other parameters", "other parameters"])
+def test_gradients_or_weights_of_different_parameters_are_not_put_together(place: str) -> None:
+    with cluster(2) as ranks:
+        ranks.run(mismatches.watch)
+        ranks.post(mismatches.meet_badly_in, place)
+        text = assert_refused(free_all(ranks))
+    assert re.search(r"for expert\.[01]\.weight, expert\.[01]\.bias", text)
+    assert "for other parameters" in text
+    assert "run the same parts of the model, and multiply by 0" in text
+
+
 def test_collectives_that_meet_are_never_refused() -> None:
     with cluster(3) as ranks:
         counts = ranks.run(mismatches.mix, 40)

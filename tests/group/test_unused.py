@@ -33,6 +33,17 @@ def test_ddp_names_a_branch_that_is_not_taken_any_more(two_ranks: list[dict[str,
         assert "sometimes.weight, sometimes.bias" in found["branch"]
 
 
+@pytest.mark.parametrize("layout", ["ddp", "zero2", "zero3"])
+def test_what_a_rank_does_not_need_can_be_run_times_0_as_is_advised(
+    two_ranks: list[dict[str, Any]], layout: str
+) -> None:
+    assert max(found["all run"][layout] for found in two_ranks) <= FLOOR
+
+
+def test_what_no_loss_uses_can_be_frozen_as_is_advised(two_ranks: list[dict[str, Any]]) -> None:
+    assert max(found["frozen"] for found in two_ranks) <= FLOOR
+
+
 @pytest.mark.parametrize("layout", ["zero2", "zero3", "tp=2", "pp=2"])
 def test_other_layouts_train_as_one_process_does(
     two_ranks: list[dict[str, Any]], layout: str

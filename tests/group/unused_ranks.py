@@ -159,6 +159,67 @@ def a_branch_not_taken() -> str:
     return "accepted"
 
 
+# ---- The refusals' advice, followed ------------------------------------------------------------
+
+
+class Experts(nn.Module):
+    """Two blocks of which a sample needs one; both run, as is advised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expert = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x: Tensor, taken: Tensor) -> Tensor:
+        each = [expert(x) * (taken == i) for i, expert in enumerate(self.expert)]
+        return each[0] + each[1]
+
+
+def all_run_on_all(layouts: list[str]) -> dict[str, float]:
+    """Return how far weights are from one process's where each rank needs another expert."""
+
+    def train(model: nn.Module, x: Tensor, taken: Tensor) -> dict[str, Tensor]:
+        opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for _ in range(STEPS):
+            model(x, taken).square().mean().backward()
+            opt.step()
+            opt.zero_grad()
+        return {name: whole(tensor) for name, tensor in model.state_dict().items()}
+
+    x = torch.randn(2, 6, D, generator=torch.Generator().manual_seed(1)).double()
+    taken = torch.arange(2).view(2, 1, 1)
+    found, rank = {}, dist.get_rank()
+    for layout in ["", *layouts]:
+        torch.manual_seed(0)
+        model = Experts().double()
+        if not layout:
+            expected = train(model, x, taken)
+            continue
+        parallelize(model, layout)
+        state = train(model, x[rank : rank + 1], taken[rank : rank + 1])
+        found[layout] = max(float((state[n] - expected[n]).abs().max()) for n in state)
+    return found
+
+
+def frozen_before(layout: str) -> float:
+    """Return how far weights are from one process's where what no loss uses is frozen."""
+    x, y = batch()
+    states = []
+    for spreads in (False, True):
+        model = make()
+        for part in (model.blocks[1].spare, model.other, model.unused):
+            part.requires_grad_(False)
+        if spreads:
+            parallelize(model, layout)
+            x, y = mine()
+        opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for _ in range(STEPS):
+            loss_of(model(x), y).backward()
+            opt.step()
+            opt.zero_grad()
+        states.append({name: whole(tensor) for name, tensor in model.state_dict().items()})
+    return max(float((states[0][n] - states[1][n]).abs().max()) for n in states[0])
+
+
 # ---- ddp: right programs ------------------------------------------------------------------------
 
 
@@ -225,6 +286,8 @@ def on_two_ranks() -> dict[str, Any]:
         "accumulate": refused(in_parts),
         "zero1": refused(plain_loop, "zero1"),
         "branch": a_branch_not_taken(),
+        "all run": all_run_on_all(["ddp", "zero2", "zero3"]),
+        "frozen": frozen_before("ddp"),
         "two networks": two_networks_in_one(),
         "penalty": with_a_penalty(),
     }

@@ -5,8 +5,9 @@ One of the modules that hold what nbdist uses of torch's private parts; see `tor
 `fully_shard` with its own `_reset_iter_state`, and with ours for 2.11, which lacks it.
 """
 
+import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,7 @@ def _broken() -> list[str]:
     from torch.distributed import _composable_state
     from torch.distributed.fsdp import _runtime_utils
     from torch.distributed.fsdp._flat_param import FlatParamHandle
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
@@ -54,6 +56,15 @@ def _broken() -> list[str]:
         FSDPParamGroup, ["_to_sharded", "post_backward"], "fully_shard's parameter group"
     )
     broken += lacking(FSDPParam, ["to_sharded"], "fully_shard's parameter")
+    broken += [
+        f"fully_shard's {name} does not take a unit's parameters first any more"
+        for name in _SENDS
+        if not hasattr(_fsdp_param_group, name)
+        or next(iter(inspect.signature(getattr(_fsdp_param_group, name)).parameters))
+        != "fsdp_params"
+    ]
+    if "_param_fqn" not in FSDPParam.__init__.__code__.co_names:
+        broken.append("fully_shard's parameters have no name any more")
     broken += lacking(_runtime_utils, ["_reshard"], "FullyShardedDataParallel's runtime")
     broken += lacking(DeviceMesh, ["_flatten", "_concatenate"], "DeviceMesh")
     broken += lacking(FlatParamHandle, ["reshard", "post_reshard"], "FlatParamHandle")
@@ -158,6 +169,33 @@ def _fsdp2_states() -> list[tuple[nn.Module, Any]]:
     table = composable._module_state_mapping if composable else {}
     found = [(module, reference()) for module, reference in list(table.items())]
     return [(module, state) for module, state in found if hasattr(state, "_state_ctx")]
+
+
+_SENDS = ("foreach_all_gather", "foreach_reduce")  # what a unit sends, it sends in these
+
+
+def wrap_sends(wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
+    """Wrap the functions in which a unit gathers its parameters and reduces their gradients.
+
+    Both have first a list of what they send, as `name_in_unit` takes it: of gradients, those that
+    a backward has made. Returns a function that takes the wrappers out.
+    """
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group as place
+
+    natives = {name: getattr(place, name) for name in _SENDS if hasattr(place, name)}
+    for name, native in natives.items():
+        setattr(place, name, wrapper(native))
+
+    def undo() -> None:
+        for name, native in natives.items():
+            setattr(place, name, native)
+
+    return undo
+
+
+def name_in_unit(param: Any) -> str:
+    """Return the name of a parameter as its FSDP2 root calls it; "" before the root has run."""
+    return getattr(param, "_param_fqn", None) or ""
 
 
 def gathered(model: nn.Module) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:

@@ -7,18 +7,19 @@ written of the collective with the same number. Who finds a difference raises `M
 sends nothing; who came first and waits is freed by the rescue that follows. Whatever order the
 ranks come in, the last of two has seen the other.
 
-Compared are kind, type, size, root and reduction, as far as ranks must agree on them (`ops.py`);
-of an `all_to_all` with splits what each rank sends to each with what that one expects. Not seen: a
-peer that is over a thousand collectives (with splits, a hundred) ahead, and operators the tap does
-not see. Ranks on another host than rank 0 are not compared here; `collective_check_store`
-does that, slowly, where it is asked for. Messages have entries of their own, behind these
-(`message_check`).
+Compared are kind, type, size, root and reduction, as far as ranks must agree on them (`ops.py`),
+for which parameters it is where that is known (`purpose.py`), and of an `all_to_all` with splits
+what each rank sends to each with what that one expects. Not seen: a peer that is over a thousand
+collectives (with splits, a hundred) ahead, and operators the tap does not see. Ranks on another
+host than rank 0 are not compared here; `collective_check_store` does that, slowly, where it is
+asked for. Messages have entries of their own, behind these (`message_check`).
 
 Each generation of the groups has memory of its own (`shared_memory.py`), so that nothing an older
 one wrote is left. Layout: for each rank ENTRIES entries of WORDS 64-bit words: id, call, compared
-size, bytes, place. The id is the group's key plus the collective's number, which also gives the
-entry's place; it is written last, and 0 while the entry is being written. Behind the messages stand
-the splits: for each rank ROWS rows of an id, the bytes to each rank and the bytes from each.
+size, bytes, place, purpose. The id is the group's key plus the collective's number, which also
+gives the entry's place; it is written last, and 0 while the entry is being written. Behind the
+messages stand the splits: for each rank ROWS rows of an id, the bytes to each rank and the bytes
+from each.
 
 Threads: a collective is announced by the thread that launches it.
 """
@@ -33,6 +34,7 @@ from itertools import permutations
 
 from nbdist.collectives import COLLECTIVES
 from nbdist.engine.kernel import location
+from nbdist.engine.tap.purpose import UNKNOWN, Purpose
 from nbdist.errors import MismatchError
 from nbdist.formatting import name_bytes
 from nbdist.ranks import name_ranks
@@ -87,6 +89,7 @@ class CollectiveCall:
     size: int  # compared; 0 where sizes may differ
     bytes: int
     place: int  # prompt's number << 32 | line; 0 when not known
+    purpose: int = 0  # the key of a `Purpose`
     splits: tuple[int, ...] = ()  # bytes to each of the group, then from each
 
     def parts(self, ranks: int) -> tuple[int, ...]:
@@ -102,9 +105,15 @@ class CollectiveCall:
 
     def is_like(self, other: "CollectiveCall") -> bool:
         """Return whether the two can meet."""
-        return (self.call, self.size) == (other.call, other.size)
+        return (self.call, self.size) == (other.call, other.size) and self.is_for_what(other)
 
-    def describe(self, members: Sequence[int], *, with_reduction: bool) -> str:
+    def is_for_what(self, other: "CollectiveCall") -> bool:
+        """Return whether both are for the same parameters, as far as is known."""
+        return self.purpose == other.purpose or not (self.purpose and other.purpose)
+
+    def describe(
+        self, members: Sequence[int], *, with_reduction: bool, own: Purpose = UNKNOWN
+    ) -> str:
         """Return e.g. "all_reduce of 1,000 float32 (4.0 kB), cell 7, line 5"."""
         known, dtype = COLLECTIVES[KINDS[self.call & 0xFF]], self.call // DTYPE & 0xFF
         text = known.kind
@@ -118,7 +127,7 @@ class CollectiveCall:
             text += f" of {describe_payload(dtype, self.bytes)}"
         if self.call & CUDA:
             text += " on cuda"
-        return text + describe_place(self.place)
+        return text + own.describe(self.purpose) + describe_place(self.place)
 
 
 def describe_payload(dtype: int, size_bytes: int) -> str:
@@ -135,7 +144,11 @@ def describe_place(place: int) -> str:
 
 
 def mismatch(
-    title: str, number: int, members: Sequence[int], calls: Mapping[int, CollectiveCall]
+    title: str,
+    number: int,
+    members: Sequence[int],
+    calls: Mapping[int, CollectiveCall],
+    own: Purpose = UNKNOWN,
 ) -> MismatchError | None:
     """Return the error when ranks have announced what cannot meet, None when all is well.
 
@@ -144,6 +157,7 @@ def mismatch(
         number: The collective's, in the group.
         members: The group's global ranks, in its order.
         calls: By global rank; ranks that have announced nothing are left out.
+        own: What this rank's call is for.
     """
     first = next(iter(calls.values()))
     is_same = all(call.call == first.call for call in calls.values())
@@ -151,10 +165,11 @@ def mismatch(
         return _split_mismatch(title, number, members, calls)
     if all(call.is_like(first) for call in calls.values()):
         return None
+    is_for_one = all(call.is_for_what(first) for call in calls.values())
     reductions = {call.reduction for call in calls.values()}
     by_text: dict[str, list[int]] = {}
     for rank in sorted(calls):
-        text = calls[rank].describe(members, with_reduction=len(reductions) > 1)
+        text = calls[rank].describe(members, with_reduction=len(reductions) > 1, own=own)
         by_text.setdefault(text, []).append(rank)
     sides = [
         f"{name_ranks(ranks)} {'calls' if len(ranks) == 1 else 'call'} {text}"
@@ -163,7 +178,10 @@ def mismatch(
     return MismatchError(
         f"Collective #{number} of {title} ({name_ranks(members)}) differs between ranks.",
         why="; ".join(sides) + ".",
-        do="let all ranks of the group make the same calls, in one order and of equal sizes.",
+        do="let all ranks of the group make the same calls, in one order and of equal sizes."
+        if is_for_one
+        else "let all ranks run the same parts of the model, and multiply by 0 what a rank's loss "
+        "does not need.",
     )
 
 
@@ -259,6 +277,7 @@ class CheckChannel:
         size: int,
         size_bytes: int,
         place: int,
+        purpose: Purpose = UNKNOWN,
         splits: Sequence[int] = (),
     ) -> None:
         """Write what this rank is about to launch, and compare it with its peers.
@@ -269,6 +288,7 @@ class CheckChannel:
             size: To be the same on all ranks; 0 where it need not.
             size_bytes: To be shown.
             place: See `CollectiveCall`.
+            purpose: What it is for.
             splits: Likewise; `size` is not compared then.
 
         Raises:
@@ -288,14 +308,19 @@ class CheckChannel:
         words[own + 2] = size
         words[own + 3] = size_bytes
         words[own + 4] = place
+        words[own + 5] = key = purpose.key
         words[own] = entry_id
         # Two ranks may come at the same moment: neither may read before it has been written.
         with fence:
             pass
         for area in self._peers:
             peer = area + at
-            if words[peer] == entry_id and (words[peer + 1] != call or words[peer + 2] != size):
-                self._refuse(number, entry_id, at)
+            if words[peer] == entry_id and (
+                words[peer + 1] != call
+                or words[peer + 2] != size
+                or (key and words[peer + 5] not in (key, 0))
+            ):
+                self._refuse(number, entry_id, at, purpose)
                 break  # it has looked at all of them
 
     def withdraw(self, number: int) -> None:
@@ -324,21 +349,23 @@ class CheckChannel:
         found = tuple(self._words[row + 1 : row + 1 + 2 * len(self._members)].tolist())
         return found if self._words[row] == entry_id else ()
 
-    def _difference(self, number: int, entry_id: int, at: int) -> MismatchError | None:
+    def _difference(
+        self, number: int, entry_id: int, at: int, own: Purpose
+    ) -> MismatchError | None:
         calls = {}
         for rank, area in self._areas.items():
-            found, call, size, total, place = self._words[area + at : area + at + 5].tolist()
+            found, call, size, total, place, key = self._words[area + at : area + at + 6].tolist()
             # A peer that raises at this moment has marked its entry, and is still the other side.
             if found in (entry_id, entry_id | REFUSED):
                 splits = self._splits_of(rank, entry_id) if size >= SPLIT else ()
-                calls[rank] = CollectiveCall(call, size, total, place, splits)
-        return mismatch(self._title, number, self._members, calls)
+                calls[rank] = CollectiveCall(call, size, total, place, key, splits)
+        return mismatch(self._title, number, self._members, calls, own)
 
-    def _refuse(self, number: int, entry_id: int, at: int) -> None:
-        if self._difference(number, entry_id, at) is None:  # splits that meet
+    def _refuse(self, number: int, entry_id: int, at: int, own: Purpose) -> None:
+        if self._difference(number, entry_id, at, own) is None:  # splits that meet
             return
         time.sleep(CONFIRM_S)
-        error = self._difference(number, entry_id, at)
+        error = self._difference(number, entry_id, at, own)
         if error is not None:
             self._words[self._own + at] = entry_id | REFUSED
             raise error

@@ -17,6 +17,7 @@ from hashlib import blake2b
 
 from nbdist.engine.tap.collective_check import SPLIT, CollectiveCall, mismatch
 from nbdist.engine.tap.interruptible_store import PatientStore
+from nbdist.engine.tap.purpose import UNKNOWN, Purpose
 
 
 class StoreTable:
@@ -58,6 +59,7 @@ class StoreChannel:
         size: int,
         size_bytes: int,
         place: int,
+        purpose: Purpose = UNKNOWN,
         splits: Sequence[int] = (),
     ) -> None:
         """Write what this rank is about to launch, and compare it with all peers.
@@ -68,6 +70,7 @@ class StoreChannel:
             size: See `call`.
             size_bytes: See `call`.
             place: See `call`.
+            purpose: See `call`.
             splits: See `call`.
 
         Raises:
@@ -79,7 +82,7 @@ class StoreChannel:
         place_in_order = f"{table.prefix}/{self._group}/{number}.{self._tries}"
         keys = [f"{place_in_order}/{rank}" for rank in self._members]
         own = f"{place_in_order}/{table.rank}"
-        said = (call, SPLIT if splits else size, size_bytes, place, *splits)
+        said = (call, SPLIT if splits else size, size_bytes, place, purpose.key, *splits)
         table.store.set(own, " ".join(map(str, said)))
         table.store.wait(keys, table.timeout)
         # Who has come here has read what there was to read before.
@@ -91,7 +94,7 @@ class StoreChannel:
             rank: _read(bytes(text).decode())
             for rank, text in zip(self._members, texts, strict=True)
         }
-        error = mismatch(self._title, number, self._members, calls)
+        error = mismatch(self._title, number, self._members, calls, purpose)
         if error is not None:
             self._tries += 1
             raise error
@@ -106,5 +109,5 @@ class StoreChannel:
 
 
 def _read(text: str) -> CollectiveCall:
-    call, size, size_bytes, place, *splits = map(int, text.split())
-    return CollectiveCall(call, size, size_bytes, place, tuple(splits))
+    call, size, size_bytes, place, purpose, *splits = map(int, text.split())
+    return CollectiveCall(call, size, size_bytes, place, purpose, tuple(splits))

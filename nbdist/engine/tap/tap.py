@@ -48,12 +48,12 @@ from typing import Any
 
 import torch
 
-from nbdist.engine.compat import torch_groups, torch_hooks
+from nbdist.engine.compat import torch_groups, torch_hooks, torch_sharded
 from nbdist.engine.compat.cuda_graphs import graphs
 from nbdist.engine.kernel import backward_threads
 from nbdist.engine.kernel.cost_clock import clock
 from nbdist.engine.kernel.location import prompt_of
-from nbdist.engine.tap import collective_check
+from nbdist.engine.tap import collective_check, purpose
 from nbdist.engine.tap.collective import Launch
 from nbdist.engine.tap.counters import GroupCounters, book_of, counts, received, sent, tagged
 from nbdist.engine.tap.cuda_times import around_wait
@@ -176,6 +176,7 @@ def set_level(level: str) -> None:
     state.undo.append(torch_hooks.wrap_work_wait(_timed_wait))
     state.undo.append(torch_hooks.wrap_wait_tensor(_timed_wait))
     state.undo.append(torch_hooks.wrap_waits_in_native(_waits_in_native))
+    state.undo.append(torch_sharded.wrap_sends(purpose.told))
     state.undo += inner  # taken out from the outside in
 
 
@@ -192,7 +193,7 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
     is_reduction = op.kind == "all_reduce"
     unbox, is_gloo = torch_hooks.unbox_group, torch_hooks.is_gloo
     reduction_of = torch_hooks.reduction_of
-    get_ident, now = threading.get_ident, perf_counter_ns
+    get_ident, now, sends_for = threading.get_ident, perf_counter_ns, purpose.now
     is_mains, place_of_call = backward_threads.is_mains, backward_threads.place_of_call
 
     def kernel(*args: Any) -> Any:
@@ -240,7 +241,9 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
                         call += collective_check.CUDA
                     splits = () if split is None else split(args, len(book.ranks))
                     if splits is not None:
-                        channel.announce(seq, call, alike, size or alike, at, splits)
+                        channel.announce(
+                            seq, call, alike, size or alike, at, sends_for.purpose, splits
+                        )
                 elif messages is not None:
                     end = MessageEnd(dtype_index(args[0]), size, at)
                     is_apart = is_cuda and book.is_split

@@ -2,7 +2,8 @@
 
 DDP's reducer sends a bucket of gradients when all of them are there. Where one never comes it has
 averaged nothing that counts, and torch says so in the next forward: one step too late, and in words
-of an option that a layout does not have. fsdp, tp and pp go on without such a gradient.
+of an option that a layout does not have. fsdp, tp and pp go on without such a gradient; where ranks
+leave out different ones, what fsdp sends is refused (`tap/purpose`).
 
 Main thread. No collective: each rank sees its own backward. Where one rank alone leaves a parameter
 out, the others wait in the reducer, and are freed when this one raises.
@@ -56,8 +57,9 @@ def refuse(model: nn.Module) -> None:
         else "A parameter got no gradient in this backward.",
         why="replicas average gradients when all of them are there, so none of this step count; "
         "the weights are as before it",
-        do="requires_grad_(False) on what the loss does not use, before parallelize; or use it; or "
-        '"zero2", which trains without such gradients',
+        do="requires_grad_(False) on what no loss uses, before parallelize; run what only some "
+        'ranks or steps use on all, and multiply by 0 what is not needed; or "zero2", which trains '
+        "without such gradients where all ranks leave out the same",
     )
 
 

@@ -16,6 +16,7 @@ from nbdist.engine.tap.collective_check import (
     pack,
     size_bytes,
 )
+from nbdist.engine.tap.purpose import UNKNOWN, of_parameters
 from nbdist.errors import MismatchError
 
 F32 = DTYPES.index("float32")
@@ -48,6 +49,24 @@ def test_who_comes_second_is_told_what_both_call_and_where() -> None:
         "Why: rank 0 calls all_reduce of 1,000 float32 (4.0 kB), cell 7, line 5; "
         "rank 1 calls all_reduce of 1,001 float32 (4.0 kB), cell 7, line 9.\n"
         "Do:  let all ranks of the group make the same calls, in one order and of equal sizes."
+    )
+
+
+def test_calls_of_one_size_for_different_parameters_do_not_meet() -> None:
+    first, second = channels(2)
+    one, other = of_parameters(("expert.0.weight",)), of_parameters(("expert.1.weight",))
+    for number, (mine, peers) in enumerate([(one, one), (one, UNKNOWN), (UNKNOWN, other)], 1):
+        first.announce(number, SUM, 4, 4, 0, mine)
+        second.announce(number, SUM, 4, 4, 0, peers)
+    first.announce(4, SUM, 4, 4, 0, one)
+    with pytest.raises(MismatchError) as caught:
+        second.announce(4, SUM, 4, 4, 0, other)
+    assert str(caught.value) == (
+        "Collective #4 of group dp (ranks 0-1) differs between ranks.\n"
+        "Why: rank 0 calls all_reduce of 1 float32 (4 B) for other parameters; "
+        "rank 1 calls all_reduce of 1 float32 (4 B) for expert.1.weight.\n"
+        "Do:  let all ranks run the same parts of the model, and multiply by 0 what a rank's loss "
+        "does not need."
     )
 
 
@@ -167,18 +186,18 @@ EXCHANGE = pack("all_to_all", F32)
 def test_splits_meet_pair_by_pair_in_a_group_of_some_ranks() -> None:
     first, second = channels(6, members=(2, 5))
     for number in range(1, 3 * ROWS):
-        first.announce(number, EXCHANGE, 0, 8, 0, (number, 4, number, 12))
-        second.announce(number, EXCHANGE, 0, 8, 0, (12, 8, 4, 8))
-    first.announce(3 * ROWS, EXCHANGE, 0, 8, 0, (0, 4, 0, 12))
+        first.announce(number, EXCHANGE, 0, 8, 0, UNKNOWN, (number, 4, number, 12))
+        second.announce(number, EXCHANGE, 0, 8, 0, UNKNOWN, (12, 8, 4, 8))
+    first.announce(3 * ROWS, EXCHANGE, 0, 8, 0, UNKNOWN, (0, 4, 0, 12))
     with pytest.raises(MismatchError, match=r"rank 5 .* sends rank 2 4 float32 .* receives 3 "):
-        second.announce(3 * ROWS, EXCHANGE, 0, 8, 0, (16, 8, 4, 8))
+        second.announce(3 * ROWS, EXCHANGE, 0, 8, 0, UNKNOWN, (16, 8, 4, 8))
 
 
 def test_splits_meet_a_rank_that_gives_none_where_its_equal_parts_fit() -> None:
     first, second = channels(2)
     first.announce(1, EXCHANGE, 16, 16, 0)
-    second.announce(1, EXCHANGE, 0, 48, 0, (8, 40, 8, 40))
-    second.announce(2, EXCHANGE, 0, 44, 0, (4, 40, 8, 40))
+    second.announce(1, EXCHANGE, 0, 48, 0, UNKNOWN, (8, 40, 8, 40))
+    second.announce(2, EXCHANGE, 0, 44, 0, UNKNOWN, (4, 40, 8, 40))
     with pytest.raises(MismatchError, match=r"rank 1 .* sends rank 0 1 float32 .* receives 2 "):
         first.announce(2, EXCHANGE, 16, 16, 0)
 
@@ -186,5 +205,5 @@ def test_splits_meet_a_rank_that_gives_none_where_its_equal_parts_fit() -> None:
 def test_splits_that_newer_ones_have_replaced_are_not_compared() -> None:
     first, second = channels(2)
     for number in range(1, ROWS + 2):
-        first.announce(number, EXCHANGE, 0, 8, 0, (4, 4, 4, 4))
-    second.announce(1, EXCHANGE, 0, 8, 0, (8, 8, 8, 8))
+        first.announce(number, EXCHANGE, 0, 8, 0, UNKNOWN, (4, 4, 4, 4))
+    second.announce(1, EXCHANGE, 0, 8, 0, UNKNOWN, (8, 8, 8, 8))

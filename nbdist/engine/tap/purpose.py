@@ -1,0 +1,73 @@
+"""For which parameters a collective of FSDP2 is, where its size does not tell.
+
+A unit gathers its parameters, and reduces the gradients of those that had one, as one buffer. Ranks
+that take other branches of a model would add up what belongs to different parameters, of one size:
+so ranks compare the names too (`collective_check`).
+
+Threads: what a thread reads is what it has entered itself.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, wraps
+from hashlib import blake2b
+from typing import Any
+
+from nbdist.engine.compat import torch_sharded
+
+_SHOWN = 4  # names in an error
+
+
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """The parameters that a collective carries.
+
+    Attributes:
+        key: Alike on all ranks that name the same; 0 where nothing is known.
+        text: The names, for people.
+    """
+
+    key: int = 0
+    text: str = ""
+
+    def describe(self, key: int) -> str:
+        """Return what a call with a key is for, as a rank whose own is this one can tell."""
+        if not key or not self.key:
+            return ""
+        return f" for {self.text if key == self.key else 'other parameters'}"
+
+
+UNKNOWN = Purpose()
+
+
+class _Now(threading.local):
+    purpose = UNKNOWN
+
+
+now = _Now()
+
+
+@lru_cache(maxsize=4096)  # a step asks for each unit twice or three times
+def of_parameters(names: tuple[str, ...]) -> Purpose:
+    """Return the purpose of a collective that carries these parameters, in this order."""
+    if not all(names):
+        return UNKNOWN  # a unit whose root has not run yet
+    digest = blake2b("|".join(names).encode(), digest_size=8).digest()
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return Purpose(int.from_bytes(digest, "little") | 1, ", ".join(names[:_SHOWN]) + more)
+
+
+def told(native: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function that sends a unit's parameters, its first argument, or their gradients."""
+    name_of = torch_sharded.name_in_unit
+
+    @wraps(native)
+    def send(parameters: Sequence[Any], *args: Any, **keywords: Any) -> Any:
+        outer, now.purpose = now.purpose, of_parameters(tuple(map(name_of, parameters)))
+        try:
+            return native(parameters, *args, **keywords)
+        finally:
+            now.purpose = outer
+
+    return send
