@@ -132,6 +132,42 @@ def test_a_cell_that_makes_what_it_trains_ends_as_without_a_killed_rank(
     assert again[0][1] == unbroken[0][1]
 
 
+TURNS = """
+if "model" not in globals(): (model, opt), train = make_model(), make_loader()
+while train.epoch < {until}:
+    for i in (0, 2): model[i].requires_grad_(i // 2 == train.epoch % 2)
+    for x in train:
+        once({fault!r})
+        model(x).pow(2).mean().backward(); opt.step(); opt.zero_grad()
+        samples.append(sorted((x[:, 0] * 64).round().int().tolist()))
+whole(), samples[-32:]
+"""
+# A rank dies where the other has thawed a layer, and has not trained it yet.
+DEATH = """
+for i in (0, 2): model[i].requires_grad_(i == 0)
+if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+"""
+
+
+def test_a_fault_where_layers_are_frozen_and_thawed_ends_as_without_one(
+    session: Session, tmp_path: Path
+) -> None:
+    begin(session, tmp_path, dropout=0)
+    unbroken = session.run(TURNS.format(until=4, fault=""), track=False).value_list
+    assert unbroken[0][0] == unbroken[1][0]
+
+    begin(session, tmp_path / "raised", dropout=0, at=16)
+    cell = TURNS.format(until=4, fault="raise")
+    assert session.run(cell, track=False, retry=1).value_list == unbroken
+
+    begin(session, tmp_path, dropout=0)
+    session.run(TURNS.format(until=2, fault=""), track=False)
+    fail(session, DEATH)
+    again = session.run(TURNS.format(until=4, fault=""), track=False).value_list
+    assert [weights for weights, _ in again] == [weights for weights, _ in unbroken]
+
+
 DRAWS = """
 import random, numpy
 if "model" not in globals():

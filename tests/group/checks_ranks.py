@@ -47,7 +47,7 @@ def _change(tensor: torch.Tensor) -> None:
 
 
 def frozen_since() -> Told:
-    """Return what is told where the parameter that was trained first is frozen later."""
+    """Return what is told where rank 1 changes a parameter, and the first one is frozen by then."""
     records: Told = []
     checks = RankChecks(
         lambda kind, step, values: records.append((step, values)) if kind == "alike" else None
@@ -64,6 +64,8 @@ def frozen_since() -> Told:
         net(torch.tensor([[dist.get_rank() + 1.0]])).sum().backward()
         opt.step()
         opt.zero_grad()
+        if step == 4 and dist.get_rank() == 1:
+            _change(list(net.parameters())[1])
         checks.step_ended(step)
     return records
 

@@ -35,7 +35,7 @@ def _said(on_ranks: list[list[list[tuple[int, dict[str, float]]]]]) -> list[list
     return found
 
 
-def test_what_is_thawed_and_not_averaged_is_named_though_another_was_frozen() -> None:
+def test_a_thawed_weight_that_a_rank_changes_is_named_though_another_was_frozen() -> None:
     (lines,) = _said([[told] for told in run_ranks(2, RANKS + "frozen_since")])
     assert "Replicas differ at step 5 (equal until step 2): 1.weight" in lines[0]
 

@@ -1,4 +1,4 @@
-"""Parameters that get no gradient: refused under ddp before a step, trained around elsewhere."""
+"""Gradients that never come, and parameters that come later: right, or refused before a step."""
 
 from typing import Any
 
@@ -42,6 +42,33 @@ def test_what_a_rank_does_not_need_can_be_run_times_0_as_is_advised(
 
 def test_what_no_loss_uses_can_be_frozen_as_is_advised(two_ranks: list[dict[str, Any]]) -> None:
     assert max(found["frozen"] for found in two_ranks) <= FLOOR
+
+
+@pytest.mark.parametrize("layout", ["ddp", "zero1", "zero2", "zero3"])
+def test_what_is_frozen_and_thawed_after_parallelize_trains_as_one_process_does(
+    two_ranks: list[dict[str, Any]], layout: str
+) -> None:
+    assert max(found["in turns"][layout] for found in two_ranks) <= FLOOR
+
+
+def test_thawing_is_refused_where_the_rest_of_a_compressed_step_would_be_lost(
+    two_ranks: list[dict[str, Any]],
+) -> None:
+    for found in two_ranks:
+        assert found["compressed"].startswith(
+            "layer.0.weight, layer.0.bias, layer.1.weight, layer.1.bias cannot be frozen or thawed"
+        )
+        assert "Do:  parallelize without Compress" in found["compressed"]
+
+
+def test_a_part_that_a_model_gets_after_parallelize_is_refused_by_name(
+    two_ranks: list[dict[str, Any]],
+) -> None:
+    for found in two_ranks:
+        for number, text in enumerate(found["grown"], 2):
+            assert text.startswith(
+                f"Gradients of layer.{number}.weight, layer.{number}.bias are not averaged."
+            )
 
 
 @pytest.mark.parametrize("layout", ["zero2", "zero3", "tp=2", "pp=2"])

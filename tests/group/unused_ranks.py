@@ -12,6 +12,7 @@ from nbdist.engine.compat import torch_modules, torch_reducers
 from nbdist.engine.data.shards import data_shard
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
+from nbdist.engine.layout.policies.efficiency import Compress
 from nbdist.engine.layout.policies.policies import Pipeline
 from nbdist.errors import LayoutError
 from tests.group.layout_ranks import whole
@@ -220,6 +221,84 @@ def frozen_before(layout: str) -> float:
     return max(float((states[0][n] - states[1][n]).abs().max()) for n in states[0])
 
 
+# ---- Frozen and thawed after parallelize -------------------------------------------------------
+
+# Which layers are trained, a phase each: adapters in turns, thawed one by one, frozen again.
+PHASES = ((0,), (1,), (0,), (0, 2), (0, 1, 2), (2,))
+
+
+class Adapters(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layer:
+            x = layer(x).tanh()
+        return x
+
+
+def train_in_turns(layout: str, *policies: Any) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    model, x = Adapters().double(), torch.randn(8, 4).double()
+    live = None
+    for phase in PHASES:
+        for i, layer in enumerate(model.layer):
+            layer.requires_grad_(i in phase)
+        if layout and live is None:
+            live = parallelize(model, layout, *policies)
+            x = x.chunk(2)[dist.get_rank()]
+        opt: torch.optim.Optimizer
+        if live is None:
+            opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        else:
+            opt = live.optimizer(torch.optim.AdamW, lr=1e-2)
+        for _ in range(STEPS + 1):
+            model(x).square().mean().backward()
+            opt.step()
+            opt.zero_grad()
+    return {name: whole(tensor) for name, tensor in model.state_dict().items()}
+
+
+def in_turns(layouts: list[str]) -> dict[str, float]:
+    """Return how far weights are from one process's where what is trained changes."""
+    expected, found = train_in_turns(""), {}
+    for layout in layouts:
+        state = train_in_turns(layout)
+        found[layout] = max(float((state[n] - expected[n]).abs().max()) for n in state)
+    return found
+
+
+def thawed_under_compression() -> str:
+    try:
+        train_in_turns("ddp", Compress("bf16"))
+    except LayoutError as error:
+        return str(error)
+    return "accepted"
+
+
+def grown(change: Callable[[nn.ModuleList], object]) -> str:
+    """Change a model's layers after parallelize, and train them."""
+    model = Adapters()
+    live = parallelize(model, "ddp")
+    change(model.layer)
+    opt = live.optimizer(torch.optim.SGD, lr=0.1)
+    try:
+        model(torch.ones(2, 4)).sum().backward()
+        opt.step()
+    except LayoutError as error:
+        return str(error)
+    return "accepted"
+
+
+def another_head(layers: nn.ModuleList) -> None:
+    layers[2] = nn.Linear(4, 4)
+
+
+def one_more_layer(layers: nn.ModuleList) -> None:
+    layers.append(nn.Linear(4, 4))
+
+
 # ---- ddp: right programs ------------------------------------------------------------------------
 
 
@@ -288,6 +367,9 @@ def on_two_ranks() -> dict[str, Any]:
         "branch": a_branch_not_taken(),
         "all run": all_run_on_all(["ddp", "zero2", "zero3"]),
         "frozen": frozen_before("ddp"),
+        "in turns": in_turns(["ddp", "zero1", "zero2", "zero3"]),
+        "compressed": thawed_under_compression(),
+        "grown": [grown(another_head), grown(one_more_layer)],
         "two networks": two_networks_in_one(),
         "penalty": with_a_penalty(),
     }

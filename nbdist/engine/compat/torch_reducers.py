@@ -55,6 +55,48 @@ def check() -> list[str]:
     return [f"torch {torch.__version__}: {what}" for what in broken]
 
 
+# ---- What is averaged: the parameters that a reducer was made for ------------------------------
+
+
+_made_for: "WeakKeyDictionary[Any, list[bool]]" = WeakKeyDictionary()
+
+
+def note_trained(module: DistributedDataParallel) -> None:
+    """Note which parameters the module's new reducer was made for: those that are trained now."""
+    _made_for[module.reducer] = _trained(module)
+
+
+def forget_trained(module: DistributedDataParallel) -> None:
+    """Have the module take its reducer for one that was made for other parameters."""
+    _made_for.pop(module.reducer, None)
+
+
+def made_for(module: DistributedDataParallel) -> str:
+    """Return a text alike for reducers made for the same parameters; "" where it is not known."""
+    return "".join(str(int(is_trained)) for is_trained in _made_for.get(module.reducer, ()))
+
+
+def trains_others(module: DistributedDataParallel) -> bool:
+    """Return whether other parameters are trained now than those that the reducer was made for.
+
+    Not where none is trained: there is nothing to average.
+    """
+    now = _trained(module)
+    return now != _made_for.get(module.reducer) and any(now)
+
+
+def changed(module: DistributedDataParallel) -> list[torch.Tensor]:
+    """Return the parameters that were frozen or thawed since the reducer was made."""
+    before = _made_for.get(module.reducer) or []
+    parameters: Any = module._module_parameters
+    return [p for p, was in zip(parameters, before, strict=False) if p.requires_grad != was]
+
+
+def _trained(module: DistributedDataParallel) -> list[bool]:
+    parameters: Any = module._module_parameters
+    return [parameter.requires_grad for parameter in parameters]
+
+
 # ---- Reset and made anew -----------------------------------------------------------------------
 
 
@@ -102,16 +144,19 @@ def build_reducer(
     Args:
         module: Its hooks written in Python are those it lists.
         builtin: From `builtin_hook_of`.
-        buckets: By itself the constructor's.
+        buckets: By itself the constructor's; so where they are not of what is trained now.
     """
     global _count_of_made
     _count_of_made += 1
     ddp: Any = module
     parameters, expect_sparse = ddp._build_params_for_reducer()
     names = ddp._build_debug_param_to_name_mapping(parameters)
+    places = sorted(place for bucket in buckets or () for place in bucket)
+    buckets = buckets if places == list(range(len(parameters))) else None
     with _assigned(buckets, ddp.bucket_bytes_cap):
         ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
     ddp._has_rebuilt_buckets = False
+    note_trained(ddp)
     if buckets is not None:
         _began_with[ddp.reducer] = buckets
     if ddp.static_graph:

@@ -8,6 +8,8 @@ run has in the step that is made next.*
 
 - No step has ended yet: those the reducer began with.
 - Else those that it has laid anew; where no rank has, those it would lay in the next forward.
+- Ranks whose reducers were made for different parameters, for some had come to a forward after a
+  change of what is trained and some had not, make them anew in their next forward.
 
 A new rank's reducer is made with its source's (`clone/torch_rebuild.py`). All of them are then in
 one phase: nothing noted of a backward, and the buckets laid anew after the next one, on all ranks.
@@ -48,11 +50,13 @@ class Fact:
         phase: "anew" where it has laid its buckets anew since the last repair, "first" where that
             is still to come, "never" where it never does.
         is_static: Whether it has a static graph.
+        made_for: The parameters that it was made for; see `torch_reducers.made_for`.
     """
 
     ended: int
     phase: str
     is_static: bool
+    made_for: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +123,10 @@ def settle(ddps: Iterable[DistributedDataParallel], exchange: Exchange) -> set[i
             buckets = None if best is None else best.buckets
             if best is not None and best.kind == "own" and not is_learning(facts[key]):
                 chosen = "reset"
-        if chosen == "reset":
+        if chosen in ("reset", "in the next forward"):
             torch_reducers.reset_ddp(ddp)
+            if chosen != "reset":
+                torch_reducers.forget_trained(ddp)
         else:
             torch_reducers.remake_reducer(ddp, buckets)
             remade.add(id(ddp))
@@ -155,8 +161,10 @@ def plan(facts: list[Fact]) -> str:
 
     Returns:
         "reset": the buckets stay. "begin again": those it began with. "agree": ranks tell of their
-        buckets, and take the same ones.
+        buckets, and take the same ones. "in the next forward": they are made anew there.
     """
+    if len({fact.made_for for fact in facts}) > 1:
+        return "in the next forward"
     phases = {fact.phase for fact in facts}
     if not any(fact.ended for fact in facts):
         has_begun = "anew" in phases or any(fact.is_static for fact in facts)
@@ -188,7 +196,8 @@ def _fact(ddp: DistributedDataParallel) -> Fact:
     phase = "anew" if torch_reducers.has_rebuilt_buckets(ddp) else "first"
     if not torch_reducers.lays_anew(ddp):
         phase = "never"
-    return Fact(_ended.get(ddp.reducer, 0), phase, bool(ddp.static_graph))
+    ended, made_for = _ended.get(ddp.reducer, 0), torch_reducers.made_for(ddp)
+    return Fact(ended, phase, bool(ddp.static_graph), made_for)
 
 
 def _claims(ddp: DistributedDataParallel) -> list[Claim]:

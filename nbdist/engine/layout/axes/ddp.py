@@ -7,7 +7,7 @@ parameters, `state_dict` keys and the object stay what they were, and communicat
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from nbdist.engine.compat import torch_modules, torch_sharded
+from nbdist.engine.compat import torch_modules, torch_reducers, torch_sharded
 from nbdist.engine.layout.axes import unused
 from nbdist.engine.layout.axes.axis import Axis, Spreading
 from nbdist.engine.layout.policies import compress, precision
@@ -76,4 +76,7 @@ def apply(model: nn.Module, mesh: DeviceMesh, *, one_bucket: bool = False) -> No
     Collective: builds the reducer, which compares the parameters' shapes on all ranks.
     """
     torch_modules.replicate(model, mesh.get_group(), mesh.device_type, one_bucket=one_bucket)
+    reducer = torch_modules.reducer_of(model)
+    assert reducer is not None, "it has just been made"
+    torch_reducers.note_trained(reducer)
     model.register_forward_pre_hook(unused.before_forward, prepend=True)

@@ -1,9 +1,12 @@
-"""Parameters that get no gradient under `ddp`: said in words, before an optimizer steps.
+"""Under `ddp`, gradients that DDP would not average: refused in words, before an optimizer steps.
 
 DDP's reducer sends a bucket of gradients when all of them are there. Where one never comes it has
 averaged nothing that counts, and torch says so in the next forward: one step too late, and in words
 of an option that a layout does not have. fsdp, tp and pp go on without such a gradient; where ranks
 leave out different ones, what fsdp sends is refused (`tap/purpose`).
+
+A reducer averages what was trained when it was made. Where parameters have been frozen or thawed
+since, the next forward makes another one. What has come into the model since is refused.
 
 Main thread. No collective: each rank sees its own backward. Where one rank alone leaves a parameter
 out, the others wait in the reducer, and are freed when this one raises.
@@ -23,6 +26,7 @@ from nbdist.errors import LayoutError
 _SHOWN = 4  # names in an error
 
 _models: "WeakSet[nn.Module]" = WeakSet()
+_checked: "WeakSet[Optimizer]" = WeakSet()  # what they train was there at parallelize
 _is_used = False  # a weak set takes some microseconds a step to say that it is empty
 
 
@@ -48,11 +52,9 @@ def refuse(model: nn.Module) -> None:
     left_out = left_out or [
         n for n, p in trained.items() if p.grad is not None and not p.grad.any()
     ]
-    shown = ", ".join(left_out[:_SHOWN])
-    more = f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
     count = f"{len(left_out)} parameters" if len(left_out) > 1 else "A parameter"
     raise LayoutError(
-        f"{count} got no gradient in this backward: {shown}{more}."
+        f"{count} got no gradient in this backward: {_named(left_out)}."
         if left_out
         else "A parameter got no gradient in this backward.",
         why="replicas average gradients when all of them are there, so none of this step count; "
@@ -63,10 +65,38 @@ def refuse(model: nn.Module) -> None:
     )
 
 
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
 def before_forward(model: nn.Module, _args: object) -> None:
-    """Refuse, as a hook of the model's forward, where a backward was not followed by a step."""
+    """Have the backward of this forward average all that is trained, as a hook of the model's.
+
+    Raises:
+        LayoutError: The last backward has left parameters out, or what the reducer sends is
+            remembered by bucket.
+    """
     if torch.is_grad_enabled():
         refuse(model)
+        _follow_trained(model)
+
+
+def _follow_trained(model: nn.Module) -> None:
+    """Make the reducer anew where other parameters are trained than it was made for."""
+    reducer = torch_modules.reducer_of(model)
+    if reducer is None or not torch_reducers.trains_others(reducer):
+        return
+    changed = {id(parameter) for parameter in torch_reducers.changed(reducer)}
+    if changed and torch_modules.has_comm_hooks(reducer):
+        names = [name for name, p in model.named_parameters() if id(p) in changed]
+        raise LayoutError(
+            f"{_named(names)} cannot be frozen or thawed after parallelize in this layout.",
+            why="gradients are sent in fewer bytes, and what a step has not sent is kept for the "
+            "parameters that were trained then",
+            do="parallelize without Compress and without Precision's reduce=; or freeze before it",
+        )
+    torch_reducers.remake_reducer(reducer)
 
 
 def _before_step(optimizer: Optimizer, _args: Any, _keywords: Any) -> None:
@@ -75,10 +105,27 @@ def _before_step(optimizer: Optimizer, _args: Any, _keywords: Any) -> None:
         return
     for model in list(_models):
         reducer = torch_modules.reducer_of(model)
-        if reducer is not None and torch_reducers.is_unfinished(reducer):
+        if reducer is None:
+            continue
+        is_new = optimizer not in _checked
+        if is_new or torch_reducers.is_unfinished(reducer):
             own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            if any(id(p) in own for p in model.parameters()):
+            trained = {name: p for name, p in model.named_parameters() if id(p) in own}
+            if trained:
+                _refuse_strangers(reducer, trained)
                 refuse(model)
+    _checked.add(optimizer)
+
+
+def _refuse_strangers(reducer: Any, trained: dict[str, nn.Parameter]) -> None:
+    known = {id(parameter) for parameter in reducer.parameters()}
+    strangers = [name for name, p in trained.items() if id(p) not in known]
+    if strangers:
+        raise LayoutError(
+            f"Gradients of {_named(strangers)} are not averaged.",
+            why="the model has got them after parallelize, and replicas would part",
+            do="give the model its new parts, then parallelize",
+        )
 
 
 def install() -> None:

@@ -258,6 +258,8 @@ def restart_static_graphs(newcomers: Iterable[int]) -> None:
 
 def _buckets_of(ddp: DistributedDataParallel) -> torch_reducers.Buckets:
     buckets = torch_reducers.buckets_of(ddp)
+    if buckets is None and torch_reducers.made_for(ddp):
+        return []  # the next forward makes its reducer anew
     if buckets is None:
         raise pickle.PicklingError("requires_grad of a parameter has changed since DDP was made")
     return buckets

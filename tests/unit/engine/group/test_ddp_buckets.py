@@ -10,6 +10,7 @@ NEW, FIRST_STEP = Fact(0, "first", False), Fact(0, "anew", False)
 ONE_STEP, LAID, UNUSED = Fact(1, "first", False), Fact(2, "anew", False), Fact(2, "never", False)
 STATIC_NEW, STATIC_LEARNT = Fact(0, "first", True), Fact(1, "first", True)
 STATIC_LAID = Fact(2, "anew", True)
+THAWED = Fact(0, "first", False, "11")
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,10 @@ STATIC_LAID = Fact(2, "anew", True)
         pytest.param([STATIC_NEW, STATIC_NEW], "begin again", id="the graph was half learnt"),
         pytest.param([STATIC_LEARNT, STATIC_NEW], "agree", id="... by one rank"),
         pytest.param([STATIC_LAID, STATIC_LAID], "reset", id="the graph is known"),
+        pytest.param([THAWED, THAWED], "reset", id="more is trained on all ranks"),
+        pytest.param(
+            [THAWED, Fact(2, "anew", False, "10")], "in the next forward", id="... on some of them"
+        ),
     ],
 )
 def test_buckets_stay_where_they_are_those_of_the_next_step(
