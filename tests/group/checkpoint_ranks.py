@@ -18,7 +18,7 @@ from nbdist.engine.data.make import loader as make_loader
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.recovery import recovery
-from nbdist.engine.steps import keep
+from nbdist.engine.steps import keep, step_state
 from tests.group import models, parity_cases
 from tests.group.layout_ranks import whole
 from tests.group.parity_cases import Case
@@ -385,7 +385,7 @@ def followers_restored(folder: str, layout: str, average: type[Any] | None = Non
 
 
 def restored_from_old_format(folder: str) -> list[Any]:
-    """Save as before followers had names, by class and order; restore, and return the rates."""
+    """Save as before followers had names; restore, and return rates and what was said."""
     t = Followed("ddp")
     newer = torch.optim.lr_scheduler.CosineAnnealingLR(t.opt, 7)
     t.train(0, 6)
@@ -407,10 +407,10 @@ def restored_from_old_format(folder: str) -> list[Any]:
     t.end()
     t = Followed("ddp")
     newer = torch.optim.lr_scheduler.CosineAnnealingLR(t.opt, 7)
-    nbdist.restore(folder)
+    said = str(nbdist.restore(folder))
     after = [one.state_dict() for one in (t.warm, t.cosine, newer)]
     t.end()
-    return [before, after]
+    return [before, after, said]
 
 
 def saved_beside_a_failed_cell() -> dict[str, str]:
@@ -441,3 +441,84 @@ def saved_beside_a_failed_cell() -> dict[str, str]:
         keep.look_in(dict)
         del sys.last_value
         Training.end(_names["rate"])
+
+
+# ---- Several of a class -------------------------------------------------------------------------
+
+
+def build_nets(names: dict[str, Any], order: str, layout: str = "ddp") -> None:
+    """Build small models of one class in an order, each with an optimizer, as cells name them."""
+    recovery.install()
+    keep.look_in(lambda: names)
+    for name in order:
+        torch.manual_seed(ord(name))
+        net = parallelize(nn.Linear(4, 4), layout).model
+        opt = torch.optim.SGD(net.parameters(), lr=ord(name) / 1000, momentum=0.9)
+        names |= {name: net, f"opt_{name}": opt}
+
+
+def step_nets(names: dict[str, Any], which: str) -> None:
+    """Make a step of each of these."""
+    for name in which:
+        names[name](torch.full((2, 4), ord(name) / 100)).pow(2).sum().backward()
+        names[f"opt_{name}"].step()
+        names[f"opt_{name}"].zero_grad()
+
+
+def states_of_nets(names: dict[str, Any], which: str) -> dict[str, Any]:
+    """Return of each of these weights, momentum, rate and steps."""
+    found = {}
+    for name in which:
+        opt = names[f"opt_{name}"]
+        moved = [whole(s["momentum_buffer"]).tolist() for s in opt.state.values()]
+        weights = [whole(p).tolist() for p in names[name].parameters()]
+        steps = step_state.here().steps
+        found[name] = weights, moved, opt.param_groups[0]["lr"], opt in steps and steps[opt].whole
+    return found
+
+
+def end_nets(names: dict[str, Any]) -> None:
+    """Let nothing of them be found any more."""
+    keep.look_in(dict)
+    names.clear()
+    for living in torch_live.live(torch.optim.Optimizer):
+        torch_live.forget(living)
+    gc.collect()
+
+
+def nets_saved(folder: str, order: str, layout: str, names_told: bool = True) -> dict[str, Any]:
+    """Build, train unequally and save; without names as older versions have."""
+    _names: dict[str, Any] = {}
+    native = rest.facts_of
+
+    def facts_of(training: Any, of_moment: Any) -> Any:
+        told = native(training, of_moment)
+        return told if names_told else {what: told[what] for what in told if what != "called"}
+
+    rest.facts_of = facts_of
+    try:
+        build_nets(_names, order, layout)
+        for end in range(len(order)):
+            step_nets(_names, order[: end + 1])
+        nbdist.save(folder, wait=True)
+        return states_of_nets(_names, order)
+    finally:
+        rest.facts_of = native
+        end_nets(_names)
+
+
+def nets_restored(
+    folder: str, order: str, layout: str, renamed: dict[str, str] | None = None
+) -> tuple[dict[str, Any], str]:
+    """Build anew in another order, restore; returns the states by name, and what was said."""
+    _names: dict[str, Any] = {}
+    try:
+        build_nets(_names, order, layout)
+        for old, new in (renamed or {}).items():
+            _names[new] = _names.pop(old)
+        said = str(nbdist.restore(folder))
+        return states_of_nets(_names, order), said
+    except nbdist.NBDistError as error:
+        return {}, str(error)
+    finally:
+        end_nets(_names)

@@ -78,10 +78,53 @@ def test_what_follows_the_steps_goes_on_by_its_name(tmp_path: Path) -> None:
 
 def test_schedulers_of_a_checkpoint_without_names_go_on_by_class_and_order(tmp_path: Path) -> None:
     with cluster(1) as ranks:
-        ((before, after),) = ranks.run(checkpoint_ranks.restored_from_old_format, str(tmp_path))
+        ((before, after, said),) = ranks.run(
+            checkpoint_ranks.restored_from_old_format, str(tmp_path)
+        )
     assert before == after
+    assert "No name tells which of t.cosine, newer is which" in said
 
 
 def test_a_model_that_only_a_traceback_holds_is_no_part_of_a_checkpoint() -> None:
     with cluster(1) as ranks:
         assert ranks.run(checkpoint_ranks.saved_beside_a_failed_cell) == [{"Linear": "ddp"}]
+
+
+@pytest.mark.parametrize("layout", ["ddp", "zero3"])
+def test_models_of_one_class_go_by_their_names_in_whatever_order_they_are_built(
+    tmp_path: Path, layout: str
+) -> None:
+    with cluster(2) as ranks:
+        saved = ranks.run(checkpoint_ranks.nets_saved, str(tmp_path), "abc", layout)
+        for order in ("cab", "bca"):
+            restored = ranks.run(checkpoint_ranks.nets_restored, str(tmp_path), order, layout)
+            assert [states for states, _ in restored] == saved
+            assert "order" not in restored[0][1]
+
+
+def test_models_of_one_class_without_a_common_name_are_refused(tmp_path: Path) -> None:
+    renamed = {"a": "x", "b": "y"}
+    with cluster(1) as ranks:
+        ranks.run(checkpoint_ranks.nets_saved, str(tmp_path), "abc", "ddp")
+        ((_, said),) = ranks.run(
+            checkpoint_ranks.nets_restored, str(tmp_path), "bac", "ddp", renamed
+        )
+    assert (
+        "it has Linear (a), Linear-2 (b), the training here Linear (y), Linear-2 (x), each of "
+        "which fits each: a name that is there and here tells which is which." in said
+    )
+
+
+def test_models_of_a_checkpoint_without_names_go_by_order_and_a_sentence_says_so(
+    tmp_path: Path,
+) -> None:
+    with cluster(1) as ranks:
+        (saved,) = ranks.run(checkpoint_ranks.nets_saved, str(tmp_path), "ab", "ddp", False)
+        ((same, said),) = ranks.run(checkpoint_ranks.nets_restored, str(tmp_path), "ab", "ddp")
+        ((other, _),) = ranks.run(checkpoint_ranks.nets_restored, str(tmp_path), "ba", "ddp")
+    assert same == saved
+    assert other == {"a": saved["b"], "b": saved["a"]}
+    assert (
+        "No name tells which of Linear, Linear-2 is which: they have gone by the order in which "
+        "they were made." in said
+    )

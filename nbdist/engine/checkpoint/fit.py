@@ -12,7 +12,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from nbdist.engine.checkpoint import training_state
-from nbdist.engine.checkpoint.trained_models import Optimizer, TrainedModel
+from nbdist.engine.checkpoint.pairing import Names, Paired, paired
+from nbdist.engine.checkpoint.trained_models import Optimizer, TrainedModel, parameters_of
 from nbdist.engine.checkpoint.training_state import Training
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.compat.torch_checkpoint import SavedTensor, WantedPart, part_of
@@ -35,6 +36,8 @@ class Fit:
         notes: What is otherwise than it was saved, in sentences.
         is_same_model: Whether it is only something else that does not fit.
         loads: What `load_state_dict` is called of, and with what, as `rest` has frozen it.
+        models: The saved name of each model here, by its name.
+        optimizers: The saved number of each optimizer here, by its number.
     """
 
     parts: dict[str, list[WantedPart]] = field(default_factory=dict)
@@ -44,6 +47,13 @@ class Fit:
     notes: list[str] = field(default_factory=list)
     is_same_model: bool = False
     loads: list[tuple[Any, bytes]] = field(default_factory=list)
+    models: dict[str, str] = field(default_factory=dict)
+    optimizers: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def pairs(self) -> str:
+        """Which of the checkpoint's each one here is, for ranks to compare."""
+        return f"{self.models}, {self.optimizers}"
 
     def want(self, key: str, offsets: Sequence[int], room: torch.Tensor) -> None:
         """Have a part of a saved tensor read."""
@@ -68,6 +78,12 @@ class SavedTraining:
         self.apart = frozenset(name for told in facts for name in told["apart"])
         self.models = sorted(self.aliases)
         self.optimizers = max(len(told["optimizers"]) for told in facts)
+        self.called: dict[str, Any] = facts[0].get("called", {"models": {}, "optimizers": []})
+
+    def trained(self, number: int) -> set[str]:
+        """Return the names of what an optimizer trained, on all ranks."""
+        groups = [g for told in self.facts for g in told["optimizers"][number]["groups"]]
+        return {name for group in groups for name in group["names"] if name}
 
     def prefix(self, model: str, rank: int) -> str:
         """Return where the tensors lie that a rank reads of a model."""
@@ -82,11 +98,11 @@ class SavedTraining:
 def fit(training: Training, saved: SavedTraining, rank: int, *, only_model: bool) -> Fit:
     """Return how the checkpoint fits this rank's training."""
     found = Fit()
-    names = _matched(training.models, saved, found)
+    _pair_models(training, saved, rank, found)
     if found.complaints:
         return found
     for model in training.models:
-        _fit_model(model, names[model.name], saved, rank, found)
+        _fit_model(model, found.models[model.name], saved, rank, found)
     found.is_same_model = not found.complaints
     if only_model or not found.is_same_model:
         return found
@@ -95,8 +111,9 @@ def fit(training: Training, saved: SavedTraining, rank: int, *, only_model: bool
             f"it has {saved.optimizers} optimizers, the training here {len(training.optimizers)}"
         )
         return found
-    for number in range(len(training.optimizers)):
-        _fit_optimizer(training, number, names, saved, rank, found)
+    _pair_optimizers(training, saved, found)
+    for number in found.optimizers:
+        _fit_optimizer(training, number, saved, rank, found)
     return found
 
 
@@ -119,43 +136,118 @@ def some_of(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-# ---- Models -------------------------------------------------------------------------------------
+# ---- Which is which -----------------------------------------------------------------------------
 
 
-def _matched(models: Sequence[TrainedModel], saved: SavedTraining, found: Fit) -> dict[str, str]:
-    """Return the saved model's name of each model here: the same, or the only one there is."""
-    mine = [model.name for model in models]
-    if len(mine) == len(saved.models) == 1:
-        return {mine[0]: saved.models[0]}
-    if sorted(mine) != saved.models:
+def _pair_models(training: Training, saved: SavedTraining, rank: int, found: Fit) -> None:
+    """Note the saved name of each model here: of its class, and the only one or called the same."""
+    called = {model.name: training.names_of(model) for model in training.models}
+    was_called = {name: saved.called["models"].get(name, []) for name in saved.models}
+    if len(called) == len(was_called) == 1:
+        found.models[training.models[0].name] = saved.models[0]
+        return
+    if sorted(called) != saved.models:
+        found.complaints.append(f"it has {_all(was_called)}; the training here {_all(called)}")
+        return
+    for kind in dict.fromkeys(map(_kind, called)):
+        here = [model for model in training.models if _kind(model.name) == kind]
+        there = [name for name in called if _kind(name) == kind]  # the same, in the order of making
+        fits = {(m.name, t) for m in here for t in there if _is_fit(m, t, saved, rank)}
+        one = paired([model.name for model in here], there, fits, called, was_called)
+        found.models |= one.pairs
+        _tell(one, called, was_called, found)
+
+
+def _pair_optimizers(training: Training, saved: SavedTraining, found: Fit) -> None:
+    """Note the saved number of each optimizer here: what trains the same is the same."""
+    numbers = {f"optimizer {number + 1}": number for number in range(saved.optimizers)}
+    told = saved.called["optimizers"] or [[]] * saved.optimizers
+    was_called = {name: told[number] for name, number in numbers.items()}
+    called = {n: training.names_of(training.optimizers[number]) for n, number in numbers.items()}
+    trained = {name: saved.trained(number) for name, number in numbers.items()}
+    trains = {n: _trains(training.optimizers[i], training, found) for n, i in numbers.items()}
+    fits = {(h, t) for h in numbers for t in numbers if _is_one_in_other(trains[h], trained[t])}
+    one = paired(list(numbers), list(numbers), fits, called, was_called)
+    found.optimizers |= {numbers[h]: numbers[t] for h, t in one.pairs.items()}
+    _tell(one, called, was_called, found)
+
+
+def _trains(optimizer: Optimizer, training: Training, found: Fit) -> set[str]:
+    """Return the saved names of what an optimizer trains on this rank."""
+    own = (training.names.get(id(p), "").partition(".") for p in parameters_of(optimizer))
+    return {f"{found.models[model]}.{name}" for model, _, name in own if model}
+
+
+def _is_one_in_other(some: set[str], others: set[str]) -> bool:
+    return bool(some) == bool(others) and (some <= others or others <= some)
+
+
+def _tell(one: Paired, called: Names, was_called: Names, found: Fit) -> None:
+    """Complain of those whose names leave a choice, and note where there are no names."""
+    if one.undecided:
         found.complaints.append(
-            f"it has {', '.join(saved.models)}; the training here {', '.join(mine)}"
+            f"it has {_all(was_called, one.free)}, the training here "
+            f"{_all(called, one.undecided)}, each of which fits each: a name that is there and "
+            "here tells which is which"
         )
-    return {name: name for name in mine}
+    if one.by_order:
+        found.notes.append(
+            f"no name tells which of {', '.join(one.by_order)} is which: they have gone by the "
+            "order in which they were made"
+        )
+
+
+def _kind(name: str) -> str:
+    return name.partition("-")[0]
+
+
+def _all(called: Names, among: Iterable[str] | None = None) -> str:
+    """Return these with the names that cells call them by."""
+    chosen = list(called if among is None else among)
+    return ", ".join(n + (f" ({', '.join(called[n])})" if called[n] else "") for n in chosen)
+
+
+# ---- Models -------------------------------------------------------------------------------------
 
 
 def _fit_model(model: TrainedModel, name: str, saved: SavedTraining, rank: int, found: Fit) -> None:
     start = f"{saved.prefix(name, rank)}model.{name}."
-    there = saved.keys(start)
-    missing, other = [], []
-    for own, tensor in model.tensors.items():
-        key = _saved_name(own, model, there, saved.aliases[name])
-        if key is None:
-            missing.append(own)
-            continue
+    keys = _keys_of(model, name, saved, rank)
+    found.complaints += _misfits(model, keys, saved.keys(start))
+    if found.complaints:
+        return
+    for own, key in keys.items():
+        tensor = model.tensors[own]
         found.used |= {f"{name}.{key}", f"{name}.{own}"}
-        if there[key].shape != tensor.shape:
-            other.append(f"{own} is {tuple(there[key].shape)} there, {tuple(tensor.shape)} here")
-            continue
         offsets, shape = part_of(tensor)
         local = torch_hooks.local_part(tensor.detach())
         room = torch.empty(shape, dtype=tensor.dtype)
-        found.want(start + key, offsets, room)
+        found.want(f"{start}{key}", offsets, room)
         found.puts.append(_copy(local, room))
-    if missing:
-        found.complaints.append(f"it lacks {some_of(missing)} of {model.name}")
-    if other:
-        found.complaints.append(some_of(other))
+
+
+def _keys_of(
+    model: TrainedModel, name: str, saved: SavedTraining, rank: int
+) -> dict[str, str | None]:
+    """Return by what names the tensors of a model here were saved as another's; None: not."""
+    there = saved.keys(f"{saved.prefix(name, rank)}model.{name}.")
+    return {own: _saved_name(own, model, there, saved.aliases[name]) for own in model.tensors}
+
+
+def _misfits(
+    model: TrainedModel, keys: Mapping[str, str | None], there: Mapping[str, SavedTensor]
+) -> list[str]:
+    """Return why a saved model does not fit one here, in sentences."""
+    missing = [own for own, key in keys.items() if key is None]
+    shapes = {own: (there[k].shape, model.tensors[own].shape) for own, k in keys.items() if k}
+    other = [f"{o} is {tuple(a)} there, {tuple(b)} here" for o, (a, b) in shapes.items() if a != b]
+    lacks = [f"it lacks {some_of(missing)} of {model.name}"] if missing else []
+    return lacks + ([some_of(other)] if other else [])
+
+
+def _is_fit(model: TrainedModel, name: str, saved: SavedTraining, rank: int) -> bool:
+    there = saved.keys(f"{saved.prefix(name, rank)}model.{name}.")
+    return not _misfits(model, _keys_of(model, name, saved, rank), there)
 
 
 def _saved_name(
@@ -181,14 +273,10 @@ def _copy(target: torch.Tensor, room: torch.Tensor) -> Callable[[], None]:
 
 
 def _fit_optimizer(
-    training: Training,
-    number: int,
-    names: Mapping[str, str],
-    saved: SavedTraining,
-    rank: int,
-    found: Fit,
+    training: Training, number: int, saved: SavedTraining, rank: int, found: Fit
 ) -> None:
-    optimizer = training.optimizers[number]
+    optimizer, names = training.optimizers[number], found.models
+    number = found.optimizers[number]
     there = saved.facts[rank % len(saved.facts)]["optimizers"][number]["class"]
     here = type(training_state.real(optimizer)).__name__
     if there != here:

@@ -88,6 +88,10 @@ def facts_of(training: Training, of_moment: Facts) -> Facts:
             if (ddp := trained_models.ddp_of(model.module)) is not None
         },
         "apart": [model.name for model in training.models if model.is_apart],
+        "called": {
+            "models": {model.name: training.names_of(model) for model in training.models},
+            "optimizers": [training.names_of(optimizer) for optimizer in training.optimizers],
+        },
         "followers": {
             name: (type(one).__name__, frozen(one.state_dict()))
             for name, one in _moving(training).items()
@@ -132,8 +136,8 @@ def fit(
     mine = facts[rank % len(facts)]
     _fit_followers(training, facts, rank, found, is_alike=is_alike)
     _fit_kept(training, facts, rank, found)
-    found.puts.append(lambda: _put_options(training, facts))
-    found.puts.append(lambda: _put_counts(training, mine["steps"]))
+    found.puts.append(lambda: _put_options(training, facts, found))
+    found.puts.append(lambda: _put_counts(training, mine["steps"], found))
 
 
 def _fit_followers(
@@ -141,7 +145,7 @@ def _fit_followers(
 ) -> None:
     every = [_followers_in(told) for told in facts]
     there = every[rank % len(facts)]
-    pairs, missing = _matched(there, training.followers)
+    pairs, missing, by_order = _matched(there, training.followers)
     if missing:
         lacking = ", ".join(f"{name} (a {there[name][0]})" for name in missing)
         others = [n for n in training.followers if n not in pairs.values()]
@@ -150,6 +154,11 @@ def _fit_followers(
             f"of its class (it has {', '.join(others) or 'none'} beside what fits)"
         )
         return
+    if by_order:
+        found.notes.append(
+            f"no name tells which of {', '.join(by_order)} is which: they have gone by the order "
+            "in which they were made"
+        )
     for name, here in pairs.items():
         kind, state = there[name]
         if not is_alike and _is_cut(thawed(state)):
@@ -179,11 +188,14 @@ def _followers_in(told: Facts) -> dict[str, tuple[str, bytes]]:
 
 def _matched(
     there: Mapping[str, tuple[str, bytes]], here: Mapping[str, Any]
-) -> tuple[dict[str, str], list[str]]:
-    """Return what here each saved one is: by name, else the only one of its class; and the rest."""
+) -> tuple[dict[str, str], list[str], list[str]]:
+    """Return what here each saved one is: by name, else the only one of its class; and the rest.
+
+    Last, which of those here went by their order alone, as older checkpoints have no names.
+    """
     kinds = {name: type(one).__name__ for name, one in here.items()}
     pairs = {name: name for name, (kind, _) in there.items() if kinds.get(name) == kind}
-    missing = []
+    missing, by_order = [], []
     for kind in dict.fromkeys(kind for kind, _ in there.values()):
         theirs = [n for n, (other, _) in there.items() if other == kind and n not in pairs]
         mine = [n for n, other in kinds.items() if other == kind and n not in pairs.values()]
@@ -191,9 +203,10 @@ def _matched(
         mine.sort(key=lambda name: _made(here[name]))
         if len(mine) == len(theirs) and (len(theirs) == 1 or is_in_order):
             pairs.update(zip(theirs, mine, strict=True))
+            by_order += mine if len(mine) > 1 else []
         else:
             missing += theirs
-    return pairs, missing
+    return pairs, missing, by_order
 
 
 def _made(one: Any) -> int:
@@ -271,19 +284,18 @@ def _fit_kept(training: Training, facts: Sequence[Facts], rank: int, found: Fit)
             found.notes.append(f"{name} differed between {counted(len(facts), 'rank')}: it stays")
 
 
-def _put_options(training: Training, facts: Sequence[Facts]) -> None:
+def _put_options(training: Training, facts: Sequence[Facts], fitted: Fit) -> None:
     """Give every group the options of the group that has had its parameters."""
-    for number, optimizer in enumerate(training.optimizers):
+    for here, number in fitted.optimizers.items():
         told = {
             name: group["options"]
             for rank in facts
             for group in rank["optimizers"][number]["groups"]
             for name in group["names"]
         }
-        only = {name.partition(".")[2]: options for name, options in told.items()}
-        for group in optimizer.param_groups:
-            names = [training.names.get(id(p), "") for p in group["params"]]
-            known = (told.get(n) or only.get(n.partition(".")[2]) for n in names)
+        for group in training.optimizers[here].param_groups:
+            own = [training.names.get(id(p), "").partition(".") for p in group["params"]]
+            known = (told.get(f"{fitted.models.get(model)}.{name}") for model, _, name in own)
             for what, value in (next((o for o in known if o is not None), {})).items():
                 if what not in _OF_THE_DEVICE:
                     _put_option(group, what, value)
@@ -297,20 +309,22 @@ def _put_option(group: dict[str, Any], what: str, value: Any) -> None:
         group[what] = value
 
 
-def _put_counts(training: Training, steps: Sequence[int]) -> None:
+def _put_counts(training: Training, steps: Sequence[int], fitted: Fit) -> None:
     counts = step_state.here().steps
-    for optimizer, whole in zip(training.optimizers, steps, strict=False):
-        counts.setdefault(optimizer, step_state.OptimizerSteps()).settle(whole)
+    for here, number in fitted.optimizers.items():
+        optimizer = training.optimizers[here]
+        counts.setdefault(optimizer, step_state.OptimizerSteps()).settle(steps[number])
 
 
 def put_moment(
-    training: Training, facts: Sequence[Facts], *, is_alike: bool, repeats: bool
+    training: Training, facts: Sequence[Facts], fitted: Fit, *, is_alike: bool, repeats: bool
 ) -> list[str]:
     """Have random numbers and loaders go on. Collective; returns what is otherwise, in sentences.
 
     Args:
         training: Of this rank.
         facts: Of every rank that saved it.
+        fitted: What each one here is of what was saved.
         is_alike: Whether it is spread over as many ranks, in the same layouts.
         repeats: Whether the cell that saved is run again: passes that were done get nothing.
     """
@@ -319,7 +333,7 @@ def put_moment(
     notes = []
     if is_alike:
         _put_random(mine["random"])
-        _put_buckets(training, mine["buckets"])
+        _put_buckets(training, mine["buckets"], fitted)
     else:
         _derive_random(facts[0]["random"])
         notes.append(
@@ -330,10 +344,10 @@ def put_moment(
     return notes
 
 
-def _put_buckets(training: Training, told: Mapping[str, Any]) -> None:
+def _put_buckets(training: Training, told: Mapping[str, Any], fitted: Fit) -> None:
     """Have gradients summed in the order of the training that was saved."""
     for model in training.models:
-        ddp, buckets = trained_models.ddp_of(model.module), told.get(model.name)
+        ddp, buckets = trained_models.ddp_of(model.module), told.get(fitted.models[model.name])
         if ddp is not None and buckets:
             ddp_buckets.go_on_with(ddp, buckets)
 

@@ -165,8 +165,8 @@ def go_on_from(
     save.know(training)
     notes = list(fitted.notes)
     if not only_model:
-        is_alike = _is_alike(training, facts, found)
-        notes += rest.put_moment(training, facts, is_alike=is_alike, repeats=repeats)
+        is_alike = _is_alike(training, facts, found, fitted)
+        notes += rest.put_moment(training, facts, fitted, is_alike=is_alike, repeats=repeats)
         notes += _loaders_at(training)
     what = "the model of step" if only_model else "step"
     restored = _told(folder, found, notes, what)
@@ -197,24 +197,27 @@ def _read(
         saved = SavedTraining(reader.tensors(), facts)
         fitted = fit.fit(training, saved, rank, only_model=only_model)
         if not only_model and not fitted.complaints:
-            is_alike = _is_alike(training, facts, found)
+            is_alike = _is_alike(training, facts, found, fitted)
             rest.fit(training, facts, rank, fitted, is_alike=is_alike)
         if fitted.complaints:
             raise _other(folder, fitted.complaints, is_same_model=fitted.is_same_model)
         return facts, reader, saved, fitted
 
     facts, reader, saved, fitted = each(fit_all, folder)
-    used = together(lambda: fitted.used)
-    more = fit.unexpected(saved, used)
+    told = together(lambda: (fitted.pairs, fitted.used))
+    if other := next((pairs for pairs, _ in told if pairs != told[0][0]), ""):
+        raise _other(folder, [f"ranks find it to be {told[0][0]}, and {other}"])
+    more = fit.unexpected(saved, [used for _, used in told])
     if more:
         raise _other(folder, [f"it has {fit.some_of(more)}, which the model here has not"])
     together(lambda: reader.read(fitted.parts), folder)
     return facts, fitted
 
 
-def _is_alike(training: Training, facts: list[dict[str, Any]], found: Chosen) -> bool:
+def _is_alike(training: Training, facts: list[dict[str, Any]], found: Chosen, fitted: Fit) -> bool:
     """Return whether it is spread over as many ranks, in the same layouts."""
-    here = dist.get_world_size(), training_state.layouts(training)
+    layouts = {fitted.models[model.name]: model.spread_as for model in training.models}
+    here = dist.get_world_size(), layouts
     return here == (len(facts), dict(found.commit.layouts))
 
 

@@ -7,6 +7,7 @@ itself. Main thread.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,7 +33,7 @@ class TrainedModel:
     """One model of a training.
 
     Attributes:
-        name: Of its class, and a number where there are several.
+        name: Of its class, and a number where there are several, in the order of making.
         module: The plain module; its names are those of the model as it was written.
         layout: How it is spread; None where nbdist has not spread it.
         is_apart: Whether this rank trains one of its own.
@@ -93,6 +94,13 @@ def modules(optimizers: Iterable[Optimizer]) -> list[nn.Module]:
     found += [m for m in kept if all(m is not other for other in found)]
     inside = {id(part) for m in found for part in m.modules() if part is not m}
     return [m for m in found if id(m) not in inside]
+
+
+def model_in(one: Any) -> nn.Module | None:
+    """Return the plain module that an object is, or is around; None: it is no model."""
+    if isinstance(one, Layout):
+        return one.model
+    return _plain(one) if isinstance(one, nn.Module) else None
 
 
 def ddp_of(module: nn.Module) -> DistributedDataParallel | None:

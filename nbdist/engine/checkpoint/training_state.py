@@ -38,6 +38,7 @@ class Training:
             scalers, averages, the user's own.
         kept: What `nbdist.keep` names, but modules.
         loaders: Of every living `nbdist.loader`, in the order of making.
+        called: By what names cells call models and optimizers, by ids of modules and optimizers.
     """
 
     models: list[TrainedModel]
@@ -46,6 +47,7 @@ class Training:
     kept: dict[str, Any]
     loaders: list[Standing]
     names: dict[int, str] = field(default_factory=dict)  # "GPT.head.weight", by id of parameters
+    called: dict[int, set[str]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         optimizers = ", ".join(type(real(optimizer)).__name__ for optimizer in self.optimizers)
@@ -57,6 +59,10 @@ class Training:
         """Steps of the optimizer that has made most."""
         counts = step_state.here().steps
         return max((counts[o].whole for o in self.optimizers if o in counts), default=0)
+
+    def names_of(self, one: TrainedModel | Optimizer) -> list[str]:
+        """Return by what names cells call it, in order."""
+        return sorted(self.called.get(id(getattr(one, "module", one)), ()))
 
 
 def find(among: Collection[Optimizer] | None = None) -> Training:
@@ -146,7 +152,19 @@ def _find(among: Collection[Optimizer] | None) -> Training:
         {n: v for n, v in keep.kept().items() if not isinstance(v, nn.Module | Optimizer)},
         position.in_order(),
         names,
+        _called(models, optimizers),
     )
+
+
+def _called(models: list[TrainedModel], optimizers: list[Optimizer]) -> dict[int, set[str]]:
+    known = {id(model.module): id(model.module) for model in models}
+    known |= {id(inner): id(o) for o in optimizers for inner in (o, real(o))}
+
+    def which(one: Any) -> int | None:
+        model = trained_models.model_in(one)
+        return known.get(id(one if model is None else model))
+
+    return followers.names_of(keep.kept(), _names_here(), which)
 
 
 # ---- Optimizers and what follows them -----------------------------------------------------------

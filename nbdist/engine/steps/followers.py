@@ -418,13 +418,7 @@ def search(
     """
     found = Found()
     trained = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
-    todo: deque[tuple[str, Any, int]] = deque()
-    todo.extend((name, one, 0) for name, one in kept.items())
-    todo.extend(
-        (name, one, 0)
-        for name, one in list(names.items())
-        if not name.startswith("_") and name not in ("In", "Out", "exit", "quit")
-    )
+    todo = _roots(kept, names)
     while todo and len(found.seen) < _MOST_SEEN:
         path, one, depth = todo.popleft()
         if isinstance(one, _PLAIN) or id(one) in found.seen:
@@ -444,6 +438,41 @@ def search(
             if loose_tensors(one):
                 found.followers[path] = one
     return found
+
+
+def names_of(
+    kept: Mapping[str, Any], names: Mapping[str, Any], known: Callable[[Any], int | None]
+) -> dict[int, set[str]]:
+    """Return the names that lead to certain objects, as of `search`.
+
+    Args:
+        kept: As of `search`.
+        names: Likewise.
+        known: Returns the id of what an object is, or is around; None: none of them.
+    """
+    found: dict[int, set[str]] = {}
+    seen: set[int] = set()
+    todo = _roots(kept, names)
+    while todo and len(seen) < _MOST_SEEN:
+        path, one, depth = todo.popleft()
+        if isinstance(one, _PLAIN):
+            continue
+        if (which := known(one)) is not None:
+            found.setdefault(which, set()).add(path)
+        elif depth < _DEPTH and id(one) not in seen:
+            seen.add(id(one))
+            todo.extend((f"{path}{step}", item, depth + 1) for step, item in _inside(one))
+    return found
+
+
+def _roots(kept: Mapping[str, Any], names: Mapping[str, Any]) -> "deque[tuple[str, Any, int]]":
+    """Return where a search begins: names, what they lead to, and how deep that is."""
+    own = [
+        (name, one)
+        for name, one in list(names.items())
+        if not name.startswith("_") and name not in ("In", "Out", "exit", "quit")
+    ]
+    return deque((name, one, 0) for name, one in [*kept.items(), *own])
 
 
 _PLAIN = (
