@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import nbdist
-from nbdist.engine.checkpoint import rest, training_state
+from nbdist.engine.checkpoint import rest, save, training_state
 from nbdist.engine.compat import torch_live
 from nbdist.engine.data.make import loader as make_loader
 from nbdist.engine.layout.layout import Layout
@@ -454,7 +454,8 @@ def build_nets(names: dict[str, Any], order: str, layout: str = "ddp") -> None:
         torch.manual_seed(ord(name))
         net = parallelize(nn.Linear(4, 4), layout).model
         opt = torch.optim.SGD(net.parameters(), lr=ord(name) / 1000, momentum=0.9)
-        names |= {name: net, f"opt_{name}": opt}
+        rate = torch.optim.lr_scheduler.StepLR(opt, 2, 0.5)
+        names |= {name: net, f"opt_{name}": opt, f"rate_{name}": rate}
 
 
 def step_nets(names: dict[str, Any], which: str) -> None:
@@ -463,6 +464,7 @@ def step_nets(names: dict[str, Any], which: str) -> None:
         names[name](torch.full((2, 4), ord(name) / 100)).pow(2).sum().backward()
         names[f"opt_{name}"].step()
         names[f"opt_{name}"].zero_grad()
+        names[f"rate_{name}"].step()
 
 
 def states_of_nets(names: dict[str, Any], which: str) -> dict[str, Any]:
@@ -473,7 +475,9 @@ def states_of_nets(names: dict[str, Any], which: str) -> dict[str, Any]:
         moved = [whole(s["momentum_buffer"]).tolist() for s in opt.state.values()]
         weights = [whole(p).tolist() for p in names[name].parameters()]
         steps = step_state.here().steps
-        found[name] = weights, moved, opt.param_groups[0]["lr"], opt in steps and steps[opt].whole
+        made = steps[opt].whole if opt in steps else 0
+        rate = names[f"rate_{name}"].last_epoch, opt.param_groups[0]["lr"]
+        found[name] = weights, moved, made, rate
     return found
 
 
@@ -508,7 +512,7 @@ def nets_saved(folder: str, order: str, layout: str, names_told: bool = True) ->
 
 
 def nets_restored(
-    folder: str, order: str, layout: str, renamed: dict[str, str] | None = None
+    folder: str, order: str, layout: str, renamed: dict[str, str] | None = None, how: Any = None
 ) -> tuple[dict[str, Any], str]:
     """Build anew in another order, restore; returns the states by name, and what was said."""
     _names: dict[str, Any] = {}
@@ -516,9 +520,36 @@ def nets_restored(
         build_nets(_names, order, layout)
         for old, new in (renamed or {}).items():
             _names[new] = _names.pop(old)
-        said = str(nbdist.restore(folder))
+        said = str(nbdist.restore(folder, **(how or {})))
         return states_of_nets(_names, order), said
     except nbdist.NBDistError as error:
-        return {}, str(error)
+        return {}, f"{type(error).__name__}: {error}"
+    finally:
+        end_nets(_names)
+
+
+def cells_saved(folder: str, layout: str) -> dict[str, Any]:
+    """Train two models in cells of their own, and save from the second and from a third cell.
+
+    Returns:
+        The models' states, and what the second cell says of its checkpoint.
+    """
+    _names: dict[str, Any] = {}
+    try:
+        step_state.begin_cell()
+        build_nets(_names, "ac", layout)
+        step_nets(_names, "ac")
+        step_state.begin_cell()
+        save.begin_cell(None)
+        build_nets(_names, "b", layout)
+        step_nets(_names, "b")
+        nbdist.save(f"{folder}/second", wait=True)
+        said = " ".join(save.end_cell())
+        nbdist.save(f"{folder}/asked", what=["a", _names["opt_b"]], wait=True)
+        step_state.begin_cell()
+        nbdist.save(f"{folder}/all", wait=True)
+        step_nets(_names, "a")  # its cell made another one as well
+        nbdist.save(f"{folder}/first", wait=True)
+        return {"states": states_of_nets(_names, "abc"), "said": said}
     finally:
         end_nets(_names)

@@ -238,7 +238,8 @@ def test_arguments_that_make_no_sense_are_refused(
         'UsageError: nbdist.restore takes "latest", "best" or a step, not \'bset\''
     )
     assert restored(ranks, saved, only="optimizer") == (
-        "UsageError: nbdist.restore takes only=\"model\", not only='optimizer'."
+        'UsageError: nbdist.restore takes only="model", or a list of models and optimizers or the '
+        "names of their variables, not only='optimizer'."
     )
     for keep in (0, -1, True, 2.5):
         assert saved_in(ranks, tmp_path / "run", keep=keep) == (

@@ -202,10 +202,7 @@ def _at_boundary(optimizer: Optimizer, steps: int) -> None:
 
 
 def _save(optimizer: Optimizer) -> Saving:
-    stepped = step_state.here().stepped()
-    saving, training = save.begin(
-        lambda: training_state.find(stepped), None, None, 3, is_automatic=True
-    )
+    saving, training = save.begin(training_state.of_cell, None, None, 3, is_automatic=True)
     moment = rest.moment(training)
     save.tell_later(saving, lambda: rest.facts_of(training, moment))
     counted = step_state.here().steps

@@ -29,6 +29,8 @@ class Fit:
     """What one rank reads.
 
     Attributes:
+        training: What is restored: models here that the checkpoint has, and what hangs on them.
+        is_part: Whether the rest of the checkpoint is left out, as the call has asked for.
         parts: By the key of a saved tensor; several tensors here may be the same one there.
         puts: What is done with them when all have been read.
         used: Names of tensors of models that this rank holds.
@@ -38,8 +40,11 @@ class Fit:
         loads: What `load_state_dict` is called of, and with what, as `rest` has frozen it.
         models: The saved name of each model here, by its name.
         optimizers: The saved number of each optimizer here, by its number.
+        alone: By what names the models here can be asked for that fit, where others are lacking.
     """
 
+    training: Training
+    is_part: bool = False
     parts: dict[str, list[WantedPart]] = field(default_factory=dict)
     puts: list[Callable[[], None]] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
@@ -49,6 +54,7 @@ class Fit:
     loads: list[tuple[Any, bytes]] = field(default_factory=list)
     models: dict[str, str] = field(default_factory=dict)
     optimizers: dict[int, int] = field(default_factory=dict)
+    alone: list[str] = field(default_factory=list)
 
     @property
     def pairs(self) -> str:
@@ -76,7 +82,7 @@ class SavedTraining:
             for model, aliases in told["aliases"].items():
                 self.aliases.setdefault(model, {}).update(aliases)
         self.apart = frozenset(name for told in facts for name in told["apart"])
-        self.models = sorted(self.aliases)
+        self.models = sorted(self.aliases, key=_order)
         self.optimizers = max(len(told["optimizers"]) for told in facts)
         self.called: dict[str, Any] = facts[0].get("called", {"models": {}, "optimizers": []})
 
@@ -95,21 +101,19 @@ class SavedTraining:
         return {key[size:]: t for key, t in self.tensors.items() if key.startswith(start)}
 
 
-def fit(training: Training, saved: SavedTraining, rank: int, *, only_model: bool) -> Fit:
+def fit(
+    training: Training, saved: SavedTraining, rank: int, *, only_model: bool, is_part: bool = False
+) -> Fit:
     """Return how the checkpoint fits this rank's training."""
-    found = Fit()
+    found = Fit(training, is_part)
     _pair_models(training, saved, rank, found)
     if found.complaints:
         return found
+    training = found.training = training.part(found.models)
     for model in training.models:
         _fit_model(model, found.models[model.name], saved, rank, found)
     found.is_same_model = not found.complaints
     if only_model or not found.is_same_model:
-        return found
-    if len(training.optimizers) != saved.optimizers:
-        found.complaints.append(
-            f"it has {saved.optimizers} optimizers, the training here {len(training.optimizers)}"
-        )
         return found
     _pair_optimizers(training, saved, found)
     for number in found.optimizers:
@@ -117,11 +121,11 @@ def fit(training: Training, saved: SavedTraining, rank: int, *, only_model: bool
     return found
 
 
-def unexpected(saved: SavedTraining, used: Iterable[set[str]]) -> list[str]:
-    """Return the names of saved tensors that no rank has a place for."""
+def unexpected(saved: SavedTraining, models: Iterable[str], used: Iterable[set[str]]) -> list[str]:
+    """Return the names of tensors of these saved models that no rank has a place for."""
     known = set().union(*used)
     found = []
-    for model in saved.models:
+    for model in models:
         prefix = saved.prefix(model, 0)
         aliases = saved.aliases[model]
         tied = {name for name, first in aliases.items() if f"{model}.{first}" in known}
@@ -146,30 +150,58 @@ def _pair_models(training: Training, saved: SavedTraining, rank: int, found: Fit
     if len(called) == len(was_called) == 1:
         found.models[training.models[0].name] = saved.models[0]
         return
-    if sorted(called) != saved.models:
-        found.complaints.append(f"it has {_all(was_called)}; the training here {_all(called)}")
-        return
     for kind in dict.fromkeys(map(_kind, called)):
         here = [model for model in training.models if _kind(model.name) == kind]
-        there = [name for name in called if _kind(name) == kind]  # the same, in the order of making
+        there = [name for name in saved.models if _kind(name) == kind]
         fits = {(m.name, t) for m in here for t in there if _is_fit(m, t, saved, rank)}
         one = paired([model.name for model in here], there, fits, called, was_called)
         found.models |= one.pairs
         _tell(one, called, was_called, found)
+    if not found.complaints:
+        _tell_lacking(called, was_called, found)
+
+
+def _tell_lacking(called: Names, was_called: Names, found: Fit) -> None:
+    """Complain of models that are there and not here, and note those that are here alone."""
+    more = [name for name in called if name not in found.models]
+    if len(found.models) < len(was_called) and not found.is_part:
+        found.complaints.append(f"it has {_all(was_called)}; the training here {_all(called)}")
+        found.alone = found.training.asked_by(found.models)
+    elif more and found.is_part:
+        found.complaints.append(f"it has {_all(was_called)}, and no {_all(called, more)}")
+    elif more:
+        found.notes.append(f"{_all(called, more)} is here and not there: it stays as it is")
 
 
 def _pair_optimizers(training: Training, saved: SavedTraining, found: Fit) -> None:
     """Note the saved number of each optimizer here: what trains the same is the same."""
-    numbers = {f"optimizer {number + 1}": number for number in range(saved.optimizers)}
+    models = set(found.models.values())
+    every = {f"optimizer {number + 1}": saved.trained(number) for number in range(saved.optimizers)}
+    trained = {n: its for n, its in every.items() if not its or models & {*map(_model_of, its)}}
+    trains = {
+        f"optimizer {number + 1}": _trains(optimizer, training, found)
+        for number, optimizer in enumerate(training.optimizers)
+    }
+    if len(trains) != len(trained):
+        found.complaints.append(
+            f"it has {len(trained)} optimizers, the training here {len(trains)}"
+        )
+        return
     told = saved.called["optimizers"] or [[]] * saved.optimizers
-    was_called = {name: told[number] for name, number in numbers.items()}
-    called = {n: training.names_of(training.optimizers[number]) for n, number in numbers.items()}
-    trained = {name: saved.trained(number) for name, number in numbers.items()}
-    trains = {n: _trains(training.optimizers[i], training, found) for n, i in numbers.items()}
-    fits = {(h, t) for h in numbers for t in numbers if _is_one_in_other(trains[h], trained[t])}
-    one = paired(list(numbers), list(numbers), fits, called, was_called)
-    found.optimizers |= {numbers[h]: numbers[t] for h, t in one.pairs.items()}
+    was_called = {name: told[_number_of(name)] for name in trained}
+    called = {n: training.names_of(training.optimizers[_number_of(n)]) for n in trains}
+    fits = {(h, t) for h in trains for t in trained if _is_one_in_other(trains[h], trained[t])}
+    one = paired(list(trains), list(trained), fits, called, was_called)
+    found.optimizers |= {_number_of(h): _number_of(t) for h, t in one.pairs.items()}
     _tell(one, called, was_called, found)
+
+
+def _model_of(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _number_of(optimizer: str) -> int:
+    return int(optimizer.rpartition(" ")[2]) - 1
 
 
 def _trains(optimizer: Optimizer, training: Training, found: Fit) -> set[str]:
@@ -199,6 +231,12 @@ def _tell(one: Paired, called: Names, was_called: Names, found: Fit) -> None:
 
 def _kind(name: str) -> str:
     return name.partition("-")[0]
+
+
+def _order(name: str) -> tuple[str, int]:
+    """Return a saved model's class, and its number in the order of making."""
+    kind, _, number = name.partition("-")
+    return kind, int(number or 1)
 
 
 def _all(called: Names, among: Iterable[str] | None = None) -> str:

@@ -30,22 +30,28 @@ def paired(
     """Return which is which: what alone fits, what fits under the same name, what is left.
 
     Args:
-        here: In the order of making; as many as there are `there`.
+        here: In the order of making.
         there: Likewise.
         fits: What could be what, (here, there).
         called: The names of the variables that lead to each one here; none where none does.
         was_called: Likewise there. Older checkpoints tell none.
 
     Returns:
-        Where names are told on both sides and leave a choice, the order decides nothing: it is as
-        likely to be another one as they are.
+        Where names are told on both sides and leave a choice, or one side has more, the order
+        decides nothing: it is as likely to be another one as they are.
     """
+    is_even = len(here) == len(there)
+    is_told = all(called[h] for h in here) and all(was_called[t] for t in there)
     named = {(h, t) for h in here for t in there if set(called[h]) & set(was_called[t])}
     found: dict[str, str] = {}
-    for possible in (fits, fits & named, named):
+    # Of more than there are, one that alone fits may be a stranger that looks alike.
+    for possible in (fits if is_even or not is_told else set(), fits & named, named):
         _add_certain(possible, found)
     left = [h for h in here if h not in found]
     free = [t for t in there if t not in found.values()]
+    if not is_even:
+        is_open = any((h, t) in fits for h in left for t in free)
+        return Paired(found, undecided=tuple(left), free=tuple(free)) if is_open else Paired(found)
     if len(left) == 1:
         return Paired(found | dict(zip(left, free, strict=True)))
     if all(called[h] for h in left) and all(was_called[t] for t in free):

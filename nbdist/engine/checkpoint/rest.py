@@ -92,6 +92,7 @@ def facts_of(training: Training, of_moment: Facts) -> Facts:
             "models": {model.name: training.names_of(model) for model in training.models},
             "optimizers": [training.names_of(optimizer) for optimizer in training.optimizers],
         },
+        "follows": {n: _optimizer_of(training, one) for n, one in training.followers.items()},
         "followers": {
             name: (type(one).__name__, frozen(one.state_dict()))
             for name, one in _moving(training).items()
@@ -99,6 +100,13 @@ def facts_of(training: Training, of_moment: Facts) -> Facts:
         "kept": {name: (hashlib.sha256(state).hexdigest(), state) for name, state in kept.items()},
         "steps": [counts[o].whole if o in counts else 0 for o in training.optimizers],
     }
+
+
+def _optimizer_of(training: Training, follower: Any) -> int | None:
+    """Return the number of the optimizer that something follows alone; None: it follows none."""
+    followed = training_state.follows(follower)
+    every = enumerate(training.optimizers)
+    return next((i for i, o in every if followed in (o, training_state.real(o))), None)
 
 
 def frozen(state: Any) -> bytes:
@@ -129,11 +137,9 @@ def _moving(training: Training) -> dict[str, Any]:
 # ---- Restored -----------------------------------------------------------------------------------
 
 
-def fit(
-    training: Training, facts: Sequence[Facts], rank: int, found: Fit, *, is_alike: bool
-) -> None:
+def fit(facts: Sequence[Facts], rank: int, found: Fit, *, is_alike: bool) -> None:
     """Add to `found` what is put back beside tensors, or why it cannot be. Changes nothing."""
-    mine = facts[rank % len(facts)]
+    training, mine = found.training, facts[rank % len(facts)]
     _fit_followers(training, facts, rank, found, is_alike=is_alike)
     _fit_kept(training, facts, rank, found)
     found.puts.append(lambda: _put_options(training, facts, found))
@@ -145,6 +151,8 @@ def _fit_followers(
 ) -> None:
     every = [_followers_in(told) for told in facts]
     there = every[rank % len(facts)]
+    if found.is_part:
+        there = _of_part(there, facts[rank % len(facts)].get("follows", {}), found)
     pairs, missing, by_order = _matched(there, training.followers)
     if missing:
         lacking = ", ".join(f"{name} (a {there[name][0]})" for name in missing)
@@ -153,6 +161,7 @@ def _fit_followers(
             f"it has {lacking}, and the training here no such object by that name, or the only one "
             f"of its class (it has {', '.join(others) or 'none'} beside what fits)"
         )
+        found.alone = training.asked_by()
         return
     if by_order:
         found.notes.append(
@@ -175,6 +184,23 @@ def _fit_followers(
     for name in training.followers:
         if name not in pairs.values():
             found.notes.append(f"{name} is here and not there: it stays as it is")
+
+
+def _of_part(
+    there: dict[str, tuple[str, bytes]], follows: Mapping[str, int | None], found: Fit
+) -> dict[str, tuple[str, bytes]]:
+    """Return of what followed the steps that of this part: by its optimizers, or by its name."""
+    own = set(found.optimizers.values())
+    its = {
+        name: one
+        for name, one in there.items()
+        if follows.get(name) in own
+        or (follows.get(name) is None and name in found.training.followers)
+    }
+    loose = [n for n in there if n not in its and follows.get(n) is None]
+    if loose:
+        found.notes.append(f"{', '.join(loose)} was saved, and is left out")
+    return its
 
 
 def _followers_in(told: Facts) -> dict[str, tuple[str, bytes]]:
@@ -316,19 +342,16 @@ def _put_counts(training: Training, steps: Sequence[int], fitted: Fit) -> None:
         counts.setdefault(optimizer, step_state.OptimizerSteps()).settle(steps[number])
 
 
-def put_moment(
-    training: Training, facts: Sequence[Facts], fitted: Fit, *, is_alike: bool, repeats: bool
-) -> list[str]:
+def put_moment(facts: Sequence[Facts], fitted: Fit, *, is_alike: bool, repeats: bool) -> list[str]:
     """Have random numbers and loaders go on. Collective; returns what is otherwise, in sentences.
 
     Args:
-        training: Of this rank.
         facts: Of every rank that saved it.
         fitted: What each one here is of what was saved.
         is_alike: Whether it is spread over as many ranks, in the same layouts.
         repeats: Whether the cell that saved is run again: passes that were done get nothing.
     """
-    rank = dist.get_rank()
+    rank, training = dist.get_rank(), fitted.training
     mine = facts[rank % len(facts)]
     notes = []
     if is_alike:
@@ -340,7 +363,7 @@ def put_moment(
             "ranks or layout are others: sums are rounded otherwise, and random numbers follow "
             "from the first rank's"
         )
-    _put_loaders(training, facts[0], repeats=repeats)
+    _put_loaders(training, facts[0], repeats=repeats, is_part=fitted.is_part)
     return notes
 
 
@@ -375,10 +398,12 @@ def _derive_random(first: tuple[Any, ...]) -> None:
         numpy.random.seed(seed % 2**32)
 
 
-def _put_loaders(training: Training, told: Mapping[str, Any], *, repeats: bool) -> None:
+def _put_loaders(
+    training: Training, told: Mapping[str, Any], *, repeats: bool, is_part: bool
+) -> None:
     """Have each loader go on where the one of its name, it itself, or the newest like it stood.
 
-    One that the cell has yet to make goes on as well.
+    One that the cell has yet to make goes on as well, unless it may be that of what is left out.
     """
     here = step_state.here().random_numbers()
     gc.collect()  # a loader that only a reference cycle keeps is gone: another has its place
@@ -391,5 +416,5 @@ def _put_loaders(training: Training, told: Mapping[str, Any], *, repeats: bool) 
         plan = [p and Position(*p) for p in told["plans"][number]] if repeats else []
         if (one := chosen[number]) is not None:
             one.resume(states[number], mark, plan)
-        else:
+        elif not is_part:
             position.resume_later(states[number], mark, plan)

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -67,7 +67,7 @@ def restore(
     name: str | os.PathLike[str] | None = None,
     *,
     which: str | int = "latest",
-    only: str | None = None,
+    only: Literal["model"] | Collection[Any] | None = None,
     missing_ok: bool = False,
     storage_options: dict[str, Any] | None = None,
 ) -> Checkpoint | None:
@@ -87,7 +87,9 @@ def restore(
     Args:
         name: As of `nbdist.save`, or the folder of one checkpoint.
         which: "latest", "best" (by the metric), or a step.
-        only: "model" leaves optimizers, loaders and random numbers as they are.
+        only: Models and optimizers, or the names of their variables: these are restored, with what
+            hangs on them, and others in the checkpoint are left out. "model" restores the weights
+            of all models, and leaves optimizers, loaders and random numbers as they are.
         missing_ok: Return None where there is no checkpoint at all.
         storage_options: For the library behind a URL, as fsspec takes them.
 
@@ -99,11 +101,15 @@ def restore(
             cannot be reached; the same on all ranks, and nothing was changed.
         UsageError: An argument makes no sense.
     """
-    if only not in (None, "model"):
-        raise UsageError(f'nbdist.restore takes only="model", not only={only!r}.')
+    if not (only in (None, "model") or (isinstance(only, list | tuple) and only)):
+        raise UsageError(
+            'nbdist.restore takes only="model", or a list of models and optimizers or the names of '
+            f"their variables, not only={only!r}."
+        )
     global _calls
     save.require_rank("nbdist.restore")
-    same(f"name={name!r}, which={which!r}, only={only!r}", "nbdist.restore")
+    what = None if only == "model" else only
+    same(f"name={name!r}, which={which!r}, only={save.told(only)}", "nbdist.restore")
     _calls += 1
     save.settle()
     url, folder = _one_of(save.place_of(name), which)
@@ -113,7 +119,7 @@ def restore(
         if missing_ok:
             return None
         raise from_rank_0(lambda: chosen.missing(place), url)
-    return go_on_from(place, found, only_model=only == "model")
+    return go_on_from(place, found, only_model=only == "model", what=what)
 
 
 def calls() -> int:
@@ -135,6 +141,7 @@ def go_on_from(
     found: Chosen,
     *,
     only_model: bool = False,
+    what: Collection[Any] | None = None,
     repeats: bool = False,
     among: Collection[torch.optim.Optimizer] | None = None,
 ) -> Checkpoint:
@@ -143,7 +150,8 @@ def go_on_from(
     Args:
         place: Where it lies.
         found: Which.
-        only_model: As of `restore`.
+        only_model: Whether weights alone are restored.
+        what: A list, as `restore` takes it in `only`.
         repeats: As of `rest.put_moment`.
         among: As of `training_state.find`.
 
@@ -152,9 +160,16 @@ def go_on_from(
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     folder = place.folder(found.name)
-    training = agreement.found(lambda: training_state.find(among))
+
+    def find() -> Training:
+        every = training_state.find(among)
+        return every if what is None else training_state.asked(every, what, "nbdist.restore")
+
+    training = agreement.found(find)
     together(lambda: chosen.verify(place, found, rank, ranks), folder)
-    facts, fitted = _read(training, place, found, only_model=only_model)
+    is_part = what is not None
+    facts, fitted = _read(training, place, found, only_model=only_model, is_part=is_part)
+    training = fitted.training
     loads = rest.Loads(fitted.loads)
     try:
         each(loads.load, folder)
@@ -165,18 +180,17 @@ def go_on_from(
     save.know(training)
     notes = list(fitted.notes)
     if not only_model:
-        is_alike = _is_alike(training, facts, found, fitted)
-        notes += rest.put_moment(training, facts, fitted, is_alike=is_alike, repeats=repeats)
+        is_alike = _is_alike(facts, found, fitted)
+        notes += rest.put_moment(facts, fitted, is_alike=is_alike, repeats=repeats)
         notes += _loaders_at(training)
-    what = "the model of step" if only_model else "step"
-    restored = _told(folder, found, notes, what)
+    restored = _told(folder, found, notes, "the model of step" if only_model else "step")
     if rank == 0:
         print(restored)
     return restored
 
 
 def _read(
-    training: Training, place: CheckpointFolder, found: Chosen, *, only_model: bool
+    training: Training, place: CheckpointFolder, found: Chosen, *, only_model: bool, is_part: bool
 ) -> tuple[list[dict[str, Any]], Fit]:
     """Read this rank's parts beside what is there. Collective."""
     folder, rank = place.folder(found.name), dist.get_rank()
@@ -195,30 +209,29 @@ def _read(
                 do=_how_to_read(found.commit.torch),
             ) from error
         saved = SavedTraining(reader.tensors(), facts)
-        fitted = fit.fit(training, saved, rank, only_model=only_model)
+        fitted = fit.fit(training, saved, rank, only_model=only_model, is_part=is_part)
         if not only_model and not fitted.complaints:
-            is_alike = _is_alike(training, facts, found, fitted)
-            rest.fit(training, facts, rank, fitted, is_alike=is_alike)
+            rest.fit(facts, rank, fitted, is_alike=_is_alike(facts, found, fitted))
         if fitted.complaints:
-            raise _other(folder, fitted.complaints, is_same_model=fitted.is_same_model)
+            raise _other(folder, fitted.complaints, _ways_out(fitted))
         return facts, reader, saved, fitted
 
     facts, reader, saved, fitted = each(fit_all, folder)
     told = together(lambda: (fitted.pairs, fitted.used))
     if other := next((pairs for pairs, _ in told if pairs != told[0][0]), ""):
         raise _other(folder, [f"ranks find it to be {told[0][0]}, and {other}"])
-    more = fit.unexpected(saved, [used for _, used in told])
+    more = fit.unexpected(saved, fitted.models.values(), [used for _, used in told])
     if more:
         raise _other(folder, [f"it has {fit.some_of(more)}, which the model here has not"])
     together(lambda: reader.read(fitted.parts), folder)
     return facts, fitted
 
 
-def _is_alike(training: Training, facts: list[dict[str, Any]], found: Chosen, fitted: Fit) -> bool:
+def _is_alike(facts: list[dict[str, Any]], found: Chosen, fitted: Fit) -> bool:
     """Return whether it is spread over as many ranks, in the same layouts."""
-    layouts = {fitted.models[model.name]: model.spread_as for model in training.models}
-    here = dist.get_world_size(), layouts
-    return here == (len(facts), dict(found.commit.layouts))
+    layouts = {fitted.models[model.name]: model.spread_as for model in fitted.training.models}
+    there = {name: found.commit.layouts.get(name) for name in layouts}
+    return len(facts) == dist.get_world_size() and layouts == there
 
 
 def _how_to_read(torch_version: str) -> str:
@@ -227,12 +240,19 @@ def _how_to_read(torch_version: str) -> str:
     return "define the classes that kept states name before restoring"
 
 
-def _other(folder: str, complaints: list[str], *, is_same_model: bool = False) -> CheckpointError:
-    alone = ', or take the weights alone: nbdist.restore(only="model")' if is_same_model else ""
+def _ways_out(fitted: Fit) -> str:
+    """Return what else can be done where a checkpoint does not fit."""
+    if fitted.alone:
+        return f", or leave the rest out: nbdist.restore(only={fitted.alone})"
+    alone = ', or take the weights alone: nbdist.restore(only="model")'
+    return alone if fitted.is_same_model else ""
+
+
+def _other(folder: str, complaints: list[str], ways_out: str = "") -> CheckpointError:
     return CheckpointError(
         f"{folder} does not fit the training here, and nothing was restored from it: "
         f"{'; '.join(complaints)}.",
-        do=f"build what was saved{alone}",
+        do=f"build what was saved{ways_out}",
     )
 
 

@@ -5,7 +5,7 @@ Threads: cells call it on the main thread of all ranks; each save has one thread
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from numbers import Real
 from typing import Any
 from weakref import WeakSet
@@ -27,6 +27,7 @@ AT_CELL_END_S = 60.0  # that a cell's end waits for what is still being written
 _default = ".nbdist/checkpoints/notebook"
 _newest: Saving | None = None
 _written: list[Saving] = []  # of this cell
+_left_out: dict[str, None] = {}  # models that the cell could have saved, too
 _known: "WeakSet[torch.optim.Optimizer]" = WeakSet()  # of which there is a checkpoint
 # A save, and what is told of it when the next step begins.
 _untold: tuple[Saving, Callable[[], rest.Facts]] | None = None
@@ -35,13 +36,14 @@ _untold: tuple[Saving, Callable[[], rest.Facts]] | None = None
 def save(
     name: str | os.PathLike[str] | None = None,
     *,
+    what: Collection[Any] | None = None,
     metric: float | None = None,
     higher_is_better: bool = False,
     keep: int | None = 3,
     wait: bool = False,
     storage_options: dict[str, Any] | None = None,
 ) -> Saving:
-    """Save the whole training; the next `nbdist.restore()` goes on from it. On all ranks together.
+    """Save what a cell trains; the next `nbdist.restore()` goes on from it. On all ranks together.
 
         for x, y in loader:
             ...
@@ -49,9 +51,11 @@ def save(
             if step % 100 == 0:
                 nbdist.save()
 
-    Saved is what is found: models with a layout (or DDP, `fully_shard`), their optimizers, all that
-    names lead to and that has `state_dict` and `load_state_dict` (schedulers, scalers, averages),
-    loaders, what `nbdist.keep` names, and each rank's random numbers. Each
+    Saved is what the cell trains: the optimizers that have stepped in it, and those that were made
+    together with them; before any has, all that cells can reach. To them belong models with a
+    layout (or DDP, `fully_shard`), all that names lead to and that has `state_dict` and
+    `load_state_dict` (schedulers, scalers, averages), loaders, what `nbdist.keep` names, and each
+    rank's random numbers. Models that cells can reach and that are left out the cell names. Each
     checkpoint has a folder of its own, which counts when it is complete; none is overwritten.
 
     Training stands still while ranks agree; a thread copies this rank's part, for which the next
@@ -61,6 +65,8 @@ def save(
     Args:
         name: A word for checkpoints beside the notebook's own, a folder, or a URL that fsspec
             opens (`s3://bucket/run`). By itself `.nbdist/checkpoints` and the notebook's name.
+        what: Models and optimizers, or the names of their variables, that are saved with what hangs
+            on them, whatever the cell trains.
         metric: A number, such as the loss of a validation: the checkpoint with the best stays.
             Rank 0's counts.
         higher_is_better: Whether that is the highest.
@@ -76,15 +82,24 @@ def save(
         CheckpointError: It cannot be saved there, or `wait` is set and writing failed; the same on
             all ranks, and the checkpoint before it still counts. What fails later the cell's last
             lines say.
-        UsageError: `keep` or `metric` makes no sense, or this is no rank.
+        UsageError: `what`, `keep` or `metric` makes no sense, or this is no rank.
     """
     if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
         raise UsageError(f"nbdist.save keeps 1 checkpoint or more, not {keep!r}; None keeps all.")
     if metric is not None and not _is_number(metric):
         raise UsageError(f"nbdist.save takes a number as its metric, not {metric!r}.")
+    if not (what is None or (isinstance(what, list | tuple) and what)):
+        raise UsageError(f"nbdist.save takes a list of models and optimizers, not what={what!r}.")
     require_rank("nbdist.save")
+
+    def find() -> Training:
+        if what is None:
+            return training_state.of_cell()
+        return training_state.asked(training_state.find(), what, "nbdist.save")
+
     rated = None if metric is None else float(metric) * (-1 if higher_is_better else 1)
-    saving, training = begin(training_state.find, name, rated, keep, storage_options, waits=wait)
+    saving, training = begin(find, name, rated, keep, storage_options, waits=wait)
+    _left_out.update(dict.fromkeys(training.left_out))
     try:
         saving.go(lambda: rest.facts_of(training, rest.moment(training)))
         return saving.wait() if wait else saving
@@ -128,6 +143,13 @@ def begin(
     _newest = saving
     _written.append(saving)
     return saving, training
+
+
+def told(what: object) -> str:
+    """Return what ranks compare of a list of objects or names: each rank's are others."""
+    if not isinstance(what, list | tuple):
+        return repr(what)
+    return ", ".join(one if isinstance(one, str) else type(one).__name__ for one in what)
 
 
 def _is_number(metric: object) -> bool:
@@ -200,6 +222,7 @@ def begin_cell(beside: str | None) -> None:
     global _default
     _default = beside or _default
     _written.clear()
+    _left_out.clear()
     steady.begin_cell()
 
 
@@ -255,7 +278,13 @@ def _successes() -> list[str]:
         f"{newest.folder} ({name_bytes(newest.nbytes)} a rank); training stood still for "
         f"{figure(blocked)} s."
     )
-    return [said]
+    if not _left_out:
+        return [said]
+    names = ", ".join(_left_out)
+    return [
+        said,
+        f"Without {names}, not trained in this cell: nbdist.save(what=[...]) names models.",
+    ]
 
 
 def give_up(why: str) -> None:

@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
@@ -24,7 +24,7 @@ from nbdist.engine.data import position
 from nbdist.engine.data.position import Standing
 from nbdist.engine.steps import followers, keep, step_state
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
-from nbdist.errors import CheckpointError
+from nbdist.errors import CheckpointError, UsageError
 
 
 @dataclass
@@ -39,6 +39,7 @@ class Training:
         kept: What `nbdist.keep` names, but modules.
         loaders: Of every living `nbdist.loader`, in the order of making.
         called: By what names cells call models and optimizers, by ids of modules and optimizers.
+        left_out: Models that cells can reach, and that are no part of it.
     """
 
     models: list[TrainedModel]
@@ -48,6 +49,7 @@ class Training:
     loaders: list[Standing]
     names: dict[int, str] = field(default_factory=dict)  # "GPT.head.weight", by id of parameters
     called: dict[int, set[str]] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         optimizers = ", ".join(type(real(optimizer)).__name__ for optimizer in self.optimizers)
@@ -62,7 +64,23 @@ class Training:
 
     def names_of(self, one: TrainedModel | Optimizer) -> list[str]:
         """Return by what names cells call it, in order."""
-        return sorted(self.called.get(id(getattr(one, "module", one)), ()))
+        key = one.module if isinstance(one, TrainedModel) else one
+        return sorted(self.called.get(id(key), ()))
+
+    def asked_by(self, among: Collection[str] | None = None) -> list[str]:
+        """Return a name of each model, or of those `among` them; none where one has none."""
+        wanted = [model for model in self.models if among is None or model.name in among]
+        names = [self.names_of(model)[:1] for model in wanted]
+        return [name for one in names for name in one] if all(names) else []
+
+    def part(self, names: Collection[str]) -> "Training":
+        """Return of it the models of these names, and what hangs on them alone or on nothing."""
+        models = [model for model in self.models if model.name in names]
+        own = {id(p) for model in models for p in model.module.parameters()}
+        optimizers = [o for o in self.optimizers if any(id(p) in own for p in parameters_of(o))]
+        around = {id(None), *(id(one) for o in optimizers for one in (o, real(o)))}
+        its = {name: one for name, one in self.followers.items() if id(follows(one)) in around}
+        return replace(self, models=models, optimizers=optimizers, followers=its)
 
 
 def find(among: Collection[Optimizer] | None = None) -> Training:
@@ -82,6 +100,75 @@ def find(among: Collection[Optimizer] | None = None) -> Training:
             do="build model and optimizer first, or name what there is: nbdist.keep(model=model)",
         )
     return found
+
+
+def of_cell() -> Training:
+    """Return what the running cell trains, or, before any step in it, all that cells can reach.
+
+    Its optimizers are those that have stepped in it, those that were made in the same cells as they
+    (of two that take turns one may not have begun), and what else trains their models.
+
+    Raises:
+        CheckpointError: As `find`.
+    """
+    here = step_state.here()
+    stepped = {id(o) for o in here.stepped()}
+    known = stepped | {id(o) for o in _belonging()}
+    living = [o for o in _optimizers() if {id(o), id(real(o))} & known]
+    own = [o for o in living if {id(o), id(real(o))} & stepped]
+    cells = {here.made_in.get(o) for o in own}
+    found = find([o for o in living if here.made_in.get(o) in cells] if own else living)
+    trained = {id(p) for model in found.models for p in model.module.parameters()}
+    among = [o for o in living if any(id(p) in trained for p in parameters_of(o))]
+    if len(among) > len(found.optimizers):
+        found = find(among)
+    others = [o for o in living if all(o is not mine for mine in found.optimizers)]
+    found.left_out = _left_out(found, others) if others else ()
+    return found
+
+
+def _left_out(found: Training, others: list[Optimizer]) -> tuple[str, ...]:
+    """Return by what names, or else of what class, the models are called that these train."""
+    inside = {id(model.module) for model in found.models}
+    models = [m for m in trained_models.modules(others) if id(m) not in inside]
+    called = _called(models, [])
+    return tuple(min(called.get(id(m), {torch_sharded.plain_name(m)})) for m in models)
+
+
+def asked(every: Training, what: Collection[Any], call: str) -> Training:
+    """Return the part of a training that a call asks for: models or optimizers, or their names.
+
+    Raises:
+        UsageError: One of them is none, or not here.
+    """
+    ones: list[TrainedModel | Optimizer] = [*every.models, *every.optimizers]
+    names = [model.name for model in every.models]
+    found: list[str] = []
+    for one in what:
+        mine = [part for part in ones if _is_asked(one, part, every)]
+        if not mine:
+            known = sorted(name for part in ones for name in every.names_of(part)) or names
+            raise UsageError(
+                f"{call} takes models and optimizers that are trained here, or the names of their "
+                f"variables, not {one if isinstance(one, str) else type(one).__name__}.",
+                do=f"those here are {', '.join(known)}",
+            )
+        for part in mine:
+            own = {id(p) for p in _parameters(part)}
+            found += [m.name for m in every.models if own & {id(p) for p in _parameters(m)}]
+    return every.part(found)
+
+
+def _is_asked(one: Any, part: TrainedModel | Optimizer, every: Training) -> bool:
+    if isinstance(one, str):
+        return one in every.names_of(part)
+    if isinstance(part, TrainedModel):
+        return trained_models.model_in(one) is part.module
+    return one is part
+
+
+def _parameters(one: TrainedModel | Optimizer) -> list[torch.Tensor]:
+    return list(one.module.parameters()) if isinstance(one, TrainedModel) else parameters_of(one)
 
 
 def _belonging() -> list[Optimizer]:
@@ -152,12 +239,12 @@ def _find(among: Collection[Optimizer] | None) -> Training:
         {n: v for n, v in keep.kept().items() if not isinstance(v, nn.Module | Optimizer)},
         position.in_order(),
         names,
-        _called(models, optimizers),
+        _called([model.module for model in models], optimizers),
     )
 
 
-def _called(models: list[TrainedModel], optimizers: list[Optimizer]) -> dict[int, set[str]]:
-    known = {id(model.module): id(model.module) for model in models}
+def _called(models: list[nn.Module], optimizers: list[Optimizer]) -> dict[int, set[str]]:
+    known = {id(model): id(model) for model in models}
     known |= {id(inner): id(o) for o in optimizers for inner in (o, real(o))}
 
     def which(one: Any) -> int | None:
@@ -206,11 +293,16 @@ def _followers(models: list[TrainedModel], optimizers: list[Optimizer]) -> dict[
     known |= {id(part) for model in models for part in model.module.modules()}
 
     def is_part(one: Any) -> bool:
-        optimizer = getattr(one, "optimizer", None)
-        is_others = isinstance(optimizer, Optimizer) and id(optimizer) not in own
-        return followers.has_state(one) and id(one) not in known and not is_others
+        is_own = (followed := follows(one)) is None or id(followed) in own
+        return followers.has_state(one) and id(one) not in known and is_own
 
     return {name: one for name, one in every.items() if is_part(one)}
+
+
+def follows(one: Any) -> Optimizer | None:
+    """Return the optimizer whose steps alone something follows, as a scheduler does."""
+    optimizer = getattr(one, "optimizer", None)
+    return optimizer if isinstance(optimizer, Optimizer) else None
 
 
 def _names_here() -> dict[str, Any]:

@@ -117,6 +117,7 @@ class Boundary:
         self.restored: WeakSet[Optimizer] = WeakSet()
         self._notices: list[str] = []
         self._others: list[tuple[Take, Restore]] = []
+        self.made_in: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # cells, as `_cell`
         self._before_cell: WeakSet[Optimizer] = WeakSet()
         self._cell = 1
         self._newest: tuple[Callable[[], Optimizer | None], OptimizerSteps]
@@ -348,11 +349,14 @@ class Boundary:
         return [one for one in found if one not in self._before_cell]
 
     def note_made(self, made: object) -> None:
-        """Note the random numbers that follow an optimizer's making, as long as none has stepped.
+        """Note the cell that makes an optimizer, and the random numbers, where none has stepped.
 
         What seeded and drew before it is done, and a cell that keeps its model does it once.
         """
-        if isinstance(made, Optimizer) and self.last is not None and not self._has_stepped:
+        if not isinstance(made, Optimizer):
+            return
+        self.made_in[made] = self._cell
+        if self.last is not None and not self._has_stepped:
             self.last = self.random_numbers(self.last.others)
 
     def whole(self) -> list[Optimizer]:
@@ -368,7 +372,11 @@ class Boundary:
     def hand_over(self) -> dict[str, Any]:
         """Return what a new rank must know, among it the optimizers that each rank has whole."""
         made = {
-            str(i): (one, self.steps[one].whole if one in self.steps else 0)
+            str(i): (
+                one,
+                self.steps[one].whole if one in self.steps else 0,
+                self._cell - self.made_in.get(one, 0),  # cells ago: a new rank counts its own
+            )
             for i, one in enumerate(self.whole())
         }
         return {**made, "cell": (self._has_stepped, self._goes_on)}
@@ -376,7 +384,8 @@ class Boundary:
     def take_over(self, told: dict[str, Any]) -> None:
         """Know, in a new rank, what `hand_over` told on the rank that it was cloned from."""
         self._has_stepped, self._goes_on = told.pop("cell")
-        for optimizer, whole in told.values():
+        for optimizer, whole, cells_ago in told.values():
+            self.made_in[optimizer] = self._cell - cells_ago
             torch_live.remember(Optimizer, optimizer)
             self.steps.setdefault(optimizer, OptimizerSteps()).settle(whole)
 
