@@ -377,3 +377,13 @@ def test_a_seed_set_by_a_cell_that_fails_stays_set(session: Session) -> None:
     drawn = session.run("torch.rand(1).item()").value_list
     again = session.run("torch.manual_seed(5); torch.rand(1).item()").value_list
     assert drawn == again
+
+
+def test_a_rank_survives_a_cell_that_closes_descriptors_0_to_2(session: Session) -> None:
+    pids = session.run("import os; os.getpid()").value_list
+    with pytest.raises(RankError) as raised:
+        session.run("for _fd in (0, 1, 2): os.close(_fd)\nif rank: raise ValueError('closed')")
+    assert raised.value.failures == {1: ("ValueError", "closed")}
+    assert session.run("os.getpid()").value_list == pids
+    result = session.run("_ = os.system('echo from a child'); dist.barrier()")
+    assert [result[rank].text.strip() for rank in (0, 1)] == ["from a child"] * 2

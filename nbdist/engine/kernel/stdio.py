@@ -193,12 +193,25 @@ class Output:
     def put_back(self) -> None:
         """Be `sys.stdout` and `sys.stderr` again where a cell left nothing that can be written to.
 
-        A stream that the program has put there itself, and that is open, stays.
+        A stream that the program has put there itself, and that is open, stays. So does whatever it
+        has put behind descriptors 0 to 2. Where one is closed, a socket of gloo's would get its
+        number, and what C++ prints would go there.
         """
+        self._reopen_descriptors()
         if not _can_write(sys.stdout):
             sys.stdout = self.stdout
         if not _can_write(sys.stderr):
             sys.stderr = self.stderr
+
+    def _reopen_descriptors(self) -> None:
+        watched = dict(zip((1, 2), self._watched, strict=False))
+        for number in (0, 1, 2):
+            try:
+                os.fstat(number)
+            except OSError:
+                leads_to = os.open(os.devnull, os.O_RDWR)  # the lowest that is free: this one
+                if number in watched:
+                    os.dup2(watched[number].write_fd, leads_to)
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:

@@ -175,8 +175,8 @@ class Program:
         from nbdist.engine.training import torch_profile, training
 
         has_succeeded = result is not None and bool(result.success)
+        self.output.put_back()  # what follows may print, or open descriptors
         meeting.end_cell(is_failed=not has_succeeded)
-        self.output.put_back()  # what follows may print
         script.end_cell()
         chaos.end_cell()
         torch_profile.end_cell()
