@@ -78,6 +78,8 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """Register `%dist` and `%%distributed`; called by `%load_ext nbdist`. Starts nothing."""
+    from nbdist import side
     from nbdist.client.notebook.magics import register
 
+    side.settle("notebook")
     register(shell)

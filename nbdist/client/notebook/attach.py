@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nbdist import detached
+from nbdist import detached, side
 from nbdist.client.cells.interrupts import hold_interrupts
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.folders import living_logs
@@ -40,7 +40,9 @@ def attach(name: str | None = None, *, say: Callable[[str], None] | None = None)
             has a cluster.
         RankError: The cell failed on a rank.
         KeyboardInterrupt: The cell was interrupted.
+        UsageError: This is a rank.
     """
+    side.require_notebook("nbdist.attach")
     if current.is_running():
         raise ClusterError(
             f"A cluster is already running: {current.current().describe}.",

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbdist import gpu_errors
+from nbdist import gpu_errors, side
 from nbdist.client.board.views import require_view
 from nbdist.client.cells.interrupts import Interrupts, hold_interrupts
 from nbdist.client.cluster.cluster import Cluster
@@ -282,8 +282,9 @@ def start(
     Raises:
         ClusterError: A cluster is already running.
         StartError: It could not be started; nothing is left behind.
-        UsageError: A word or a number makes no sense.
+        UsageError: A word or a number makes no sense, or this is a rank.
     """
+    side.require_notebook("nbdist.start")
     n, device, detach = _under_test(launcher, n, device, detach)
     make_launcher = find_launcher(launcher)
     asked = LaunchOptions(

@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import IterableDataset
 
+from nbdist import side
 from nbdist.engine.compat import hf_datasets
 from nbdist.engine.data import alike, resume
 from nbdist.engine.data.decode import collate, decoded, in_turn
@@ -106,9 +107,11 @@ def loader(
 
     Raises:
         UsageError: A dataset without length or index, fewer samples than ranks, weights that do
-            not fit, an option that says how batches are made, or a column that is not there.
+            not fit, an option that says how batches are made, or a column that is not there; or
+            this is the notebook.
         DataError: Files that are not there, cannot be read, or differ in their columns.
     """
+    side.require_rank("nbdist.loader")
     for name, why in _OURS.items():
         if name in options:
             raise UsageError(

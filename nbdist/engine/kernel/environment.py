@@ -76,32 +76,29 @@ def seed_anew(rank: int) -> None:
         numpy.random.seed((seed + rank) % 2**32)
 
 
-def refuse_forked_ranks() -> None:
-    """Make launchers for notebooks say what to do here, where they would wait for ever.
+def refuse_more_ranks() -> None:
+    """Make what starts ranks say what to do here, where it would fail or wait for ever.
 
-    Lightning's `ddp_notebook`, Accelerate's `notebook_launcher` and the like fork the ranks they
-    want to have. A rank is one of the ranks already, and a process with its threads and
-    connections must not fork another. What spawns fresh interpreters, and DataLoader's workers,
-    are left alone.
+    torch's `spawn` and `start_processes`, and with them Lightning's `ddp_notebook`, Accelerate's
+    `notebook_launcher` and the like, start the ranks they want to have. A rank is one of the ranks
+    already, and a process with its threads and connections must not fork another; a new interpreter
+    finds no function of a cell. What starts other processes, such as DataLoader, is left alone.
     """
     from torch import multiprocessing
 
-    native: Any = multiprocessing.start_processes
+    spawning: Any = sys.modules["torch.multiprocessing.spawn"]  # `multiprocessing.spawn` hides it
 
-    @functools.wraps(native)
-    def start_processes(
-        fn: Any,
-        args: Any = (),
-        nprocs: int = 1,
-        join: bool = True,
-        daemon: bool = False,
-        start_method: str = "spawn",
-    ) -> Any:
-        if start_method == "fork":
-            raise _forks(nprocs)
-        return native(fn, args, nprocs, join, daemon, start_method)
+    @functools.wraps(spawning.start_processes)
+    def start_processes(fn: Any, args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> Any:
+        raise _starts_ranks(nprocs, fn)
 
-    multiprocessing.start_processes = start_processes
+    @functools.wraps(spawning.spawn)
+    def spawn(fn: Any, args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> Any:
+        raise _starts_ranks(nprocs, fn)
+
+    modules: tuple[Any, ...] = (multiprocessing, spawning)
+    for module in modules:
+        module.start_processes, module.spawn = start_processes, spawn
     on_import.adapt("accelerate.launchers", _refuse_notebook_launcher)
 
 
@@ -112,16 +109,49 @@ def _refuse_notebook_launcher(module: Any) -> None:
     def notebook_launcher(
         function: Any, args: Any = (), num_processes: int | None = None, *_: Any, **__: Any
     ) -> Any:
-        raise _forks(num_processes)
+        raise _starts_ranks(num_processes, function)
 
     module.notebook_launcher = notebook_launcher
 
 
-def _forks(count: int | None) -> UsageError:
-    more = f"{count} more ranks" if count else "ranks"
+def _starts_ranks(count: int | None, function: Any) -> UsageError:
+    more = "ranks" if not count else "1 more rank" if count == 1 else f"{count} more ranks"
+    name = getattr(function, "__name__", "the function")
     return UsageError(
-        f"A rank cannot fork {more}: {location.name_running()} already runs on every rank.",
-        do="use the library's ordinary way, such as Lightning's strategy=\"ddp\" instead of "
-        '"ddp_notebook", or call the function yourself, with Accelerator() in it, instead of '
-        "giving it to notebook_launcher",
+        f"A rank cannot start {more}: {location.name_running()} already runs on every rank.",
+        do=f"call the function yourself, instead of giving it to spawn, as {name}(rank, ...), or "
+        "to notebook_launcher; use the library's ordinary way, such as Lightning's "
+        'strategy="ddp" instead of "ddp_notebook"',
     )
+
+
+def refuse_second_rpc() -> None:
+    """Make a second `init_rpc` say what to do, whose `shutdown` would wait where nothing ends it.
+
+    torch's RPC notes once and for all that its references (RRefs) are gone: of a second life the
+    owners wait 100 s in C++ for what users do not tell them any more (torch 2.11 to 2.15).
+    """
+    on_import.adapt("torch.distributed.rpc", _refuse_second_rpc)
+
+
+def _refuse_second_rpc(module: Any) -> None:
+    init_rpc, shutdown = module.init_rpc, module.shutdown
+    was_shut_down = False
+
+    @functools.wraps(init_rpc)
+    def init_once(*args: Any, **keywords: Any) -> Any:
+        if was_shut_down:
+            raise UsageError(
+                "RPC was shut down in this process, and torch's works only once in one.",
+                why="a second shutdown waits for references (RRefs) that are never deleted",
+                do="%dist restart, and run the cell again",
+            )
+        return init_rpc(*args, **keywords)
+
+    @functools.wraps(shutdown)
+    def shut_down(*args: Any, **keywords: Any) -> Any:
+        nonlocal was_shut_down
+        was_shut_down = True
+        return shutdown(*args, **keywords)
+
+    module.init_rpc, module.shutdown = init_once, shut_down

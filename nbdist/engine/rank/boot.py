@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import nbdist
-from nbdist import lifeline, plain, wire
+from nbdist import lifeline, plain, side, wire
 from nbdist.engine.kernel import (
     calls,
     chaos,
@@ -271,12 +271,14 @@ def run(spec: dict[str, Any]) -> None:
     """Serve as an engine; returns when it has been told to stop. Called once a process."""
     global _program
     lifeline.watch(spec["kernel_pid"], lifeline.end_own_session)
+    side.settle("rank")
     _go_to_work(spec["work_folders"])
     _program = Program(spec)
     options = _program.options
     _program.variables = environment.rank_variables(spec["rank"], options, _program.place)
     environment.restore(_program.variables)
-    environment.refuse_forked_ranks()
+    environment.refuse_more_ranks()
+    environment.refuse_second_rpc()
     torch.set_num_threads(options.threads)
     environment.seed_anew(spec["rank"])
     tqdm_bars.install()

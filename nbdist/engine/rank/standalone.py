@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from nbdist import side
 from nbdist.engine.kernel import environment, location
 from nbdist.engine.rank.printed import PrintedNumbers
 from nbdist.errors import LayoutError, NBDistError, StartError, UsageError
@@ -97,6 +98,7 @@ def init(
             there is a process group already.
     """
     global _here, _ranks_on_host
+    side.require_rank("nbdist.init")
     if _here is not None:
         _require_layouts(layouts, _here)
         return _here

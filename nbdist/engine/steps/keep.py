@@ -7,6 +7,7 @@ not: an attribute of a user's own class, an object in a list.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nbdist import side
 from nbdist.errors import UsageError
 
 _kept: dict[str, Any] = {}
@@ -27,8 +28,10 @@ def keep(**objects: Any) -> None:
         objects: By name; each has `state_dict` and `load_state_dict`. None takes a name out again.
 
     Raises:
-        UsageError: No object was given, or one has no state to keep; nothing was added.
+        UsageError: No object was given, one has no state to keep, or this is the notebook; nothing
+            was added.
     """
+    side.require_rank("nbdist.keep")
     if not objects:
         raise UsageError("nbdist.keep takes objects by name: nbdist.keep(scheduler=scheduler).")
     for name, value in objects.items():

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from nbdist import side
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.training.hooks import Hooks
 from nbdist.errors import UsageError
@@ -134,10 +135,11 @@ def log(**values: object) -> None:
         values: Numbers: Python's, numpy's, or tensors of one element.
 
     Raises:
-        UsageError: A value is no number; nothing was recorded.
+        UsageError: A value is no number, or this is the notebook; nothing was recorded.
 
     In a script, after `nbdist.init()`, one rank prints them: 0, or the lowest that logs the name.
     """
+    side.require_rank("nbdist.log")
     if not values:
         raise UsageError("nbdist.log takes numbers by name, such as nbdist.log(accuracy=0.93).")
     numbers = {name: _number(name, value) for name, value in values.items()}
