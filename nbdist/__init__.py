@@ -46,6 +46,7 @@ _PLACES = {
     "emulate_link": "nbdist.engine.group.throttle",
     "received_bytes": "nbdist.engine.group.link_stats",
     # on both sides
+    "saved": "nbdist.engine.checkpoint.saved",
     "NBDistError": "nbdist.errors",
     "ClusterError": "nbdist.errors",
     "StartError": "nbdist.errors",

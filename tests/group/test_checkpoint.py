@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+import nbdist
 from tests.group import checkpoint_ranks
 from tests.group.engines import cluster
 from tests.group.parity_cases import PIPELINE, Case
@@ -56,6 +57,8 @@ def test_loaders_made_again_go_on_by_their_names_though_the_older_ones_live(tmp_
     with cluster(1) as ranks:
         (found,) = ranks.run(checkpoint_ranks.loaders_made_again, str(tmp_path), Case(1, "ddp"))
     assert found == {"train": 12, "val": 0, "old train": 16, "old val": 0}
+    (one,) = nbdist.saved(tmp_path)
+    assert {("train", 0, 12), ("val", 0, 0)} <= set(one.loaders)
 
 
 def test_what_follows_the_steps_goes_on_by_its_name(tmp_path: Path) -> None:
@@ -130,29 +133,27 @@ def test_models_of_a_checkpoint_without_names_go_by_order_and_a_sentence_says_so
     )
 
 
-def models_in(folder: Path) -> list[str]:
-    """Return by what names cells called the models that a checkpoint holds."""
-    import torch
-
-    (one,) = folder.glob("step-*/training.pt")
-    called = torch.load(one, weights_only=False)[0]["called"]["models"]
-    return sorted(name for names in called.values() for name in names)
-
-
 @pytest.mark.parametrize("layout", ["ddp", "zero3"])
 def test_a_checkpoint_is_of_what_its_cell_trains_or_of_what_is_asked_for(
     tmp_path: Path, layout: str
 ) -> None:
     with cluster(2) as ranks:
         (told, _) = ranks.run(checkpoint_ranks.cells_saved, str(tmp_path), layout)
-        saved = {name: models_in(tmp_path / name) for name in ("second", "asked", "all", "first")}
-        assert saved == {
+        names = ("second", "asked", "all", "first")
+        listed = {name: nbdist.saved(tmp_path / name) for name in names}
+        assert {name: sorted(one.models) for name, (one,) in listed.items()} == {
             "second": ["b"],
             "asked": ["a", "b"],
             "all": ["a", "b", "c"],
             "first": ["a", "c"],
         }
         assert "Without a, c, not trained in this cell: nbdist.save(what=[...])" in told["said"]
+
+        (second,) = listed["second"]
+        assert second.models == {"b": "Linear"}
+        assert second.layouts == {"b": layout}
+        assert second.others == {"opt_b": "SGD", "rate_b": "StepLR"}
+        assert (second.step, second.world_size, second.damage) == (1, 2, "")
 
         def restored(name: str, order: str, **how: Any) -> tuple[dict[str, Any], str]:
             call = checkpoint_ranks.nets_restored

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from nbdist.engine.checkpoint import chosen, folder, leaving, rest, restore, save, training_state
 from nbdist.engine.checkpoint.agreement import each, from_rank_0, together
 from nbdist.engine.checkpoint.folder import CheckpointFolder
+from nbdist.engine.checkpoint.place import place_of
 from nbdist.engine.checkpoint.saving import Saving
 from nbdist.engine.data import position, resume
 from nbdist.engine.group import group
@@ -247,7 +248,7 @@ def _before_pass() -> None:
         return
     if not any(together(_is_lost)):
         return
-    place = each(lambda: CheckpointFolder(save.place_of(None)))
+    place = each(lambda: CheckpointFolder(place_of(None)))
     found = from_rank_0(lambda: chosen.newest_since(place, since), place.url)
     if found is not None:
         restore.go_on_from(place, found, repeats=True, among=step_state.here().made() or None)

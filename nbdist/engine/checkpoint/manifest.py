@@ -5,7 +5,7 @@ import math
 import re
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 FORMAT = 1
@@ -27,6 +27,7 @@ class Manifest:
         torch: The version of torch that wrote it.
         format: Of the folder.
         is_automatic: Whether a cell saved it by itself.
+        holds: What is in it, in words, as `rest.holds`; nothing in older ones.
     """
 
     step: int
@@ -39,6 +40,7 @@ class Manifest:
     torch: str = ""
     format: int = FORMAT
     is_automatic: bool = False
+    holds: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:

@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader
 from nbdist.engine.checkpoint import trained_models, training_state
 from nbdist.engine.checkpoint.agreement import together
 from nbdist.engine.checkpoint.fit import Fit
-from nbdist.engine.checkpoint.training_state import Training
-from nbdist.engine.compat import random_states, torch_live
+from nbdist.engine.checkpoint.training_state import Training, real
+from nbdist.engine.compat import random_states, torch_live, torch_sharded
 from nbdist.engine.data import position
 from nbdist.engine.data.batches import mix
 from nbdist.engine.data.passes import Position
@@ -92,6 +92,7 @@ def facts_of(training: Training, of_moment: Facts) -> Facts:
             "models": {model.name: training.names_of(model) for model in training.models},
             "optimizers": [training.names_of(optimizer) for optimizer in training.optimizers],
         },
+        "holds": holds(training, of_moment),
         "follows": {n: _optimizer_of(training, one) for n, one in training.followers.items()},
         "followers": {
             name: (type(one).__name__, frozen(one.state_dict()))
@@ -102,11 +103,26 @@ def facts_of(training: Training, of_moment: Facts) -> Facts:
     }
 
 
+def holds(training: Training, of_moment: Facts) -> Facts:
+    """Return what a checkpoint says that it holds: names and classes, and where loaders stand."""
+    optimizers = [(training.names_of(o), type(real(o)).__name__) for o in training.optimizers]
+    places = zip(of_moment["names"], of_moment["loaders"], strict=True)
+    others = training.followers | training.kept
+    return {
+        "models": {
+            model.name: [training.names_of(model), torch_sharded.plain_name(model.module)]
+            for model in training.models
+        },
+        "others": [*optimizers, *(([name], type(one).__name__) for name, one in others.items())],
+        "loaders": [(sorted(names), at["epoch"], at["consumed"]) for names, at in places],
+    }
+
+
 def _optimizer_of(training: Training, follower: Any) -> int | None:
     """Return the number of the optimizer that something follows alone; None: it follows none."""
     followed = training_state.follows(follower)
     every = enumerate(training.optimizers)
-    return next((i for i, o in every if followed in (o, training_state.real(o))), None)
+    return next((i for i, o in every if followed in (o, real(o))), None)
 
 
 def frozen(state: Any) -> bytes:

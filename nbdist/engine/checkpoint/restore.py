@@ -20,6 +20,7 @@ from nbdist.engine.checkpoint.agreement import each, from_rank_0, same, together
 from nbdist.engine.checkpoint.chosen import Chosen
 from nbdist.engine.checkpoint.fit import Fit, SavedTraining
 from nbdist.engine.checkpoint.folder import TRAINING, CheckpointFolder
+from nbdist.engine.checkpoint.place import place_of
 from nbdist.engine.checkpoint.training_state import Training
 from nbdist.engine.compat.torch_checkpoint import Reader
 from nbdist.engine.recovery import snapshot, sync_state
@@ -112,7 +113,7 @@ def restore(
     same(f"name={name!r}, which={which!r}, only={save.told(only)}", "nbdist.restore")
     _calls += 1
     save.settle()
-    url, folder = _one_of(save.place_of(name), which)
+    url, folder = _one_of(place_of(name, "nbdist.restore"), which)
     place = each(lambda: CheckpointFolder(url, storage_options), url)
     found = from_rank_0(lambda: chosen.choose(place, which, folder), url)
     if found is None:

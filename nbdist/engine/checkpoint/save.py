@@ -13,7 +13,7 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 
-from nbdist.engine.checkpoint import rest, steady, training_state
+from nbdist.engine.checkpoint import place, rest, steady, training_state
 from nbdist.engine.checkpoint.folder import CheckpointFolder
 from nbdist.engine.checkpoint.planning import PreparedSave, SaveRequest
 from nbdist.engine.checkpoint.saving import Saving
@@ -24,7 +24,6 @@ from nbdist.formatting import counted, figure, name_bytes
 
 AT_CELL_END_S = 60.0  # that a cell's end waits for what is still being written
 
-_default = ".nbdist/checkpoints/notebook"
 _newest: Saving | None = None
 _written: list[Saving] = []  # of this cell
 _left_out: dict[str, None] = {}  # models that the cell could have saved, too
@@ -130,9 +129,9 @@ def begin(
     def prepare() -> PreparedSave:
         training = find()
         trainings.append(training)
-        place = CheckpointFolder(place_of(name), storage_options)
+        folder = CheckpointFolder(place.place_of(name), storage_options)
         layouts = training_state.layouts(training)
-        request = SaveRequest(place, training.step, layouts, metric, keep, is_automatic)
+        request = SaveRequest(folder, training.step, layouts, metric, keep, is_automatic)
         planner = WritePlanner(training_state.tree(training, dist.get_rank()), dist.get_rank())
         unchanging = steady.find(training)
         return PreparedSave(request, planner, str(training), unchanging, training.optimizers)
@@ -164,21 +163,6 @@ def require_rank(call: str) -> None:
             f"{call} is for ranks, and this process is none.",
             do="call it in a %%distributed cell, on all ranks",
         )
-
-
-def place_of(name: str | os.PathLike[str] | None) -> str:
-    """Return the folder or URL that a name stands for."""
-    if name is None:
-        return _default
-    if isinstance(name, os.PathLike):
-        name = os.path.join(os.fspath(name), "")
-    if not isinstance(name, str):
-        raise UsageError(f"nbdist.save takes a name, a folder or a URL, not {name!r}.")
-    if not name or name != name.strip():
-        raise UsageError(f"nbdist.save takes a name, a folder or a URL, not {name!r}.")
-    if "://" in name or os.sep in name or name.startswith(("~", ".")):
-        return name
-    return os.path.join(os.path.dirname(_default), name)
 
 
 def has_saved(optimizers: Iterable[torch.optim.Optimizer]) -> bool:
@@ -219,8 +203,7 @@ def begin_cell(beside: str | None) -> None:
     Args:
         beside: The folder of checkpoints without a name; None leaves it as it is.
     """
-    global _default
-    _default = beside or _default
+    place.lie_beside(beside)
     _written.clear()
     _left_out.clear()
     steady.begin_cell()

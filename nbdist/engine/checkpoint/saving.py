@@ -321,6 +321,7 @@ class Saving:
             nbdist.__version__,
             torch.__version__,
             is_automatic=request.is_automatic,
+            holds=facts[0].get("holds", {}),
         )
         place.commit(self._name, commit)
 

@@ -1,0 +1,34 @@
+"""Where checkpoints of a name lie. Plain paths: also for the notebook, which has no torch."""
+
+import os
+
+from nbdist.errors import UsageError
+
+_default = ".nbdist/checkpoints/notebook"
+
+
+def lie_beside(folder: str | None) -> None:
+    """Have checkpoints without a name lie in this folder, and words beside it; None: as before."""
+    global _default
+    _default = folder or _default
+
+
+def place_of(name: str | os.PathLike[str] | None, call: str = "nbdist.save") -> str:
+    """Return the folder or URL that a name stands for.
+
+    Args:
+        name: None, a word, a folder or a URL.
+        call: Which takes it, for the error.
+
+    Raises:
+        UsageError: It is none of these.
+    """
+    if name is None:
+        return _default
+    if isinstance(name, os.PathLike):
+        name = os.path.join(os.fspath(name), "")
+    if not isinstance(name, str) or not name or name != name.strip():
+        raise UsageError(f"{call} takes a name, a folder or a URL, not {name!r}.")
+    if "://" in name or os.sep in name or name.startswith(("~", ".")):
+        return name
+    return os.path.join(os.path.dirname(_default), name)

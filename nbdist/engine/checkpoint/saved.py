@@ -1,0 +1,175 @@
+"""`nbdist.saved`: the checkpoints of a place, and what each holds.
+
+Files alone, no torch: on a rank, in the notebook, in any process.
+"""
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, overload
+
+from nbdist.engine.checkpoint.folder import COMMIT, CheckpointFolder
+from nbdist.engine.checkpoint.manifest import FORMAT, Manifest, best_of
+from nbdist.engine.checkpoint.place import place_of
+from nbdist.formatting import aligned, figure
+
+
+class LoaderPlace(NamedTuple):
+    """Where a loader stood.
+
+    Attributes:
+        name: What cells called it; "loader" where they did not.
+        epoch: From 0.
+        sample: Samples of this epoch that all ranks together had been given.
+    """
+
+    name: str
+    epoch: int
+    sample: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    """A checkpoint, without its tensors.
+
+    Attributes:
+        folder: Where it lies: `nbdist.restore` takes it as its name.
+        step: Steps of its optimizer.
+        saved_at: Seconds since 1970.
+        world_size: Ranks that saved it.
+        models: The class of each, by the variable's name that led to it, or else by its own.
+        others: The same of optimizers, schedulers, averages, and what `nbdist.keep` named.
+        layouts: How each model was spread, by the same names as `models`.
+        loaders: Where each stood.
+        metric: What it was saved with, lower being better; None without.
+        is_automatic: Whether a cell saved it by itself (`--checkpoint`).
+        is_best: Whether it is the one that `which="best"` takes.
+        damage: Why it cannot be restored, where that is seen at once; "" where it is not. Files
+            are compared with their checksums by `nbdist.restore` alone.
+    """
+
+    folder: str
+    step: int = 0
+    saved_at: float = 0.0
+    world_size: int = 0
+    models: Mapping[str, str] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict)
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    loaders: tuple[LoaderPlace, ...] = ()
+    metric: float | None = None
+    is_automatic: bool = False
+    is_best: bool = False
+    damage: str = ""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SavedList(Sequence[SavedCheckpoint]):
+    """The checkpoints of a place, in the order of their steps; printed as a table.
+
+    Attributes:
+        place: The folder or URL.
+        checkpoints: Those that are complete, or damaged; none of saves that did not end.
+    """
+
+    place: str
+    checkpoints: tuple[SavedCheckpoint, ...]
+
+    @overload
+    def __getitem__(self, at: int) -> SavedCheckpoint: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[SavedCheckpoint]: ...
+
+    def __getitem__(self, at: int | slice) -> SavedCheckpoint | Sequence[SavedCheckpoint]:
+        return self.checkpoints[at]
+
+    def __len__(self) -> int:
+        return len(self.checkpoints)
+
+    def __iter__(self) -> Iterator[SavedCheckpoint]:
+        return iter(self.checkpoints)
+
+    def __repr__(self) -> str:
+        if not self.checkpoints:
+            return f"There is no checkpoint in {self.place}."
+        rows = [["step", "saved", "ranks", "models", "with", "loaders", ""]]
+        rows += [_row(one) for one in self.checkpoints]
+        sides = [True, False, True, False, False, False, False]
+        return "\n".join([f"In {self.place}:", *aligned(rows, sides)])
+
+
+def saved(
+    name: str | os.PathLike[str] | None = None, *, storage_options: dict[str, Any] | None = None
+) -> SavedList:
+    """Return the checkpoints of a place, and what each of them holds.
+
+        nbdist.saved("run")            # shown: a table
+        nbdist.saved("run")[-1].models # {"model": "GPT"}
+
+    It reads a small file of each, and neither tensors nor pickles. In a cell of ranks each rank
+    reads by itself; the notebook can ask, too, by a folder or a URL.
+
+    Args:
+        name: As of `nbdist.save`.
+        storage_options: For the library behind a URL, as fsspec takes them.
+
+    Returns:
+        In the order of their steps; empty where there is none.
+
+    Raises:
+        CheckpointError: The place cannot be reached.
+        UsageError: `name` makes no sense.
+    """
+    place = CheckpointFolder(place_of(name, "nbdist.saved"), storage_options)
+    found, damaged = place.survey()
+    best = best_of(found)
+    ones = [_checkpoint(place.folder(n), c, is_best=n == best) for n, c in found.items()]
+    what = f"{COMMIT} is not what was written"
+    ones += [SavedCheckpoint(place.folder(n), damage=what) for n in damaged]
+    return SavedList(place.url, tuple(ones))
+
+
+def _checkpoint(folder: str, commit: Manifest, *, is_best: bool) -> SavedCheckpoint:
+    if commit.format != FORMAT:
+        return SavedCheckpoint(folder, damage=f"written by nbdist {commit.nbdist}, a newer one")
+    told = commit.holds
+    models = told.get("models") or {name: [[], name.partition("-")[0]] for name in commit.layouts}
+    named = {own: (called or [own])[0] for own, (called, _) in models.items()}
+    loaders = ((names or ["loader"], epoch, at) for names, epoch, at in told.get("loaders", ()))
+    return SavedCheckpoint(
+        folder,
+        commit.step,
+        commit.saved_at,
+        commit.world_size,
+        {named[own]: kind for own, (_, kind) in models.items()},
+        _by_name(told.get("others", ())),
+        {named[own]: layout for own, layout in commit.layouts.items()},
+        tuple(LoaderPlace(names[0], epoch, at) for names, epoch, at in loaders),
+        commit.metric,
+        commit.is_automatic,
+        is_best,
+    )
+
+
+def _by_name(told: Iterable[tuple[Sequence[str], str]]) -> dict[str, str]:
+    """Return classes by name; of those without one by class, and a number where it is taken."""
+    found: dict[str, str] = {}
+    for called, kind in told:
+        name = called[0] if called else kind
+        taken = sum(one.rpartition("-")[0] == name or one == name for one in found)
+        found[f"{name}-{taken + 1}" if taken else name] = kind
+    return found
+
+
+def _row(one: SavedCheckpoint) -> list[str]:
+    if one.damage:
+        return ["?", "", "", f"{one.folder}: {one.damage}", "", "", ""]
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.saved_at))
+    models = ", ".join(f"{n} ({k}, {one.layouts[n]})" for n, k in one.models.items())
+    others = ", ".join(f"{name} ({kind})" for name, kind in one.others.items())
+    loaders = ", ".join(f"{n} at sample {at:,} of epoch {epoch}" for n, epoch, at in one.loaders)
+    notes = ["" if one.metric is None else f"metric {figure(one.metric)}"]
+    notes += ["best"] * one.is_best + ["by --checkpoint"] * one.is_automatic
+    said = ", ".join(filter(None, notes))
+    return [f"{one.step:,}", when, str(one.world_size), models, others, loaders, said]
