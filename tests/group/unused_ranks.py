@@ -223,8 +223,9 @@ def frozen_before(layout: str) -> float:
 
 # ---- Frozen and thawed after parallelize -------------------------------------------------------
 
-# Which layers are trained, a phase each: adapters in turns, thawed one by one, frozen again.
-PHASES = ((0,), (1,), (0,), (0, 2), (0, 1, 2), (2,))
+# Which layers are trained, a phase each: adapters in turns, thawed one by one, frozen again. Where
+# none is, replicas go on in another group, as when ranks are scaled.
+PHASES = ((0,), (1,), (0,), (0, 2), (), (0, 1, 2), (2,))
 
 
 class Adapters(nn.Module):
@@ -241,13 +242,17 @@ class Adapters(nn.Module):
 def train_in_turns(layout: str, *policies: Any) -> dict[str, Tensor]:
     torch.manual_seed(0)
     model, x = Adapters().double(), torch.randn(8, 4).double()
-    live = None
+    live: Layout | None = None
     for phase in PHASES:
         for i, layer in enumerate(model.layer):
             layer.requires_grad_(i in phase)
         if layout and live is None:
             live = parallelize(model, layout, *policies)
             x = x.chunk(2)[dist.get_rank()]
+        if not phase:
+            if live is not None and live.can_follow:
+                live.follow()
+            continue
         opt: torch.optim.Optimizer
         if live is None:
             opt = torch.optim.AdamW(model.parameters(), lr=1e-2)

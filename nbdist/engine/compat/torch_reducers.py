@@ -148,7 +148,11 @@ def build_reducer(
     """
     global _count_of_made
     _count_of_made += 1
-    ddp: Any = module
+    with _some_trained(module):
+        _build_reducer(module, builtin, buckets)
+
+
+def _build_reducer(ddp: Any, builtin: str | None, buckets: Buckets | None) -> None:
     parameters, expect_sparse = ddp._build_params_for_reducer()
     names = ddp._build_debug_param_to_name_mapping(parameters)
     places = sorted(place for bucket in buckets or () for place in bucket)
@@ -172,6 +176,24 @@ def build_reducer(
     if builtin:
         kind = builtin.removeprefix("BuiltinCommHookType.")
         ddp._register_builtin_comm_hook(getattr(_dist.BuiltinCommHookType, kind))
+
+
+@contextmanager
+def _some_trained(module: DistributedDataParallel) -> Iterator[None]:
+    """Have all parameters trained meanwhile where none is: a reducer is made for one at least."""
+    parameters: Any = module._module_parameters
+    frozen = [] if any(_trained(module)) else [p for p in parameters if _can_be_trained(p)]
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
+def _can_be_trained(parameter: torch.Tensor) -> bool:
+    return parameter.is_floating_point() or parameter.is_complex()
 
 
 def builtin_hook_of(module: DistributedDataParallel) -> str | None:
