@@ -7,8 +7,7 @@ ranks.
 
 import socket
 
-import torch.distributed as dist
-
+from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_groups
 from nbdist.errors import LayoutError
 

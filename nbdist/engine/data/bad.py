@@ -10,8 +10,7 @@ import signal
 from collections.abc import Sequence
 from typing import Self
 
-import torch.distributed as dist
-
+from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat.torch_loaders import SampleFault
 from nbdist.errors import DataError
 from nbdist.formatting import counted

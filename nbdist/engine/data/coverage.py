@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
-
+from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.data import account, alike, counts, journal, position
 from nbdist.engine.data.counts import Kind
 from nbdist.engine.data.journal import JournalEntry

@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch.distributed as dist
-
+from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.data import weighting
 from nbdist.engine.data.account import Account
 from nbdist.engine.data.left_out import LeftOut

@@ -14,8 +14,7 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import torch.distributed as dist
-
+from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_groups
 from nbdist.engine.kernel.placeholder import Placeholder
 

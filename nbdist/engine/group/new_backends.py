@@ -5,8 +5,7 @@ import threading
 from collections import deque
 from typing import Any
 
-import torch.distributed as dist
-
+from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_groups
 from nbdist.engine.compat.torch_groups import PrefixStore
 from nbdist.engine.group.state import GroupState

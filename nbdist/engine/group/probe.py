@@ -13,7 +13,8 @@ import time
 from typing import Any, Final
 
 import torch
-import torch.distributed as dist
+
+from nbdist.engine.compat import torch_dist as dist
 
 _PINGS: Final = 20
 _SHORT: Final = 8  # bytes

@@ -9,8 +9,7 @@ from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch.distributed as dist
-
+from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_groups
 from nbdist.engine.compat.torch_groups import PrefixStore, Store, TCPStore
 from nbdist.engine.group import sockets

@@ -7,8 +7,7 @@ these died, the new ones begin one stream together. Main thread of every rank, a
 
 from collections.abc import Collection, Sequence
 
-import torch.distributed as dist
-
+from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.group import rendezvous
 from nbdist.engine.layout.layout import live_layouts
 from nbdist.engine.recovery import send_tensors

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
+
+from nbdist.engine.compat import torch_dist as dist
 
 PIECE_BYTES = 32 << 20
 

@@ -1,7 +1,6 @@
 """What the axis `cp` answers as an axis of a layout."""
 
-import torch.distributed as dist
-
+from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.layout.axes.axis import Axis, Sent, Spreading
 from nbdist.engine.layout.axes.cp import context
 from nbdist.engine.layout.axes.tp import cuts, fit
