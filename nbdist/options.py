@@ -9,6 +9,7 @@ from typing import Any
 from nbdist import gpu_errors
 from nbdist.errors import StartError, UsageError
 from nbdist.formatting import counted
+from nbdist.given import is_number, is_whole
 
 LOOPBACK = "127.0.0.1"
 OWNER_LOCK = "owner.lock"  # in a controller's folder, held while anybody needs it
@@ -64,20 +65,19 @@ class ClusterOptions:
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense on any machine."""
-        _require_word("device", self.device, _DEVICES)
-        _require_word("tap", self.tap, _TAPS)
-        _require_word("check", self.check, _CHECKS)
-        if self.n < 1:
-            raise UsageError(f"-n is the number of ranks, at least 1, not {self.n}.")
-        if self.threads < 1:
-            raise UsageError(f"threads is at least 1, not {self.threads}.")
-        if not self.timeout > 0:
-            raise UsageError(f"timeout is a number of seconds above 0, not {self.timeout:g}.")
-        if not self.quiet >= 0:
-            raise UsageError(f"quiet is a number of seconds, 0 for never, not {self.quiet:g}.")
-        if self.peer_snapshots < 0:
+        require_word("device", self.device, _DEVICES)
+        require_word("tap", self.tap, _TAPS)
+        require_word("check", self.check, _CHECKS)
+        _require_ranks(self.n)
+        if not is_whole(self.threads, 1):
+            raise UsageError(f"threads is at least 1, not {self.threads!r}.")
+        if not (is_number(self.timeout) and self.timeout > 0):
+            raise UsageError(f"timeout is a number of seconds above 0, not {self.timeout!r}.")
+        if not (is_number(self.quiet) and self.quiet >= 0):
+            raise UsageError(f"quiet is a number of seconds, 0 for never, not {self.quiet!r}.")
+        if not is_whole(self.peer_snapshots):
             raise UsageError(
-                f"--peer-snapshots is a number of steps, 0 for never, not {self.peer_snapshots}."
+                f"--peer-snapshots is a number of steps, 0 for never, not {self.peer_snapshots!r}."
             )
 
     def __str__(self) -> str:
@@ -122,7 +122,9 @@ def choose_options(
         UsageError: A word or a number makes no sense.
     """
     if backend is not None:
-        _require_word("backend", backend, ("gloo", "nccl"))
+        require_word("backend", backend, ("gloo", "nccl"))
+    if n is not None:
+        _require_ranks(n)
     device = device or ("cuda" if gpus else "cpu")
     if n is None:
         n = slots or (gpus if device == "cuda" and gpus else 2)
@@ -206,7 +208,17 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
 
 
-def _require_word(name: str, word: str, words: tuple[str, ...]) -> None:
+def _require_ranks(n: object) -> None:
+    if not is_whole(n, 1):
+        raise UsageError(f"-n is the number of ranks, at least 1, not {n!r}.")
+
+
+def require_word(name: str, word: object, words: tuple[str, ...]) -> None:
+    """Refuse a word that is none of these.
+
+    Raises:
+        UsageError: It is none; one line says what there is.
+    """
     if word not in words:
         # Named as in Python: %dist start, %config and nbdist.init(), in a script, all give it.
         *most, last = [f'"{known}"' for known in words]

@@ -20,6 +20,8 @@ def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
     Raises:
         UsageError: `text` is not of that form, or names a rank that does not exist.
     """
+    if not isinstance(text, str):
+        raise UsageError(f'Ranks are named by a text, "all", "0", "0,2" or "1-3", not {text!r}.')
     if text.strip() == "all":
         return tuple(range(world_size))
     chosen: set[int] = set()

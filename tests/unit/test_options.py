@@ -46,13 +46,15 @@ def test_a_cluster_is_described_in_a_line() -> None:
     [
         ({"n": 0}, "-n is the number of ranks, at least 1, not 0."),
         ({"threads": 0}, "threads is at least 1, not 0."),
+        ({"n": "2"}, "-n is the number of ranks, at least 1, not '2'."),
+        ({"threads": "x"}, "threads is at least 1, not 'x'."),
         ({"device": "tpu"}, 'device is "cpu" or "cuda", not \'tpu\'.'),
         ({"backend": "mpi"}, 'backend is "gloo" or "nccl", not \'mpi\'.'),
         ({"tap": "all"}, 'tap is "off", "counts" or "full", not \'all\'.'),
         ({"check": "on"}, 'check is "shared", "store" or "off", not \'on\'.'),
-        ({"timeout": 0.0}, "timeout is a number of seconds above 0, not 0."),
+        ({"timeout": 0.0}, "timeout is a number of seconds above 0, not 0.0."),
         ({"timeout": float("nan")}, "timeout is a number of seconds above 0, not nan."),
-        ({"quiet": -1.0}, "quiet is a number of seconds, 0 for never, not -1."),
+        ({"quiet": -1.0}, "quiet is a number of seconds, 0 for never, not -1.0."),
         ({"backend": "nccl"}, "backend nccl needs device cuda; on the CPU it is gloo."),
     ],
 )

@@ -174,9 +174,12 @@ def check_syntax(code: str) -> None:
 
     Raises:
         CellSyntaxError: It does not; the text shows the line and the place.
+        UsageError: It is no text.
     """
     from IPython.core.inputtransformer2 import TransformerManager
 
+    if not isinstance(code, str):
+        raise UsageError(f"A cell is a text of Python code, not {code!r}.")
     with warnings.catch_warnings():
         # The ranks will warn (an invalid escape, say); once is enough.
         warnings.simplefilter("ignore")

@@ -115,6 +115,8 @@ def parse(text: str) -> Assertion:
     Raises:
         UsageError: It is none of `FORMS`; the text says what is right.
     """
+    if not isinstance(text, str):
+        raise UsageError(f"What is expected is a text, such as 'loss < 0.3', not {text!r}.")
     if found := _TEXT.fullmatch(text.strip()):
         return SameText(text.strip(), found[1], ast.literal_eval(found[3]), found[2] == "==")
     line = " ".join(text.split())

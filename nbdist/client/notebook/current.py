@@ -34,10 +34,11 @@ from nbdist.client.session.cell_context import Showing
 from nbdist.client.session.session import Session
 from nbdist.client.session.status import Status
 from nbdist.client.session.terminal_requests import TerminalRequests
+from nbdist.client.tracking.settings import require_store
 from nbdist.detached import name_for
 from nbdist.doctor.findings import Finding
 from nbdist.errors import ClusterError, UsageError
-from nbdist.options import LOOPBACK, TIMEOUT_S, choose_options, sharing_note
+from nbdist.options import LOOPBACK, TIMEOUT_S, choose_options, require_word, sharing_note
 
 if TYPE_CHECKING:
     from nbdist.client.tracking.compare import Comparison
@@ -308,6 +309,8 @@ def start(
             do="%dist stop first, or %dist restart for new processes.",
         )
     require_view(view)
+    require_word("theme", theme, ("light", "dark", "auto"))
+    require_store(tracking_uri)
     name = _name_to_detach(detach, launcher)
     require_files_to_start()
     address = choose_address(
@@ -404,6 +407,8 @@ def _name_to_detach(detach: bool | str, launcher: str) -> str:
     """Return the name of a cluster that is to outlive this kernel; none where it is not."""
     if detach is False:
         return ""
+    if not isinstance(detach, bool | str):
+        raise UsageError(f"detach is True or a name, not {detach!r}.")
     if launcher not in DETACHABLE:
         raise UsageError(
             f"--detach does not go with --launcher {launcher}: what it has been given ends with "

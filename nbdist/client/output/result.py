@@ -44,6 +44,8 @@ class CellResult(Mapping[int, RankResult]):
     by_rank: Mapping[int, RankResult] = field(default_factory=dict)
 
     def __getitem__(self, rank: int) -> RankResult:
+        if rank not in self.by_rank:
+            raise KeyError(f"{rank!r} is none of this cell's ranks, which are {[*self.by_rank]}")
         return self.by_rank[rank]
 
     def __iter__(self) -> Iterator[int]:

@@ -24,8 +24,10 @@ def require_params(params: Mapping[str, Any]) -> None:
         UsageError: A name is none of Python's, or one that each rank finds set for itself; or a
             value is not plain.
     """
+    if not isinstance(params, Mapping):
+        raise UsageError(f"A cell takes a dict of names and their values, not {params!r}.")
     for name, value in params.items():
-        if not name.isidentifier() or keyword.iskeyword(name):
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
             raise UsageError(f"-p {name}: {name!r} is not a name that Python allows.")
         if name in NAMES_OF_A_RANK:
             raise UsageError(

@@ -43,6 +43,7 @@ from nbdist.errors import (
     LayoutError,
     UsageError,
 )
+from nbdist.given import is_number, is_whole
 from nbdist.options import ClusterOptions
 from nbdist.ranks import begin_with_ranks, parse_ranks
 
@@ -253,6 +254,8 @@ class Session:
             CellSyntaxError: It does not compile; it was not run.
             RankError: It failed on a rank.
         """
+        if not isinstance(path, str | os.PathLike):
+            raise UsageError(f"A script is named by its path, not {path!r}.")
         module, file = "", Path(path).expanduser().absolute()
         if is_module:
             module, file = find_module(str(path))
@@ -313,6 +316,7 @@ class Session:
             UsageError: A list is empty, or there are too many runs; else as `run`, for the run that
                 ended the sweep. The runs before it are kept.
         """
+        combinations(lists)  # too many are refused before anything else happens
         request = self._request(
             code,
             ranks,
@@ -325,7 +329,6 @@ class Session:
             show=show,
             prompt=prompt,
         )
-        combinations(lists)  # too many are refused before anything else happens
         with self._alone():
             return sweep(self._attempts, self._showing, request, lists, retry)
 
@@ -341,8 +344,12 @@ class Session:
         """Return a cell as it was asked for, checked before it reaches a rank; raises as `run`."""
         self._require_usable()
         chosen = parse_ranks(ranks, self.world_size)
-        require_params({**(params or {}), **(lists or {})})
+        require_params(params or {})
+        require_params(lists or {})
         check_syntax(code)
+        timeout_s = more.get("timeout_s")
+        if not (timeout_s is None or (is_number(timeout_s) and timeout_s > 0)):
+            raise UsageError(f"timeout_s is a number of seconds above 0, not {timeout_s!r}.")
         if more.get("resume") and not more.get("run_name"):
             raise UsageError(
                 "--resume continues a run by its name, and no name was given.",
@@ -590,8 +597,8 @@ class Session:
             StartError: New ranks did not come up; the others work on.
             UsageError: `n` is no number of ranks.
         """
-        if n < 1:
-            raise UsageError(f"A cluster has at least 1 rank, not {n}.")
+        if not is_whole(n, 1):
+            raise UsageError(f"A cluster has at least 1 rank, not {n!r}.")
         self._require_usable()
         with self._alone(), Interrupts():
             return scale(self._cluster, n)

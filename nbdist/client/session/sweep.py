@@ -54,13 +54,22 @@ class SweepResult(Sequence[SweepRun]):
         return str(self.table)
 
 
+_ONE = 'session.sweep(code, {"lr": [0.1, 0.01]})'
+
+
 def combinations(lists: Mapping[str, Sequence[Any]]) -> tuple[Values, ...]:
     """Return what each run tries; the last list changes fastest.
 
     Raises:
         UsageError: A list is empty, or there are more than `MOST_RUNS` runs.
     """
+    if not isinstance(lists, Mapping) or not lists:
+        raise UsageError(
+            f"A sweep takes a dict of names and lists of values, not {lists!r}.", do=_ONE
+        )
     for name, values in lists.items():
+        if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+            raise UsageError(f"A sweep takes a list of values for {name}, not {values!r}.", do=_ONE)
         if not values:
             raise UsageError(f"-p {name}=[] has no value to run the cell with.")
     count = math.prod(len(values) for values in lists.values())

@@ -2,8 +2,11 @@
 
 import os
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from nbdist.errors import UsageError
 
 DATABASE = "mlflow.db"
 # The whole URI of a database with a password, for the processes that open it; see `split_password`.
@@ -23,6 +26,31 @@ def tracking_uri(folder: Path, uri: str | None, environment: Mapping[str, str]) 
     if chosen.startswith(prefix) and not chosen.startswith(prefix + "/"):
         return prefix + str(Path(chosen.removeprefix(prefix)).absolute())
     return chosen.rstrip("/")
+
+
+# MLflow's own, in tracking/_tracking_service/utils.py. Databases take a driver: mysql+pymysql.
+_STORES = ("file", "http", "https", "sqlite", "postgresql", "mysql", "mssql")
+_OF_DATABRICKS = ("databricks", "databricks-uc", "uc")
+
+
+def require_store(uri: object) -> None:
+    """Refuse what MLflow, or a plugin of it that is installed here, can keep no runs at.
+
+    Raises:
+        UsageError: It is no URI of a tracking store; None stands for the default.
+    """
+    if uri is None:
+        return
+    if not isinstance(uri, str):
+        raise UsageError(f"tracking_uri is a text, such as http://host:5000, not {uri!r}.")
+    scheme = urlsplit(uri).scheme.partition("+")[0]
+    plugins = {plugin.name for plugin in entry_points(group="mlflow.tracking_store")}
+    if scheme not in ("", *_STORES, *_OF_DATABRICKS, *plugins):
+        raise UsageError(
+            f"MLflow keeps no runs at {shown_uri(uri)}.",
+            why=f"a tracking URI begins with {', '.join(_STORES[:-1])} or {_STORES[-1]}",
+            do="give one, such as http://host:5000, or leave it out",
+        )
 
 
 def own_database(folder: Path) -> str:

@@ -67,6 +67,6 @@ def require_view(name: str) -> None:
         UsageError: There is none; one line says what there is.
     """
     if name not in VIEWS:
-        close = get_close_matches(name, VIEWS, n=1)
+        close = get_close_matches(str(name), VIEWS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"it is one of {', '.join(VIEWS)}."
         raise UsageError(f"The board has no view {name!r}; {hint}")
