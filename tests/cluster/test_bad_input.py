@@ -58,11 +58,37 @@ def test_a_session_refuses_what_it_cannot_take(call: str, session: Session) -> N
 
 
 def test_a_variable_that_no_cell_has_set_is_named_with_what_to_do(session: Session) -> None:
-    with pytest.raises(nbdist.TransferError, match='no variable "nosuch"') as raised:
+    with pytest.raises(nbdist.TransferError, match='no variable "nosuch"; a %%distributed cell'):
         session.pull("nosuch")
-    assert raised.value.do
 
 
 def test_a_rank_that_did_not_run_the_cell_is_told_from_those_that_did(session: Session) -> None:
     with pytest.raises(KeyError, match=r"5 is none of this cell's ranks, which are \[0, 1\]"):
         session.run("1")[5]
+
+
+CELLS = {
+    "nbdist.log(3)": "nbdist.log takes numbers by name",
+    "nbdist.keep(3)": "nbdist.keep takes objects by name",
+    "nbdist.loader(range(64), 16)": "global_batch=64",
+    "nbdist.loader(range(64), batch_size=16)": "nbdist.loader takes no batch_size",
+    "nbdist.loader(range(64), global_batch=16, shufle=True)": "nbdist.loader takes no shufle",
+    "nbdist.loader(range(64), global_batch=16, seed='x')": "seed='x'",
+    "nbdist.loader(range(64), global_batch=16, window=0)": "window=0",
+    "nbdist.loader(range(64), global_batch=16, transform=3)": "transform=3",
+    "nbdist.loader(range(64), global_batch=16, num_workers='x')": "num_workers='x'",
+    "nbdist.restore(3)": "Checkpoints have a name, a folder or a URL, not 3",
+    "nbdist.publish(3, 'x')": "nbdist.publish takes a model or its layout, not 3",
+    "nbdist.Precision('int8')": "Precision's compute is 'int8'",
+    "nbdist.Pipeline('foo')": "'foo' is not a pipeline schedule",
+}
+
+
+def test_ranks_refuse_what_they_cannot_take_and_name_the_cells_line(session: Session) -> None:
+    for cell, sentence in CELLS.items():
+        with pytest.raises(nbdist.RankError) as raised:
+            session.run(f"pass\n{cell}")
+        for name, text in raised.value.failures.values():
+            assert name in ("UsageError", "PublishError", "LayoutError"), cell
+            assert sentence in text, cell
+        assert ", line 2" in raised.value.causes[0], cell

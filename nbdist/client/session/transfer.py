@@ -100,7 +100,7 @@ def _answers(futures: _Futures, what: str, timeout_s: float) -> dict[int, Any]:
 def _failed(what: str, told: str) -> TransferError:
     """Return the error of a rank that could not do it, by what it has told. Pure."""
     if what == "pull" and "there is no variable" in told:
-        return TransferError(f"{what} failed: {told}", do="set it in a %%distributed cell first")
+        return TransferError(f"{what} failed: {told}; a %%distributed cell sets one.")
     by_name = _BY_NAME.search(told) if what == "push" else None
     if by_name is None:
         return TransferError(f"{what} failed: {told}")

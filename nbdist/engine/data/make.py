@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from nbdist import side
 from nbdist.engine.compat import hf_datasets
@@ -26,6 +26,7 @@ from nbdist.engine.data.stream_batches import UNKNOWN, StreamBatches
 from nbdist.engine.data.streams import SampleStream
 from nbdist.engine.kernel import location
 from nbdist.errors import UsageError
+from nbdist.given import is_whole
 
 # Options of torch's DataLoader that say how batches are made: ours to say.
 _BY_ITSELF = "the order follows from seed and epoch, and each rank takes its part by itself"
@@ -37,8 +38,8 @@ _OURS = {
 
 def loader(
     dataset: Any,
-    *,
-    global_batch: int,
+    *unnamed: Any,
+    global_batch: int = 0,
     shuffle: bool = True,
     seed: int = 0,
     drop_last: bool = False,
@@ -73,7 +74,8 @@ def loader(
             order and to the end that all ranks share; or a folder, pattern or URL of Parquet or
             Arrow files or of WebDataset's tars, or a list of these; a Delta table, its DeltaTable,
             pyiceberg's Table, or a pyarrow.dataset.Dataset.
-        global_batch: Samples in a batch over all ranks together.
+        unnamed: Nothing; all that follows is given by name.
+        global_batch: Samples in a batch over all ranks together. It must be given.
         shuffle: A new order each epoch; False keeps the dataset's order, of files and tables that
             in each of the groups which are mixed.
         seed: Decides the order, and with epoch, batch and rank what workers draw of torch's,
@@ -107,8 +109,8 @@ def loader(
 
     Raises:
         UsageError: A dataset without length or index, fewer samples than ranks, weights that do
-            not fit, an option that says how batches are made, or a column that is not there; or
-            this is the notebook.
+            not fit, an option that is unknown or says how batches are made, a value that makes no
+            sense, or a column that is not there; or this is the notebook.
         DataError: Files that are not there, cannot be read, or differ in their columns.
     """
     side.require_rank("nbdist.loader")
@@ -117,6 +119,12 @@ def loader(
             raise UsageError(
                 f"nbdist.loader takes no {name}.", why=why, do="leave it out; give global_batch"
             )
+    if unnamed or not global_batch:
+        raise UsageError(
+            "nbdist.loader takes the samples of a batch over all ranks, by name.",
+            do="nbdist.loader(dataset, global_batch=64)",
+        )
+    _check_words(seed, window, transform, options)
     if on_bad not in ("raise", "skip"):
         raise UsageError(f'on_bad is "raise" or "skip", not {on_bad!r}.')
     if not options.get("in_order", True):
@@ -227,6 +235,27 @@ def _refuse_options_of_sources(columns: Any, storage_options: Any) -> None:
             raise UsageError(
                 f"{name}= is for files and tables.", do="leave it out, or give a path or a table"
             )
+
+
+def _check_words(seed: int, window: int, transform: Any, options: Mapping[str, Any]) -> None:
+    unknown = options.keys() - _OF_DATALOADER
+    if unknown:
+        raise UsageError(
+            f"nbdist.loader takes no {', '.join(sorted(unknown))}.",
+            why="neither does torch's DataLoader, which gets its other options",
+            do="help(nbdist.loader) has those of nbdist",
+        )
+    for name, value, least in (("seed", seed, -_LARGEST), ("window", window, 1)):
+        if not is_whole(value, least):
+            raise UsageError(f"{name}={value!r} is no whole number{' above 0' * (least > 0)}.")
+    if not is_whole(options.get("num_workers", 0)):
+        raise UsageError(f"num_workers={options['num_workers']!r} is no number of processes.")
+    if transform is not None and not callable(transform):
+        raise UsageError(f"transform={transform!r} is no function of a sample.")
+
+
+_OF_DATALOADER = inspect.signature(DataLoader.__init__).parameters.keys()
+_LARGEST = 2**63
 
 
 def _check_interleave(interleave: int) -> None:

@@ -121,14 +121,19 @@ def _place_own_errors(shell: Any) -> None:
 
 
 def place_of(trace: TracebackType | None) -> str:
-    """Return the innermost of the user's own lines as IPython heads a frame; "" without one."""
+    """Return the innermost of the user's own lines as IPython heads a frame; "" without one.
+
+    What has no file, as the `__init__` of a dataclass, has no line that could be looked at.
+    """
     place = ""
     while trace is not None:
         file, line = trace.tb_frame.f_code.co_filename, trace.tb_lineno
         if (prompt := location.prompt_of(file)) and origins.is_cell(file):
             place = f"Cell In[{prompt}], line {line}"
         elif not (
-            origins.is_library(file) or origins.is_of(file, "nbdist", "ipykernel", "IPython")
+            file.startswith("<")
+            or origins.is_library(file)
+            or origins.is_of(file, "nbdist", "ipykernel", "IPython")
         ):
             place = f"File {file}:{line}"
         trace = trace.tb_next

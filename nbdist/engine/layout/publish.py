@@ -111,6 +111,8 @@ def publish(
             example does not fit; the same on all ranks, and nothing was published.
     """
     place = each(lambda: _checked(name, alias), kind=PublishError)
+    if not isinstance(model, nn.Module | Layout):
+        raise PublishError(f"nbdist.publish takes a model or its layout, not {model!r}.")
     layout = model if isinstance(model, Layout) else layout_of(model)
     if isinstance(model, Layout):
         model = model.model

@@ -21,10 +21,11 @@ def _no_names() -> Mapping[str, Any]:
 _names: Callable[[], Mapping[str, Any]] = _no_names
 
 
-def keep(**objects: Any) -> None:
+def keep(*unnamed: Any, **objects: Any) -> None:
     """Add objects to what is brought to the same step on all ranks, saved, restored and cloned.
 
     Args:
+        unnamed: Nothing; an object without a name is refused.
         objects: By name; each has `state_dict` and `load_state_dict`. None takes a name out again.
 
     Raises:
@@ -32,7 +33,7 @@ def keep(**objects: Any) -> None:
             was added.
     """
     side.require_rank("nbdist.keep")
-    if not objects:
+    if unnamed or not objects:
         raise UsageError("nbdist.keep takes objects by name: nbdist.keep(scheduler=scheduler).")
     for name, value in objects.items():
         if value is not None and not (

@@ -128,10 +128,11 @@ def unseen() -> Iterator[None]:
         yield
 
 
-def log(**values: object) -> None:
+def log(*unnamed: object, **values: object) -> None:
     """Record numbers of your own at the current step, beside the automatic ones.
 
     Args:
+        unnamed: Nothing; a number without a name is refused.
         values: Numbers: Python's, numpy's, or tensors of one element.
 
     Raises:
@@ -140,7 +141,7 @@ def log(**values: object) -> None:
     In a script, after `nbdist.init()`, one rank prints them: 0, or the lowest that logs the name.
     """
     side.require_rank("nbdist.log")
-    if not values:
+    if unnamed or not values:
         raise UsageError("nbdist.log takes numbers by name, such as nbdist.log(accuracy=0.93).")
     numbers = {name: _number(name, value) for name, value in values.items()}
     if _hooks is not None:
