@@ -77,7 +77,7 @@ CELLS = {
     "nbdist.loader(range(64), global_batch=16, window=0)": "window=0",
     "nbdist.loader(range(64), global_batch=16, transform=3)": "transform=3",
     "nbdist.loader(range(64), global_batch=16, num_workers='x')": "num_workers='x'",
-    "nbdist.restore(3)": "Checkpoints have a name, a folder or a URL, not 3",
+    "nbdist.restore(3)": "nbdist.restore takes a name, a folder or a URL, not 3",
     "nbdist.publish(3, 'x')": "nbdist.publish takes a model or its layout, not 3",
     "nbdist.Precision('int8')": "Precision's compute is 'int8'",
     "nbdist.Pipeline('foo')": "'foo' is not a pipeline schedule",

@@ -245,7 +245,7 @@ def test_arguments_that_make_no_sense_are_refused(
         assert saved_in(ranks, tmp_path / "run", keep=keep) == (
             f"UsageError: nbdist.save keeps 1 checkpoint or more, not {keep!r}; None keeps all."
         )
-    assert saved_in(ranks, "run ").startswith("UsageError: Checkpoints have a name")
+    assert saved_in(ranks, "run ").startswith("UsageError: nbdist.save takes a name")
     assert not list(tmp_path.iterdir())
 
 
