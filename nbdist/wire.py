@@ -54,6 +54,8 @@ def is_measured(values: Mapping[str, float]) -> bool:
     return "compute_s" in values or "comm_s" in values
 
 
+CELL_END = 0  # the step of an "alike" row at the end of a cell
+
 # The kinds that tell of training; the others only come with it, or with any communication.
 RUN_KINDS = frozenset({"step", "log"})
 
@@ -99,7 +101,8 @@ class Record:
     `persistent` (0 or 1), `cores` (that this rank may use, its share where several ranks are on the
     machine).
 
-    An "alike" row holds fingerprints by name and part of a tensor.
+    An "alike" row holds fingerprints by name and part of a tensor. That of a cell's end (step
+    `CELL_END`) has "MODEL:" before each name, or "MODEL|RANKS:" where not all ranks hold it.
 
     A links row has for each connection that carried much since the rank's row before, also where
     several lead to one rank: `PEER@CALLER.sent_bytes` (that the other end has), `.busy_s` (there

@@ -148,6 +148,23 @@ nbdist.parallelize(model, "tp=2")
 torch.manual_seed(rank)
 fit(model, batches(), sgd(model))
 """,
+    "thawed after DDP had wrapped it": """
+model = net()
+model[0].requires_grad_(False)
+ddp = DDP(model)
+model[0].requires_grad_(True)
+fit(ddp, batches(), sgd(ddp))
+model[0].requires_grad_(False)
+""",
+    "one rank changes a frozen weight, last of all": """
+model = net()
+model[0].requires_grad_(False)
+nbdist.parallelize(model, "ddp")
+fit(model, batches(), sgd(model), steps=8)
+if rank == 1:
+    with torch.no_grad():
+        model[0].weight[0, 0] += 1e-3
+""",
     "one rank changes a weight": """
 model = net()
 nbdist.parallelize(model, "ddp")
@@ -181,6 +198,10 @@ SAYS = {
     "forgotten no_sync": "Each of 2 backwards of a step averages all gradients",
     "dropout alike on ranks with other samples": "Dropout drops the same on all ranks",
     "dropout that differs in a tp group": "Dropout drops differently on ranks of one tp or cp",
+    "thawed after DDP had wrapped it": "Replicas differ at the cell's end: 0.bias and 1 more",
+    "one rank changes a frozen weight, last of all": (
+        "Replicas differ at the cell's end: 0.weight, rank 1 against rank 0."
+    ),
     "one rank changes a weight": "Replicas differ at step 10 (equal until step 5)",
 }
 
@@ -367,6 +388,22 @@ model = net()
 model[0].requires_grad_(False)
 nbdist.parallelize(model, "ddp")
 fit(model, batches(), sgd(model))
+""",
+    "layers that are trained in turns": """
+model = net()
+nbdist.parallelize(model, "ddp")
+for turn in (0, 2, 0):
+    model.requires_grad_(False)
+    model[turn].requires_grad_(True)
+    fit(model, batches(), sgd(model), steps=6)
+model.requires_grad_(False)
+""",
+    "weights that become NaN on all ranks": """
+ddp = DDP(net())
+fit(ddp, batches(), sgd(ddp), steps=1)
+with torch.no_grad():  # of other bits on each
+    bits = torch.tensor([0x7FC00000 + rank], dtype=torch.int32)
+    ddp.module[0].weight[0, :1] = bits.view(torch.float32)
 """,
     "a learning rate for each rank": """
 torch.manual_seed(0)

@@ -27,6 +27,20 @@ def test_what_goes_wrong_is_shown_once_in_its_cell(notebook: Kernel) -> None:
     assert notebook.cell(programs.RIGHT["ddp"], "--no-track").error is None
 
 
+def test_replicas_that_stay_apart_are_told_by_the_cell_that_left_them_so(notebook: Kernel) -> None:
+    def told(code: str) -> list[str]:
+        ran = notebook.cell(code, "--no-track")
+        assert ran.error is None
+        return [line for line in ran.text.splitlines() if "Replicas differ" in line]
+
+    change = "with torch.no_grad(): model[0].weight[0, 0] = {} * rank"
+    assert told(programs.RIGHT["ddp"]) == []
+    assert len(told(change.format(1))) == 1
+    assert told("print(model)") == []
+    assert len(told(change.format(2))) == 1
+    assert told(change.format(0)) == []
+
+
 @pytest.mark.parametrize("name", programs.LEFT_OPEN)
 def test_ranks_that_a_cell_leaves_apart_are_told_at_its_end_and_only_there(
     notebook: Kernel, name: str

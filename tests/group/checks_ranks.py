@@ -84,9 +84,11 @@ def prints_of_tensors() -> dict[str, Any]:
     ]
     kinds += [torch.ones(2, 3).t(), torch.ones(3, dtype=torch.complex64), torch.tensor(2.0)]
     nan = torch.tensor([float("nan"), 1.0])
+    other_bits = torch.tensor([0x7FC00001, 0x3F800000], dtype=torch.int32).view(torch.float32)
     return {
         "kinds": len(fingerprints(kinds)),
         "same": torch.equal(fingerprints([large]), fingerprints([large.clone()])),
         "nan is itself": torch.equal(fingerprints([nan]), fingerprints([nan.clone()])),
+        "whatever its bits": torch.equal(fingerprints([nan]), fingerprints([other_bits])),
         "one of many": not torch.equal(fingerprints([large]), fingerprints([large + 1])),
     }

@@ -74,4 +74,5 @@ def test_replicas_of_shards_are_compared_with_their_like() -> None:
 
 def test_fingerprints_tell_any_value_of_any_kind_of_tensor() -> None:
     (found,) = run_ranks(1, RANKS + "prints_of_tensors")
-    assert found == {"kinds": 8, "same": True, "nan is itself": True, "one of many": True}
+    assert found.pop("kinds") == 8
+    assert all(found.values()), found

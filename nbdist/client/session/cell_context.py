@@ -27,6 +27,7 @@ from nbdist.client.metrics.analysis.clocks import Clocks
 from nbdist.client.metrics.analysis.values import Verdict
 from nbdist.client.metrics.checks.batch_growth import Trained
 from nbdist.client.metrics.checks.checks import CellChecks
+from nbdist.client.metrics.checks.drift import Told
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.output.result import Display
 from nbdist.client.session.cost_meter import CostMeter
@@ -242,7 +243,7 @@ class Showing:
         clocks = self._clocks_of(cluster, processes)
         insight = CellAnalysis(info, clocks)
         telemetry.subscribe(insight.receive)
-        checks = CellChecks(info, _trained)
+        checks = CellChecks(info, _trained, _ends)
         telemetry.subscribe(checks.receive)
         before = tuple(self._cells)
         run = self._tracking().follow(info, telemetry, insight, before) if request.track else None
@@ -337,6 +338,7 @@ def _no_board_yet(view: str | None) -> ClusterError:
 
 # One a kernel, also after `%dist stop`: more ranks often come with a new start.
 _trained: deque[Trained] = deque(maxlen=_MOST_CELLS)
+_ends: dict[str, Told] = {}
 # One a kernel and place, also after `%dist stop`: its process goes on sending what is spooled.
 _trackers: dict[tuple[Path, str | None], "Tracker"] = {}
 

@@ -6,16 +6,14 @@ layout holds is told by the number of its own steps: a rank may train something 
 """
 
 import weakref
-from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DistributedSampler
 
-from nbdist.engine.checks.fingerprints import as_float, fingerprints, held_alike
+from nbdist.engine.checks.at_end import Add, AtEnd
+from nbdist.engine.checks.fingerprints import held_alike, told
 from nbdist.engine.checks.use import Use
 from nbdist.engine.compat import torch_hooks, torch_live, torch_modules
 from nbdist.engine.data import sampler
@@ -25,9 +23,6 @@ from nbdist.engine.training import training
 
 EVERY = 100
 SOON = frozenset({1, 2, 5, 10, 20, 50})
-MOST_NUMBERS = 1000  # of one model: tensors beyond are told together
-
-Add = Callable[[str, int, dict[str, float]], None]
 
 
 def is_due(step: int) -> bool:
@@ -61,9 +56,15 @@ class RankChecks:
         self._looked_at = 0  # optimizers that were known when the step began
         self._scaled_before = 0  # losses that GradScalers had scaled when the step began
         self._epochs = Epochs()
+        self._at_end = AtEnd(add)
 
-    def end_cell(self) -> None:
-        """Take all hooks out: nothing of them shall be in what a replacement rank is given."""
+    def end_cell(self, *, has_succeeded: bool) -> None:
+        """Take all hooks out: nothing of them shall be in what a replacement rank is given.
+
+        A cell that has failed leaves ranks apart, until they are repaired.
+        """
+        if has_succeeded:
+            self._at_end.tell()
         if self._is_looking:
             self._look(is_on=False)
         for use in self._uses:
@@ -115,7 +116,7 @@ class RankChecks:
                 prefix = f"{number}:" if number else ""
                 held = [(prefix + n, t) for n, t in held_alike(layout) if t.numel()]
                 if held:
-                    self._add("alike", self._steps[number], _told(held))
+                    self._add("alike", self._steps[number], told(held))
 
     def _tell_uses(self, step: int, *, has_repeated: bool) -> None:
         reduced = tap.look_for_reductions(False)
@@ -167,11 +168,3 @@ class Epochs:
         before = self._seen.get(sampler)
         self._seen[sampler] = sampler.epoch
         return before == sampler.epoch
-
-
-def _told(held: list[tuple[str, Tensor]]) -> dict[str, float]:
-    """Return a fingerprint by name; of very many tensors, one for a few neighbours each."""
-    names, tensors = zip(*held, strict=True)
-    together = -(-len(held) // MOST_NUMBERS)
-    prints = iter(fingerprints(tensors).tolist())
-    return {name: as_float(sum(islice(prints, together))) for name in names[::together]}

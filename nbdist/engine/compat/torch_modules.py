@@ -57,6 +57,17 @@ def live_ddps() -> list[DistributedDataParallel]:
     return torch_live.live(DistributedDataParallel)
 
 
+def kept_alike(module: DistributedDataParallel) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters, with their names, that a DDP means to keep alike on its ranks.
+
+    None where a hook lets them part between averages (`PostLocalSGDState`).
+    """
+    if any(type(state).__name__ == "PostLocalSGDState" for _, state in comm_hooks_of(module)):
+        return []
+    wrapped = replicated_by(module) or module.module
+    return [(n, p) for n, p in wrapped.named_parameters() if n not in module.parameters_to_ignore]
+
+
 def has_comm_hooks(module: DistributedDataParallel) -> bool:
     """Return whether a module's gradients pass communication hooks."""
     return bool(module._comm_hooks)

@@ -185,7 +185,7 @@ class Program:
             cleanup.restore_modes(self._modes)
         steps = training.end_cell()
         if self.checks is not None:
-            self.checks.end_cell()
+            self.checks.end_cell(has_succeeded=has_succeeded)
         if self.devices is not None:
             self.devices.end_cell()
         async_sgd.cell_ended()

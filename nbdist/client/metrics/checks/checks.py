@@ -6,7 +6,7 @@ Threads: `receive` runs on ipyparallel's IO thread, `lines` on the main one.
 from collections.abc import MutableSequence
 
 from nbdist.client.metrics.checks.batch_growth import BatchGrowth, Trained
-from nbdist.client.metrics.checks.drift import Drift
+from nbdist.client.metrics.checks.drift import Drift, Ends
 from nbdist.client.metrics.checks.not_finite import NotFinite
 from nbdist.client.metrics.checks.starving import Starving
 from nbdist.client.metrics.checks.uses import Uses
@@ -17,15 +17,18 @@ from nbdist.wire import Record
 class CellChecks:
     """What one cell's ranks have told, and what follows from it."""
 
-    def __init__(self, info: CellInfo, before: MutableSequence[Trained]) -> None:
+    def __init__(
+        self, info: CellInfo, before: MutableSequence[Trained], ends: Ends | None = None
+    ) -> None:
         """Begin with nothing known.
 
         Args:
             info: The cell.
             before: What earlier cells trained with; this one's is added once it is known.
+            ends: How earlier cells left models that differ; of this one likewise.
         """
         self._growth = BatchGrowth(info, before)
-        self._drift = Drift(info.ranks)
+        self._drift = Drift(info.ranks, ends)
         self._not_finite = NotFinite(info.ranks)
         self._starving = Starving(info.ranks)
         self._uses = Uses(info.ranks)

@@ -2,21 +2,30 @@
 
 Ranks tell fingerprints of the same steps of a model: of a cell's second one its names begin with
 "1:". Those of one name are of the same numbers, whichever rank tells them: any difference is one.
+
+At a cell's end they tell of all models that are alive, whether the cell has used them or not. What
+differs as it did at the end of an earlier cell has been said there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 
 from nbdist.ranks import name_ranks
+from nbdist.wire import CELL_END
 
-MOST_OPEN = 16  # steps of which some ranks have not told
+MOST_OPEN = 64  # steps of which some ranks have not told
+MOST_APART = 64  # models that differ, of which ends of cells are remembered
+
+Told = Mapping[int, Mapping[str, float]]  # by rank
+Ends = MutableMapping[str, Told]  # what ranks told of models that differed, by model
 
 
 class Drift:
     """One cell's fingerprints."""
 
-    def __init__(self, ranks: Sequence[int]) -> None:
-        """Begin with nothing known of these ranks."""
+    def __init__(self, ranks: Sequence[int], ends: Ends | None = None) -> None:
+        """Begin with nothing known of these ranks, but of earlier cells' ends."""
         self._ranks = frozenset(ranks)
+        self._ends = {} if ends is None else ends
         self._open: dict[tuple[str, int], dict[int, Mapping[str, float]]] = {}
         self._alike_until: dict[str, int] = {}
 
@@ -25,20 +34,39 @@ class Drift:
         model = next(iter(prints)).rpartition(":")[0]
         told = self._open.setdefault((model, step), {})
         told[rank] = prints
-        if told.keys() < self._ranks:
+        if told.keys() < self._ranks & _members(model, self._ranks):
             while len(self._open) > MOST_OPEN:
                 del self._open[next(iter(self._open))]
             return ""
         del self._open[model, step]
         different = _different(told)
+        if step == CELL_END:
+            return self._at_end(model, told, different)
         alike_until = self._alike_until.get(model, 0)
         if not different:
             self._alike_until[model] = max(alike_until, step)
             return ""
         return _sentence(different, step, alike_until)
 
+    def _at_end(self, model: str, told: Told, different: Mapping[str, list[list[int]]]) -> str:
+        if len(told) == 1:
+            return ""  # a cell of one rank compares nothing
+        before = self._ends.pop(model, None)
+        if not different:
+            return ""
+        self._ends[model] = told
+        while len(self._ends) > MOST_APART:
+            del self._ends[next(iter(self._ends))]
+        return "" if before == told else _sentence(different, CELL_END, 0)
 
-def _different(told: Mapping[int, Mapping[str, float]]) -> dict[str, list[list[int]]]:
+
+def _members(model: str, ranks: frozenset[int]) -> frozenset[int]:
+    """Return the ranks that hold a model: those that its name tells, else all."""
+    _, separator, members = model.partition("|")
+    return frozenset(map(int, members.split(","))) if separator else ranks
+
+
+def _different(told: Told) -> dict[str, list[list[int]]]:
     """Return the names of which ranks tell different numbers, with the ranks that are alike."""
     found = {}
     for name in sorted({name for prints in told.values() for name in prints}):
@@ -58,8 +86,9 @@ def _sentence(different: Mapping[str, list[list[int]]], step: int, alike_until: 
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     name = names[0].rpartition(":")[2].partition("@")[0]
     before = f"equal until step {alike_until}" if alike_until else "from the cell's first step on"
+    when = "the cell's end" if step == CELL_END else f"step {step} ({before})"
     return (
-        f"Replicas differ at step {step} ({before}): {name}{more}, "
+        f"Replicas differ at {when}: {name}{more}, "
         f"{name_ranks(unlike)} against {name_ranks(usual)}. Some ranks change weights that the "
         "others do not, or gradients are not averaged; layout.verify(batch, loss_fn) shows which."
     )

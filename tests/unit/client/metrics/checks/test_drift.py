@@ -1,6 +1,7 @@
 """Replicas that differ, found in what ranks tell of the same steps."""
 
-from nbdist.client.metrics.checks.drift import MOST_OPEN, Drift
+from nbdist.client.metrics.checks.drift import MOST_OPEN, Drift, Ends
+from nbdist.wire import CELL_END
 
 
 def test_ranks_that_tell_the_same_are_silent() -> None:
@@ -48,3 +49,26 @@ def test_models_are_compared_each_at_its_own_steps() -> None:
     assert drift.take(1, 5, {"1:w": 2.0}) == drift.take(1, 5, {"w": 1.0}) == ""
     drift.take(0, 10, {"1:w": 1.0})
     assert "at step 10 (equal until step 5): w, rank 1" in drift.take(1, 10, {"1:w": 2.0})
+
+
+def test_what_differs_at_a_cells_end_is_said_once_until_it_changes() -> None:
+    ends: Ends = {}
+
+    def said(one: float, other: float) -> str:
+        drift = Drift([0, 1], ends)
+        drift.take(0, CELL_END, {"m:w": one})
+        return drift.take(1, CELL_END, {"m:w": other})
+
+    assert said(1.0, 1.0) == ""
+    assert said(1.0, 2.0).startswith("Replicas differ at the cell's end: w, rank 1 against rank 0.")
+    assert Drift([0], ends).take(0, CELL_END, {"m:w": 1.0}) == ""  # a cell of one rank
+    assert said(1.0, 2.0) == ""
+    assert "rank 1 against rank 0" in said(1.0, 3.0)
+    assert said(4.0, 4.0) == ""
+    assert "rank 1 against rank 0" in said(1.0, 3.0)
+
+
+def test_a_model_of_some_ranks_is_compared_among_them() -> None:
+    drift = Drift([0, 1, 2])
+    assert drift.take(0, CELL_END, {"m|0,2:w": 1.0}) == ""
+    assert "w, rank 2 against rank 0." in drift.take(2, CELL_END, {"m|0,2:w": 2.0})
