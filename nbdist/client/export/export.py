@@ -119,8 +119,8 @@ def export(
     if request.format not in FORMATS:
         raise UsageError(f"--format is {', '.join(FORMATS)}, not {request.format!r}.")
     _require_words(request)
-    require_place(request.path, force=request.force)
     chosen = choose(cells, request.cells) if request.cells else None
+    require_place(request.path, force=request.force)
     resolved = resolve(cells, chosen, parse_dist, parse_distributed)
     if not any(block.code for block in resolved.blocks):
         raise _nothing(resolved, chosen)

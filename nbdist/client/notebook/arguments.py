@@ -374,7 +374,7 @@ def parse_dist(line: str) -> argparse.Namespace | None:
         close = get_close_matches(words[0], COMMANDS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"it is one of {', '.join(COMMANDS)}."
         raise UsageError(f"%dist has no command {words[0]!r}; {hint}")
-    asked = _parse(dist_parser(), words)
+    asked = _parse(dist_parser(), words, command=words[0])
     return _of_board(asked) if asked is not None and asked.command == "board" else asked
 
 
@@ -430,11 +430,17 @@ def _words(magic: str, line: str, split: Callable[[str], list[str]]) -> list[str
         raise UsageError(f"{magic}: {error} in {line.strip()!r}.") from None
 
 
-def _parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace | None:
+def _parse(
+    parser: argparse.ArgumentParser, words: Sequence[str], *, command: str = ""
+) -> argparse.Namespace | None:
     try:
-        return parser.parse_args(words)
+        asked, unknown = parser.parse_known_args(words)
     except _HelpShown:
         return None
+    if unknown:  # argparse would name the magic, and not the command whose words these are
+        knows = parser_of("%dist", command) or parser
+        knows.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return asked
 
 
 def _parameter(word: str) -> tuple[str, Any]:

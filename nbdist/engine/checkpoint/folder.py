@@ -353,7 +353,7 @@ def reason(error: BaseException, url: str) -> CheckpointError:
     return CheckpointError(
         f"{url} could not be reached or used.",
         why=f"{type(error).__name__}: {first[0] if first else 'without a text'}",
-        do="ranks on several hosts need a folder that all of them see"
+        do="give a folder that is there; ranks on several hosts need one that all of them see"
         if is_missing
         else "try it again, or give nbdist another folder",
     )

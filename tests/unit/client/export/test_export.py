@@ -121,6 +121,8 @@ def test_what_is_there_is_overwritten_only_by_force(tmp_path: Path) -> None:
     path.write_text("mine")
     with pytest.raises(UsageError, match="is there already; --force overwrites it"):
         exported(path)
+    with pytest.raises(UsageError, match="there is no cell 99"):  # a wrong word comes first
+        export(ExportRequest(path, cells="99"), CELLS, parse_dist, parse_distributed)
     assert path.read_text() == "mine"
     exported(path, force=True)
     assert "nbdist.init" in path.read_text()

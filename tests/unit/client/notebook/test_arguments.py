@@ -98,6 +98,16 @@ def test_a_wrong_word_is_one_line(line: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("line", ["pull a --bad", "retry 3", "status foo", "export t.py --bad"])
+def test_a_word_that_a_command_does_not_know_is_refused_with_the_commands_help(line: str) -> None:
+    command, *_, word = line.split()
+    with pytest.raises(UsageError) as refused:
+        parse_dist(line)
+    assert str(refused.value) == (
+        f"%dist {command}: unrecognized arguments: {word}  (%dist {command} --help)"
+    )
+
+
 def test_a_run_without_a_script_asks_for_the_script_alone() -> None:
     with pytest.raises(UsageError, match=r"missing: PATH  \("):
         parse_dist("run")
