@@ -71,6 +71,8 @@ CELLS = {
     "nbdist.log(3)": "nbdist.log takes numbers by name",
     "nbdist.keep(3)": "nbdist.keep takes objects by name",
     "nbdist.loader(range(64), 16)": "global_batch=64",
+    "nbdist.loader(range(64))": "global_batch=64",
+    "nbdist.loader(range(64), global_batch=0)": "global_batch=0 gives 2 ranks nothing to share",
     "nbdist.loader(range(64), batch_size=16)": "nbdist.loader takes no batch_size",
     "nbdist.loader(range(64), global_batch=16, shufle=True)": "nbdist.loader takes no shufle",
     "nbdist.loader(range(64), global_batch=16, seed='x')": "seed='x'",

@@ -17,6 +17,7 @@ from nbdist import NBDistError, side
         "restore()",
         "coverage()",
         "parallelize(print, 'ddp')",
+        "from_pretrained('here', 'ddp')",
     ],
 )
 def test_what_is_for_ranks_says_in_the_notebook_where_to_call_it(

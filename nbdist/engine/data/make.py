@@ -39,7 +39,7 @@ _OURS = {
 def loader(
     dataset: Any,
     *unnamed: Any,
-    global_batch: int = 0,
+    global_batch: int | None = None,
     shuffle: bool = True,
     seed: int = 0,
     drop_last: bool = False,
@@ -119,7 +119,7 @@ def loader(
             raise UsageError(
                 f"nbdist.loader takes no {name}.", why=why, do="leave it out; give global_batch"
             )
-    if unnamed or not global_batch:
+    if unnamed or global_batch is None:
         raise UsageError(
             "nbdist.loader takes the samples of a batch over all ranks, by name.",
             do="nbdist.loader(dataset, global_batch=64)",

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from nbdist import side
 from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.kernel.agreement import each, from_rank_0
 from nbdist.engine.layout import parallelize
@@ -60,7 +61,9 @@ def from_pretrained(
         CheckpointError: The folder is missing, damaged, or does not fit the model; the same on all
             ranks.
         LayoutError: As `parallelize`.
+        UsageError: This is the notebook.
     """
+    side.require_rank("nbdist.from_pretrained")
     make, folder = each(lambda: _read_source(source, weights))
 
     def on_meta() -> tuple[nn.Module, FromFiles]:
