@@ -22,12 +22,12 @@ from tests.group.truth import tell_every_step
 
 FILE, PROMPT = "/tmp/ipykernel_1/train.py", 7
 STEPS = 6
-LATE_S = 0.05
+LATE, LATE_S = 3, 0.05
 
 # Every collective of a step is told with one of these lines.
 CELL = """
 for step in range(STEPS):
-    Late.by_s = LATE_S if step == late else 0.0
+    Late.by_s = LATE_S if step in late else 0.0
     loss = layout.step(x, y, F.mse_loss)
     optimizer.step()
     optimizer.zero_grad()
@@ -64,7 +64,7 @@ class Block(nn.Module):
 
 
 def train(layout: str, is_bare: bool, late_rank: int = -1) -> dict[str, Any]:
-    """Train by `CELL`; rank `late_rank` is late in the backward of the last step but one.
+    """Train by `CELL`; rank `late_rank` is late in the backwards of the last `LATE` steps but one.
 
     Returns:
         `losses`, and `weights`, the sum of what this rank holds; `steps`, their records; `calls`:
@@ -80,7 +80,7 @@ def train(layout: str, is_bare: bool, late_rank: int = -1) -> dict[str, Any]:
     optimizer = spread.optimizer(torch.optim.Adam, lr=0.01)
     generator = torch.Generator().manual_seed(1)
     x, y = (torch.randn(8, 16, generator=generator) for _ in range(2))
-    late = STEPS - 2 if dist.get_rank() == late_rank else -1
+    late = range(STEPS - 1 - LATE, STEPS - 1) if dist.get_rank() == late_rank else ()
     losses: list[float | None] = []
     names = {"STEPS": STEPS, "LATE_S": LATE_S, "Late": Late, "F": F, "late": late}
     names |= {"layout": spread, "x": x, "y": y, "optimizer": optimizer, "losses": losses}

@@ -29,9 +29,10 @@ def test_a_rank_tells_what_it_waits_in_with_whom_and_from_which_line() -> None:
         for engine in ranks.engines[:2]:
             engine.post(states.run_cell, "\ndist.barrier(group=held['sub'])\ndist.all_reduce(x)")
         first = ask_until(
-            ranks.engines[0], lambda a: is_waiting(a) and a["waiting"]["kind"] == "all_reduce"
-        )
+            ranks.engines[0], lambda a: is_waiting(a) and a["counts"]["0"] == 1
+        )  # what it counts and what it waits in are read one after the other
         waiting = first["waiting"]
+        assert waiting["kind"] == "all_reduce"
         assert (waiting["group"], waiting["seq"], waiting["bytes"]) == ("0", 1, 16)
         assert waiting["ranks"] == [0, 1, 2]
         assert waiting["peer"] is None
