@@ -26,7 +26,7 @@ from nbdist.engine.checkpoint.fit import Fit
 from nbdist.engine.checkpoint.training_state import Training, real
 from nbdist.engine.compat import random_states, torch_live, torch_sharded
 from nbdist.engine.compat import torch_dist as dist
-from nbdist.engine.data import position
+from nbdist.engine.data import position, resume
 from nbdist.engine.data.batches import mix
 from nbdist.engine.data.passes import Position
 from nbdist.engine.group import ddp_buckets
@@ -440,4 +440,5 @@ def _put_loaders(
             one.resume(states[number], mark, plan)
         elif not is_part:
             position.resume_later(states[number], mark, plan)
+    resume.stay_where_restored()
     return [one for one in training.loaders if any(one is other for other in chosen)]

@@ -224,6 +224,13 @@ def forget_repeated() -> None:
     _cell.repeats, _cell.inherited = None, []
 
 
+def stay_where_restored() -> None:
+    """Leave loaders where a checkpoint has put them, also in a cell that is run again."""
+    global _again
+    if _again is not None and _again.goes_on:
+        _again = replace(_again, made=[], live=[])
+
+
 def _begin_steps(optimizer: Optimizer) -> None:
     """Refuse the first step of a cell that starts over, where it has to go on."""
     again = _cell.repeats
