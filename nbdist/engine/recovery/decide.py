@@ -3,7 +3,9 @@
 A *unit* is one wrapped model with the optimizers that hold its parameters. After a fault one rank
 may have finished the step that another lost. *Replicated* units are made equal by copying from the
 most advanced rank; *sharded* ones, of which no rank has a second copy, go back together to a
-snapshot that all of them hold, or are refused. What follows the steps beside them is `follow`'s.
+snapshot that all of them hold, or are refused. What ranks trained in the same turns (generator and
+discriminator) goes back to the same turn, so that its batches are trained on again by all of it.
+What follows the steps beside them is `follow`'s.
 Ranks that train *apart* (local SGD) go back in the same way, each to its own; where they cannot,
 they are made equal: all models are as good. Ranks that train on their own have no unit, and are
 left alone.
@@ -16,7 +18,7 @@ Every rank decides by itself, from the same reports, and so all decide the same.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
@@ -25,6 +27,8 @@ from nbdist.ranks import begin_with_ranks, name_ranks
 
 Kind = Literal["replicated", "sharded", "apart"]
 Steps = tuple[int, ...]  # of each optimizer, the newest first
+
+LONG_AGO_S = 1e9  # an infinity that JSON has
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class ModelReport:
         is_settled: It is refused already.
         is_told: It was said that other ranks do not hold it.
         snapshots: The optimizers' steps at each that the rank holds, newest first, and ages in s.
+        turns: In which each of them was taken, as the rank counts turns.
         is_alike: Whether options are the same on all ranks: not in pipelines.
         copies: Of a sharded unit, the ranks that hold the same part of it as this one.
         idle_s: Since its optimizers' last step in the cell that ended, in s.
@@ -59,9 +64,10 @@ class ModelReport:
     is_settled: bool = False
     is_told: bool = False
     snapshots: tuple[tuple[Steps, float], ...] = ()
+    turns: tuple[int, ...] = ()
     is_alike: bool = True
     copies: tuple[int, ...] = ()
-    idle_s: float = 1e9
+    idle_s: float = LONG_AGO_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,8 @@ class Decision:
         is_level: Whether the ranks that live all stand at the same whole step.
         given: Who gets its part, and from whose memory, when rolled back: pairs of ranks.
         identity: The unit's.
+        could: Of what is rolled back, all steps to which it could go.
+        is_idle: It is rolled back, and the last cell has not trained it.
     """
 
     places: Mapping[int, int]
@@ -94,6 +102,8 @@ class Decision:
     is_level: bool = False
     given: tuple[tuple[int, int], ...] = ()
     identity: str = ""
+    could: tuple[Steps, ...] = ()
+    is_idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +139,7 @@ def from_json(text: str | bytes) -> list[ModelReport]:
             is_settled=item["is_settled"],
             is_told=item["is_told"],
             snapshots=tuple((tuple(steps), age) for steps, age in item["snapshots"]),
+            turns=tuple(item["turns"]),
             is_alike=item["is_alike"],
             copies=tuple(item["copies"]),
             idle_s=item["idle_s"],
@@ -150,6 +161,19 @@ def decide(
         kept: By new rank, what lies in a peer's memory.
     """
     new = set(newcomers)
+    decisions = _decide_each(reports, new, kept)
+    if together := _at_one_turn(decisions, reports):
+        decisions = _decide_each(_only(reports, together), new, kept, together)
+    return [_tell_who_stays(decision, decisions, reports) for decision in decisions]
+
+
+def _decide_each(
+    reports: Mapping[int, Sequence[ModelReport]],
+    new: set[int],
+    kept: Mapping[int, Kept] | None,
+    together: Collection[tuple[int, int]] = (),
+) -> list[Decision]:
+    """Return what each unit needs; what is in `together` (rank, place) goes back if it is equal."""
     decisions = []
     for places in _matched(reports):
         of_unit = {rank: reports[rank][place] for rank, place in places.items()}
@@ -170,9 +194,84 @@ def decide(
             shared = _shared(of_unit)
             if not _is_equal(shared):
                 decisions.append(_DECIDE[some.kind](places, shared))
+            elif set(places.items()) <= set(together):
+                decisions += _go_with_it(places, shared)
             if some.kind == "sharded" and lost:
                 decisions.append(_tell_of_copies(places, of_unit, lost))
-    return [_tell_who_stays(decision, decisions, reports) for decision in decisions]
+    return decisions
+
+
+def _at_one_turn(
+    decisions: Sequence[Decision], reports: Mapping[int, Sequence[ModelReport]]
+) -> dict[tuple[int, int], Steps]:
+    """Return the snapshots, by (rank, place), of the newest turn to which all can go together.
+
+    All: what goes back anyway, and what the same ranks trained beside it. Empty: nothing goes back,
+    or there is no such turn.
+    """
+    decided = {pair for d in decisions for pair in d.places.items()}
+    units = [
+        (d.places, d.could)
+        for d in decisions
+        if d.action == "roll back" and not d.is_idle and _is_sharded(d.places, reports)
+    ]
+    if not units:
+        return {}
+    first, could = units[0]
+    for places in _matched(reports):
+        of_unit = {rank: reports[rank][place] for rank, place in places.items()}
+        is_beside = set(places) == set(first) and not _is_idle(of_unit)
+        if is_beside and _is_sharded(places, reports) and not decided & set(places.items()):
+            units.append((places, tuple(_common(of_unit))))
+    for steps in sorted(could, key=sum, reverse=True):
+        turns = {rank: _turns(reports[rank][place]).get(steps, -1) for rank, place in first.items()}
+        found = [_in_turn(places, could, turns, reports) for places, could in units]
+        if all(found):
+            return {pair: its for one in found for pair, its in one.items()}
+    return {}
+
+
+def _in_turn(
+    places: Mapping[int, int],
+    could: Iterable[Steps],
+    turns: Mapping[int, int],
+    reports: Mapping[int, Sequence[ModelReport]],
+) -> dict[tuple[int, int], Steps]:
+    """Return a unit's snapshots, by (rank, place), of these turns; empty if it has none."""
+    for steps in could:
+        if all(_turns(reports[r][at]).get(steps) == turns.get(r) for r, at in places.items()):
+            return dict.fromkeys(places.items(), steps)
+    return {}
+
+
+def _turns(report: ModelReport) -> dict[Steps, int]:
+    """Return in which turn each snapshot was taken."""
+    return {steps: turn for (steps, _), turn in zip(report.snapshots, report.turns, strict=False)}
+
+
+def _is_sharded(places: Mapping[int, int], reports: Mapping[int, Sequence[ModelReport]]) -> bool:
+    return all(reports[rank][place].kind == "sharded" for rank, place in places.items())
+
+
+def _is_idle(of_unit: Mapping[int, ModelReport]) -> bool:
+    """Return whether the last cell has not trained a unit, on no rank."""
+    return all(report.idle_s >= LONG_AGO_S for report in of_unit.values())
+
+
+def _only(
+    reports: Mapping[int, Sequence[ModelReport]], chosen: Mapping[tuple[int, int], Steps]
+) -> dict[int, list[ModelReport]]:
+    """Return the reports with no other snapshots than these."""
+
+    def one(rank: int, place: int, report: ModelReport) -> ModelReport:
+        if (steps := chosen.get((rank, place))) is None:
+            return report
+        return replace(report, snapshots=((steps, dict(report.snapshots)[steps]),), turns=())
+
+    return {
+        rank: [one(rank, place, report) for place, report in enumerate(told)]
+        for rank, told in reports.items()
+    }
 
 
 def _tell_who_stays(
@@ -356,11 +455,21 @@ def _roll_back(
     age = max(dict(report.snapshots)[steps] for report in of_unit.values())
     count = max(map(_made, of_unit.values())) - max(steps)
     apart = "at different steps" if best.kind == "apart" else "one step apart"
+    why = f"The ranks that hold {best.name} were {apart}"
+    if _is_equal(of_unit):
+        why = f"{best.name[0].upper()}{best.name[1:]} was trained in the same steps"
     line = (
-        f"The ranks that hold {best.name} were {apart}: rolled back {counted(count, 'step')}, to "
-        f"step {max(steps)} (snapshot {age:.0f} s old)."
+        f"{why}: rolled back {counted(count, 'step')}, to step {max(steps)} (snapshot {age:.0f} s "
+        "old)."
     )
-    return Decision(places, "roll back", steps, best.parts, line, source, lost=count)
+    back = Decision(places, "roll back", steps, best.parts, line, source, lost=count)
+    return replace(back, could=tuple(common), is_idle=_is_idle(of_unit))
+
+
+def _go_with_it(places: Mapping[int, int], of_unit: Mapping[int, ModelReport]) -> list[Decision]:
+    """Go back beside what was trained in the same turns; it may stand there still."""
+    back = _roll_back(places, of_unit)
+    return [back] if any(report.steps != back.steps for report in of_unit.values()) else []
 
 
 def _common(of_unit: Mapping[int, ModelReport]) -> list[Steps]:

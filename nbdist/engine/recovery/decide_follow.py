@@ -52,7 +52,7 @@ class FollowReport:
     def from_plain(told: Mapping[str, Any]) -> "FollowReport":
         """Return the report whose `asdict` travelled as JSON."""
         progress = dict(told["progress"])
-        for name in ("lacking", "ahead", "did"):
+        for name in ("lacking", "optimizers", "ahead", "did"):
             progress[name] = tuple(progress[name])
         lists = {name: tuple(told[name]) for name in ("ranks", "names", "cut")}
         return FollowReport(**{**told, **lists, "progress": Progress(**progress)})
@@ -273,14 +273,22 @@ def _half_line(
     step = max(report.step for report in reports.values())
     models = ", ".join(sorted({n for report in reports.values() for n in report.names}))
     does = "has not followed it" if len(lacking) == 1 else "have not followed it"
-    option = (
-        "" if len(ranks) == len(reports) else f" (%%distributed -r {','.join(map(str, ranks))})"
+    is_everywhere = len(ranks) == len(reports)  # a new rank gets what it lacks, too
+    where = sorted({r for one in reports.values() for r in one.ranks}) if is_everywhere else ranks
+    half = (
+        f"Step {step} of {models} is half done on {name_ranks(where)}: {_listed(lacking, kinds)} "
+        f"{does}."
     )
+    unmade = {n for report in reports.values() for n in report.progress.optimizers} & set(lacking)
+    if unmade:
+        return (
+            f"{half} The gradients of {_listed(sorted(unmade), kinds)} went with the fault, so no "
+            "code can do that step now: nbdist.restore() a checkpoint, then run this cell again."
+        )
+    option = "" if is_everywhere else f" (%%distributed -r {','.join(map(str, ranks))})"
     return (
-        f"Step {step} of {models} is half done on {name_ranks(ranks)}: "
-        f"{_listed(lacking, kinds)} {does}. Do what the loop does with "
-        f"{'it' if len(lacking) == 1 else 'them'} after a step in a cell of its own{option}, or "
-        "nbdist.restore() a checkpoint; then run this cell again."
+        f"{half} Do what the loop does with {'it' if len(lacking) == 1 else 'them'} after a step "
+        f"in a cell of its own{option}, or nbdist.restore() a checkpoint; then run this cell again."
     )
 
 

@@ -8,7 +8,7 @@ to its step was done.
 import copy
 import json
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from weakref import ref
@@ -79,7 +79,7 @@ def settle(
     units: Sequence[Unit],
     decisions: Iterable[Decision],
     progress: Progress,
-    restored: Sequence[str],
+    back: Mapping[str, bool],
 ) -> tuple[list[str], bool]:
     """Make what follows the steps equal on the ranks that train together. All ranks.
 
@@ -87,16 +87,17 @@ def settle(
         units: Of this rank.
         decisions: What has been done with them.
         progress: This rank's, at the fault.
-        restored: Of the units that this rank has put back to a snapshot whose step was not known to
-            be whole: their identities.
+        back: The units of which this rank has undone steps, by identity: whether all that belongs
+            to the step of the snapshot is back, too.
 
     Returns:
         Lines for people, and whether a step stays half done.
     """
     here = step_state.here()
     decisions = list(decisions)
+    progress = here.followers.without_copied(progress)
     progress = _put_back_ahead(progress, here.followers)
-    report = _report(units, decisions, progress, restored)
+    report = _report(units, decisions, progress, back)
     heard = rendezvous.exchange("followers", json.dumps(asdict(report)), TIMEOUT_S)
     reports = {rank: FollowReport.from_plain(json.loads(text)) for rank, text in heard.items()}
     lines: list[str] = []
@@ -136,7 +137,7 @@ def _report(
     units: Sequence[Unit],
     decisions: Sequence[Decision],
     progress: Progress,
-    restored: Sequence[str],
+    back: Mapping[str, bool],
 ) -> FollowReport:
     rank = dist.get_rank()
     here = step_state.here()
@@ -156,8 +157,8 @@ def _report(
         names=tuple(sorted({unit.name for unit in active})),
         is_alike=all(unit.is_alike and unit.kind != "apart" for unit in active),
         has_copied=any(d.action == "copy" and rank in d.behind for d in mine.values()),
-        is_back=any(d.action == "roll back" for d in mine.values()),
-        is_whole=not restored,
+        is_back=bool(back),
+        is_whole=all(back.values()),
         progress=progress,
         goes_on=here.goes_on(),
         cut=tuple(sorted(_cut(here.followers, is_alike=all(unit.is_alike for unit in active)))),

@@ -51,6 +51,7 @@ class _Snapshot:
     frame: dict[str, Any]
     tensors: list[torch.Tensor]
     mark: step_state.StepState | None
+    turn: int = 0
     follows: follow.Kept | None = None  # known when all that belongs to the step is done
 
     @property
@@ -138,6 +139,12 @@ def held(unit: wrapped_models.Unit) -> list[tuple[Steps, float]]:
     series = _series_of(unit)
     now = time.monotonic()
     return [] if series is None else [(one.steps, now - one.at) for one in reversed(series.kept)]
+
+
+def turns(unit: wrapped_models.Unit) -> tuple[int, ...]:
+    """Return the turns in which these snapshots were taken."""
+    series = _series_of(unit)
+    return () if series is None else tuple(one.turn for one in reversed(series.kept))
 
 
 def put_back(
@@ -272,13 +279,19 @@ def _settled_after(series: _Series) -> int:
 def _send_if_due(optimizer: torch.optim.Optimizer, series: _Series, steps: int) -> None:
     """Take a snapshot and send it to the peer, where the next one is due."""
     if steps >= series.next_step:
-        peers.wait()  # the older one's memory is used again
-        _take(optimizer, series, steps)
-        if not series.next_step:
-            peers.wait()  # the first, and after a recovery: a peer may hold nothing yet
-        series.next_step = steps + peers.every()
+        _send(optimizer, series, steps)
     if peers.must_wait(steps, series.kept_at_step, peers.every()):
         peers.wait()
+
+
+def _send(
+    optimizer: torch.optim.Optimizer, series: _Series, steps: int, turn: int | None = None
+) -> None:
+    peers.wait()  # the older one's memory is used again
+    _take(optimizer, series, steps, turn)
+    if not series.next_step:
+        peers.wait()  # the first, and after a recovery: a peer may hold nothing yet
+    series.next_step = steps + peers.every()
 
 
 def _lead(series: _Series, steps: int, now: float) -> None:
@@ -302,9 +315,12 @@ def _follow(series: _Series, steps: int, now: float) -> None:
         series.target = int(store.get(series.key))
 
 
-def _take(optimizer: torch.optim.Optimizer, series: _Series, steps: int) -> None:
+def _take(
+    optimizer: torch.optim.Optimizer, series: _Series, steps: int, turn: int | None = None
+) -> None:
     global _status
     began = time.monotonic()
+    turn = step_state.here().followers.turn if turn is None else turn
     unit = wrapped_models.unit_of(optimizer)
     if unit is None:
         return
@@ -335,7 +351,7 @@ def _take(optimizer: torch.optim.Optimizer, series: _Series, steps: int) -> None
         torch.cuda.synchronize()
     made = unit.steps()[: len(unit.optimizers)]
     # The frame holds plain values that optimizers replace, not change.
-    taken = _Snapshot(made, began, frame, copies, step_state.here().last)
+    taken = _Snapshot(made, began, frame, copies, step_state.here().last, turn)
     series.kept.append(taken)
     series.kept_at_step = steps
     series.next_at = snapshot_schedule.next_at(time.monotonic(), time.monotonic() - began)
@@ -352,8 +368,26 @@ def _take(optimizer: torch.optim.Optimizer, series: _Series, steps: int) -> None
         if unit is not None:
             frame["options"] = model_state.read_options(unit)
             taken.follows = follow.keep()
+            if steps and series.reference is None:
+                taken.mark = step_state.here().last
+                _take_others(turn)
 
     step_state.here().followers.at_next_turn(read)
+
+
+def _take_others(turn: int) -> None:
+    """Take snapshots of all else that has stepped, as a turn ends in which one was taken.
+
+    What is trained in the same turns goes back to the same turn.
+    """
+    here = step_state.here()
+    for optimizer in here.stepped():
+        series = _series.get(optimizer)
+        if series is None or series.reference is not None or not series.kept:
+            continue
+        if series.kept[-1].turn != turn:
+            take = _send if series.is_sent else _take
+            take(optimizer, series, here.steps[optimizer].whole, turn)
 
 
 def _offer(unit: wrapped_models.Unit, taken: _Snapshot) -> None:

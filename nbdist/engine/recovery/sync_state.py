@@ -5,7 +5,7 @@ Main thread of every rank, at the same time, when the group has been re-created 
 
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -48,6 +48,26 @@ _are_shapes_wanted: Callable[[Iterable[torch.optim.Optimizer]], bool] = _not_wan
 _to_refuse: list[tuple[wrapped_models.Unit, Decision]] = []
 
 
+@dataclass(frozen=True, slots=True)
+class _GoneBack:
+    """A unit that went back to a snapshot, or `stood_there` still, with what the snapshot knows."""
+
+    identity: str
+    is_idle: bool
+    stood_there: bool
+    mark: step_state.StepState | None
+    follows: follow.Kept | None
+
+
+def _that_count(gone_back: Sequence[_GoneBack]) -> list[_GoneBack]:
+    """Return those whose loaders, counters and schedulers are the ones that go on.
+
+    What the cell has trained; a model of an earlier one has a snapshot of what was then.
+    """
+    active = [one for one in gone_back if not one.is_idle]
+    return active or [one for one in gone_back if not one.stood_there]
+
+
 def sync(newcomers: Iterable[int], progress: Progress) -> tuple[list[Decision], list[str], bool]:
     """Compare the units' steps on all ranks, and make them equal.
 
@@ -78,10 +98,8 @@ def sync(newcomers: Iterable[int], progress: Progress) -> tuple[list[Decision], 
     _to_refuse.clear()
     shards.expect_nothing()
     rank = dist.get_rank()
-    mark: step_state.StepState | None = None
     has_copied = False
-    restored: list[str] = []  # whose snapshot does not know all of its step
-    kept: follow.Kept | None = None
+    gone_back: list[_GoneBack] = []
     decisions = decide.decide(reports, new, peer_state.kept(new) if peers.every() else None)
     for decision in decisions:
         if rank not in decision.places:
@@ -93,9 +111,9 @@ def sync(newcomers: Iterable[int], progress: Progress) -> tuple[list[Decision], 
         if decision.action == "copy":
             has_copied |= _copy(unit, decision, rank)
         elif decision.action == "roll back":
-            its_mark, its_kept = snapshot.put_back(unit, decision.steps)
-            mark, kept = its_mark or mark, its_kept or kept
-            restored += [] if its_kept else [unit.identity]
+            stood_there = unit.steps() == decision.steps
+            put = snapshot.put_back(unit, decision.steps)
+            gone_back.append(_GoneBack(unit.identity, decision.is_idle, stood_there, *put))
             peers.forget_after(unit.identity, decision.steps)
             for newcomer, _ in decision.given:
                 peer_state.expect(newcomer, unit)
@@ -120,15 +138,19 @@ def sync(newcomers: Iterable[int], progress: Progress) -> tuple[list[Decision], 
         if is_copied or decision.action == "roll back":
             # The step that parted the ranks was the last cell's, also where it was not made.
             step_state.here().count_copied(unit.optimizers)
+    gone_back = _that_count(gone_back)
     if has_copied:
         resume.count_copied()
         step_state.here().last = step_state.here().take()
     else:
         # What is no unit's is as in any notebook: a seed that a failed cell has set stays set.
+        mark = next((one.mark for one in reversed(gone_back) if one.mark), None)
         step_state.restore(mark, random=bool(mine))
-    if kept is not None and not restored:
+    back = {one.identity: one.follows is not None for one in gone_back if not one.stood_there}
+    kept = next((one.follows for one in reversed(gone_back) if one.follows), None)
+    if kept is not None and all(back.values()):
         follow.put_back(kept)
-    return decisions, *follow.settle(mine, decisions, progress, restored)
+    return decisions, *follow.settle(mine, decisions, progress, back)
 
 
 def _exchange(topic: str) -> tuple[list[wrapped_models.Unit], dict[int, Sequence[ModelReport]]]:
@@ -142,6 +164,7 @@ def _exchange(topic: str) -> tuple[list[wrapped_models.Unit], dict[int, Sequence
         [
             unit.report(
                 snapshot.held(unit),
+                snapshot.turns(unit),
                 is_settled=any(o in _stopped for o in unit.optimizers),
                 is_told=any(module in _left_alone for module in unit.modules),
             )

@@ -30,16 +30,13 @@ from nbdist.engine.compat import (
 )
 from nbdist.engine.group import identity
 from nbdist.engine.recovery.clone import torch_rebuild_zero
-from nbdist.engine.recovery.decide import Kind, ModelReport, Steps
+from nbdist.engine.recovery.decide import LONG_AGO_S, Kind, ModelReport, Steps
 from nbdist.engine.steps import keep, step_state
 from nbdist.engine.steps.optimizer_wrapper import ApartWrapper
 
 Optimizer = torch.optim.Optimizer
 Ranks = tuple[int, ...]  # global
 _Part = tuple[nn.Module, Ranks]  # of a pipeline, and the ranks that train it
-
-
-_LONG_AGO_S = 1e9  # an infinity that JSON has
 
 
 @dataclass
@@ -119,6 +116,7 @@ class Unit:
     def report(
         self,
         snapshots: Iterable[tuple[Steps, float]] = (),
+        turns: Iterable[int] = (),
         *,
         is_settled: bool = False,
         is_told: bool = False,
@@ -139,9 +137,10 @@ class Unit:
             is_settled=is_settled,
             is_told=is_told,
             snapshots=tuple(snapshots),
+            turns=tuple(turns),
             is_alike=self.is_alike,
             copies=self.copies,
-            idle_s=min(time.monotonic() - last, _LONG_AGO_S),
+            idle_s=min(time.monotonic() - last, LONG_AGO_S),
         )
 
 

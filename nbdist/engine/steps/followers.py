@@ -87,6 +87,7 @@ class Progress:
     Attributes:
         has_stepped: An optimizer has stepped in it.
         lacking: What is due, has not moved, and should have, where one has.
+        optimizers: Of what is lacking: nothing can be made up for them once gradients are gone.
         ahead: What moves with the steps and has moved though none has stepped.
         did: What has moved with the newest step: in this turn, or in the one before it.
         kinds: Of all that is followed, the class; of numbers, "".
@@ -97,6 +98,7 @@ class Progress:
 
     has_stepped: bool = False
     lacking: tuple[str, ...] = ()
+    optimizers: tuple[str, ...] = ()
     ahead: tuple[str, ...] = ()
     did: tuple[str, ...] = ()
     kinds: Mapping[str, str] = field(default_factory=dict)
@@ -203,6 +205,11 @@ class Followers:
         self._open(now)
 
     # -- turns
+
+    @property
+    def turn(self) -> int:
+        """The number of the turn that runs, on this rank."""
+        return self._turn
 
     def _close(self) -> _Now:
         """Note what has moved in the turn that is over; return how all of it stands."""
@@ -322,9 +329,11 @@ class Followers:
         now = self._all_numbers()
         before = self._numbers[-2] if len(self._numbers) > 1 else {}
         ahead = {n for n in moved - optimizers if n in living or self._history[n].moved is not None}
+        lacking = known - moved if self._has_stepped else set()
         return Progress(
             self._has_stepped,
-            tuple(sorted(known - moved)) if self._has_stepped else (),
+            tuple(sorted(lacking)),
+            tuple(sorted(lacking & optimizers)),
             () if self._has_stepped else tuple(sorted(ahead - self._set_by_loops)),
             tuple(sorted((moved if self._has_stepped else last) - self._set_by_loops - optimizers)),
             {
@@ -335,6 +344,16 @@ class Followers:
             {n: began[n] for n in sorted(numbers)},
             {n: before[n] for n in sorted(numbers) if n in before},
             {n: now[n] for n in sorted(numbers) if n in now},
+        )
+
+    def without_copied(self, progress: Progress) -> Progress:
+        """Return the progress of a rank that has copied steps since: what it lacks no more."""
+        counts = self._counts()
+        made = {n for o, n in self._optimizers.items() if counts.get(o, 0) != self._began.get(o, 0)}
+        return replace(
+            progress,
+            lacking=tuple(name for name in progress.lacking if name not in made),
+            optimizers=tuple(name for name in progress.optimizers if name not in made),
         )
 
     def _is_there(self, name: str) -> bool:

@@ -284,6 +284,43 @@ def test_reports_travel_as_text() -> None:
     assert from_json(to_json(reports)) == reports
 
 
+def in_turns(
+    report: ModelReport, *turns: int, identity: str = "o1", idle_s: float = 0.0
+) -> ModelReport:
+    return replace(
+        report, identity=identity, parts=(identity,), turns=turns, idle_s=idle_s, name=identity
+    )
+
+
+def test_what_was_trained_in_the_same_turns_goes_back_to_the_same_turn() -> None:
+    # Of the first a newer snapshot is common, but of the second there is none of its turn.
+    reports = {
+        rank: [
+            in_turns(sharded(9 - rank, 8, 4, 1), 8, 4, 1),
+            in_turns(sharded(18, 16, 8), 7, 4, identity="o2"),
+        ]
+        for rank in range(2)
+    }
+
+    first, second = decide(reports, [])
+
+    assert (first.action, first.steps) == ("roll back", (4,))
+    assert (second.action, second.steps) == ("roll back", (8,))
+    assert second.line == (
+        "O2 was trained in the same steps: rolled back 10 steps, to step 8 (snapshot 8 s old)."
+    )
+
+
+def test_what_rests_or_stands_there_still_does_not_go_back_beside_another() -> None:
+    for other in (
+        in_turns(sharded(5, 5), 4, identity="o2"),
+        in_turns(sharded(9, 5), 4, identity="o2", idle_s=1e9),
+    ):
+        reports = {r: [in_turns(sharded(9 - r, 4), 4), other] for r in range(2)}
+        (found,) = decide(reports, [])
+        assert found.steps == (4,)
+
+
 def test_what_stays_where_another_goes_back_is_told() -> None:
     """Two models of one loop: batches come again for both, and one of them has seen them."""
     other = replace(sharded(6, identity="o2"), name="Critic", idle_s=0.5)

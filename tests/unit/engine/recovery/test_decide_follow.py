@@ -57,6 +57,27 @@ def test_a_step_that_no_rank_has_done_to_its_end_is_half_done() -> None:
     )
 
 
+def test_an_optimizer_that_has_not_stepped_can_be_made_up_for_by_a_checkpoint_alone() -> None:
+    progress = replace(HALF.progress, lacking=("opt2", "sched"), optimizers=("opt2",))
+    half = replace(HALF, progress=progress)
+
+    (one,) = decide({0: half, 1: half})
+
+    (line,) = one.lines
+    assert line == (
+        "Step 9 of GPT is half done on ranks 0-1: opt2 and sched (StepLR) have not followed it. "
+        "The gradients of opt2 went with the fault, so no code can do that step now: "
+        "nbdist.restore() a checkpoint, then run this cell again."
+    )
+
+
+def test_a_half_step_is_named_for_the_new_rank_that_is_cloned_with_it_too() -> None:
+    (one,) = decide({0: HALF, 1: FollowReport()})
+
+    assert "half done on ranks 0-1" in one.lines[0]
+    assert "%%distributed -r" not in one.lines[0]
+
+
 def test_a_cell_that_makes_all_anew_has_no_half_step() -> None:
     (one,) = decide({r: replace(HALF, goes_on=False) for r in range(2)})
     assert one.lines == ()

@@ -1,6 +1,5 @@
 """What moves with the steps is found by what names lead to, and known by when it has moved."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,14 +34,12 @@ Training = tuple[nn.Module, torch.optim.Optimizer, dict[str, Any]]
 
 
 @pytest.fixture
-def training() -> Iterator[Training]:
+def training(monkeypatch: pytest.MonkeyPatch) -> Training:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     names: dict[str, Any] = {"model": model, "opt": optimizer}
-    before = keep.names
-    keep.look_in(lambda: names)
-    yield model, optimizer, names
-    keep.look_in(before)
+    monkeypatch.setattr(keep, "_names", lambda: names)
+    return model, optimizer, names
 
 
 def found(names: dict[str, Any], optimizer: torch.optim.Optimizer) -> set[str]:
