@@ -1,18 +1,28 @@
 """A fault leaves all that follows a step where the step is, or says what is not.
 
 From a fresh training each: a fault at one place of the step, `retry`, and what comes out compared
-with the same training undisturbed. It is equal, or the error named what was left half done.
+with the same training undisturbed. It is equal, or the error named what was left half done, and it
+is equal when that was done.
 """
 
 import itertools
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+import nbdist
 from nbdist import RankError, Session
+from nbdist.client.cells import interrupts
+from nbdist.errors import Interrupted
 
 SETUP = """
+import os, pathlib, random, time
+import numpy as np
 import torch.nn.functional as F
 from torch.optim.lr_scheduler import *
 g = torch.Generator().manual_seed(0)
@@ -21,18 +31,15 @@ data = torch.utils.data.TensorDataset(X, X.sum(1, keepdim=True))
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
 layout = nbdist.parallelize(model, {layout!r})
-make = layout.optimizer if {layout!r} == "zero1" else lambda kind, **options: kind(
-    model.parameters(), **options
-)
-opt = make(torch.optim.AdamW, lr=1e-2)
+opt = layout.optimizer(torch.optim.AdamW, {trained}lr=1e-2)
 train = nbdist.loader(data, global_batch=16, seed=3)
 n = 0
-has_failed = False
+struck = pathlib.Path({folder!r})
 def fail(place):
-    global has_failed
-    if place == {place!r} and n == {at} and (rank in {ranks}) and not has_failed:
-        has_failed = True
-        raise ValueError("bad metric")
+    mine = struck / f"rank {{rank}}"
+    if place == {place!r} and n == {at} and rank in {ranks} and not mine.exists():
+        mine.touch()
+        {strike}
 class Shadow:
     "An average as many write it: deep, and without a word of its state."
     def __init__(self, module):
@@ -46,8 +53,19 @@ class Warm:
     def step(self):
         self.made += 1
         for group in opt.param_groups: group["lr"] = 1e-2 / (1 + self.made)
+class Noisy(torch.utils.data.Dataset):
+    "Draws from all generators that people use."
+    def __len__(self): return len(X)
+    def __getitem__(self, i):
+        drawn = random.random() + np.random.rand() + torch.rand(8)
+        return X[i] + 0.1 * drawn, X[i].sum(0, keepdim=True)
 {make}
 """
+STRIKE = {
+    "raise": "raise ValueError('bad metric')",
+    "kill": "os.kill(os.getpid(), 9)",
+    "interrupt": "while True: time.sleep(0.01)",
+}
 LOOP = """
 while train.epoch < 2:
     for x, y in train:
@@ -72,7 +90,11 @@ def local(t): return t.to_local() if hasattr(t, "to_local") else t
 
 @dataclass(frozen=True)
 class Kind:
-    """What follows the steps: how it is made, stepped, and what it tells."""
+    """What follows the steps: how it is made, stepped, and what it tells.
+
+    `at`: the batch of a fault after the backward, and `later` of one after the step. `is_saved`:
+    a checkpoint is saved before, for half steps for which there is no other way.
+    """
 
     make: str
     after: str = "pass"
@@ -81,6 +103,11 @@ class Kind:
     scale: str = ""
     close: str = ""
     epoch: str = "pass"
+    trained: str = ""
+    at: int = 5
+    later: int = 5
+    is_saved: bool = False
+    places: tuple[str, ...] = ("backward", "step", "after", "log")
 
 
 KINDS = {
@@ -99,7 +126,11 @@ KINDS = {
         "sched = StepLR(opt, 1, 0.9)", "if n % 2 == 0: sched.step()", "sched.last_epoch"
     ),
     "an epoch": Kind(
-        "sched = ExponentialLR(opt, 0.5)", told="sched.last_epoch", epoch="sched.step()"
+        "sched = ExponentialLR(opt, 0.5)",
+        told="sched.last_epoch",
+        epoch="sched.step()",
+        at=6,
+        later=6,
     ),
     "own schedule": Kind("sched = Warm()", "sched.step()", "sched.made"),
     "averaged": Kind(
@@ -120,7 +151,7 @@ KINDS = {
         scale="scaler.scale(",
         close=")",
     ),
-    "accumulated": Kind("", step="if n % 4 == 0: opt.step()\n        else: continue"),
+    "accumulated": Kind("", step="if n % 4 == 0: opt.step()\n        else: continue", later=12),
     "held": Kind(
         "class Trainer: pass\ntrainer = Trainer()\n"
         "trainer.parts = {'sched': [SequentialLR(opt, [LinearLR(opt), StepLR(opt, 2)], [3])]}\n"
@@ -128,8 +159,57 @@ KINDS = {
         "trainer.parts['sched'][0].step(); trainer.count += 1",
         "(trainer.parts['sched'][0].last_epoch, trainer.count)",
     ),
+    "accumulated scaler": Kind(
+        "scaler = torch.amp.GradScaler('cpu', init_scale=2.0**10, growth_interval=2)",
+        "scaler.update()",
+        "scaler.get_scale()",
+        step="if n % 4 == 0: scaler.step(opt)\n        else: continue",
+        scale="scaler.scale(",
+        close=" / 4)",
+        later=8,
+    ),
+    "accumulated schedule": Kind(
+        "sched = CosineAnnealingLR(opt, 10)",
+        "sched.step()",
+        "sched.last_epoch",
+        step="if n % 2 == 0: opt.step()\n        else: continue",
+        later=6,
+    ),
+    "workers": Kind("train = nbdist.loader(Noisy(), global_batch=16, seed=3, num_workers=2)"),
+    "augmented": Kind(
+        "train = nbdist.loader(Noisy(), global_batch=16, seed=3)\n"
+        "random.seed(rank); np.random.seed(rank)"
+    ),
+    "two optimizers": Kind(
+        "opt2 = layout.optimizer(torch.optim.AdamW, model[2].parameters(), lr=3e-3)",
+        "opt2.zero_grad()",
+        step="opt.step(); fail('between'); opt2.step()",
+        trained="model[0].parameters(), ",
+        is_saved=True,
+        places=("backward", "between", "step", "after", "log"),
+    ),
+    "two models": Kind(
+        "other = torch.nn.Linear(8, 1)\nbeside = nbdist.parallelize(other, layout.name)\n"
+        "opt2 = beside.optimizer(torch.optim.AdamW, lr=3e-3)",
+        "F.mse_loss(other(x), model(x).detach()).backward(); fail('between'); "
+        "opt2.step(); opt2.zero_grad()",
+        "[local(p).detach().double().sum().item() for p in other.parameters()]",
+        is_saved=True,
+        places=("backward", "step", "between", "after", "log"),
+    ),
+    "several": Kind(
+        "class Trainer: pass\ntrainer = Trainer(); trainer.seen = 0; ema = Shadow(model)\n"
+        "sched = SequentialLR(opt, [LinearLR(opt), ExponentialLR(opt, 0.9)], [4])\n"
+        "scaler = torch.amp.GradScaler('cpu', init_scale=2.0**10, growth_interval=3)",
+        "scaler.update(); fail('between'); sched.step(); ema.update(model); trainer.seen += 1",
+        "(sched.last_epoch, scaler.get_scale(), trainer.seen,"
+        " [p.double().sum().item() for p in ema.kept['weights'].values()])",
+        step="scaler.step(opt)",
+        scale="scaler.scale(",
+        close=")",
+        places=("backward", "step", "between", "after", "log"),
+    ),
 }
-PLACES = ("backward", "step", "after", "log")
 LAYOUTS = ("ddp", "zero1", "zero3")
 WHO = ("(1,)", "(0,)", "(0, 1)")
 
@@ -144,66 +224,171 @@ def run_training(session: Session, kind: Kind, retries: int = 0) -> object:
 
 
 def set_up(
-    session: Session, kind: Kind, layout: str, place: str = "", who: str = "()", at: int = 5
+    session: Session,
+    kind: Kind,
+    layout: str,
+    place: str = "",
+    who: str = "()",
+    folder: Path = Path(),
+    fault: str = "raise",
 ) -> None:
-    code = SETUP.format(layout=layout, place=place, ranks=who, at=at, make=kind.make)
-    session.run(code, track=False)
+    at = kind.at if place == "backward" else kind.later
+    code = SETUP.format(
+        layout=layout,
+        place=place,
+        ranks=who,
+        at=at,
+        make=kind.make,
+        trained=kind.trained,
+        folder=str(folder),
+        strike=STRIKE[fault],
+    )
+    session.run(code + "\nnbdist.save('before')" * kind.is_saved, track=False)
+
+
+@contextmanager
+def interrupted_once_struck(folder: Path, who: str) -> Iterator[None]:
+    """Interrupt the cell as `■` does, when these ranks are where the fault shall be."""
+    over = threading.Event()
+
+    def interrupt() -> None:
+        while not all((folder / f"rank {rank}").exists() for rank in eval(who)):
+            if over.wait(0.01):
+                return
+        [cell] = interrupts._counting
+        cell.ask()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def fail_training(session: Session, kind: Kind, fault: str, who: str, folder: Path) -> str:
+    """Run the loop into its fault, and return what is said."""
+    if fault == "interrupt":
+        with interrupted_once_struck(folder, who), pytest.raises(Interrupted) as stopped:
+            run_training(session, kind)
+        return str(stopped.value)
+    with pytest.raises(RankError) as failed:
+        run_training(session, kind)
+    assert ("bad metric" if fault == "raise" else "SIGKILL") in str(failed.value)
+    return str(failed.value)
+
+
+def do_as_said(session: Session, kind: Kind, said: str) -> None:
+    """Do what an error advises where a step is half done: the rest of it, or to restore."""
+    for line in said.splitlines():
+        named = re.search(r"is half done on [^:]+: (.+) ha(?:s|ve) not followed it", line)
+        if named is None:
+            continue
+        if "no code can do that step now: nbdist.restore() a checkpoint" in line:
+            session.run("nbdist.restore('before'); n = 0", track=False)
+            return
+        paths = re.split(r", | and ", re.sub(r" \(\w+\)", "", named[1]))
+        names = {re.split(r"[.[]", path)[0] for path in paths}
+        ranks = re.search(r"distributed -r ([\d,]+)", line)
+        rest = [
+            part
+            for part in kind.after.split("; ")
+            if "fail(" not in part and any(f"{name}." in part or name == part for name in names)
+        ]
+        session.run("; ".join(rest), ranks=ranks[1] if ranks else "all", track=False)
+
+
+Case = tuple[str, str, str, str, str]
+SHARDS_OF_ITS_OWN = (("shadow", "zero3"), ("several", "zero3"))
+
+
+def every_case() -> Iterator[Case]:
+    """Return all cases: a kind, a place, a layout, who is struck, and by what."""
+    for name, kind in KINDS.items():
+        for place, layout, who, fault in itertools.product(kind.places, LAYOUTS, WHO, STRIKE):
+            if (name, layout) == ("averaged", "zero3"):
+                continue  # torch copies no sharded model
+            if fault == "kill" and (who == WHO[2] or name == "augmented"):
+                continue  # all is lost; of a new process the random numbers are, which is said
+            if needs_peers(layout, fault) and (name, layout) in SHARDS_OF_ITS_OWN:
+                continue  # it cannot be given to a new process, and is a placeholder there
+            yield name, place, layout, who, fault
 
 
 def cases() -> list[object]:
-    """Return all cases, of which those of `make test` meet each pair of values once."""
-    every = list(itertools.product(KINDS, PLACES, LAYOUTS, WHO))
-    chosen: set[tuple[str, str, str, str]] = set()
+    """Return all cases, of which those of `make test` meet nearly each pair of values once."""
+    every = list(every_case())
+    chosen: set[Case] = set()
     met: set[tuple[object, ...]] = set()
-    for case in every:
+    for least, case in itertools.product((7, 5, 3, 2), every):
         pairs = set(itertools.combinations(enumerate(case), 2))
-        if len(pairs - met) >= 3:
+        if len(pairs - met) >= least and not needs_peers(case[2], case[4]):
             chosen.add(case)
             met |= pairs
-    skipped = {c for c in every if "averaged" in c and "zero3" in c}  # torch copies no such model
-    return [
-        pytest.param(*case, marks=() if case in chosen else (pytest.mark.slow,))
-        for case in every
-        if case not in skipped
-    ]
+    slow = (pytest.mark.slow,)
+    return [pytest.param(*case, marks=() if case in chosen else slow) for case in every]
+
+
+def needs_peers(layout: str, fault: str) -> bool:
+    """Return whether a shard goes with its rank, but where another rank's memory keeps it."""
+    return fault == "kill" and layout != "ddp"
+
+
+@pytest.fixture(scope="module")
+def with_peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """A session in which ranks keep each other's shards."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("peers"))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+        with nbdist.start(n=2, device="cpu", peer_snapshots=2) as session:
+            yield session
 
 
 _right: dict[tuple[str, str], object] = {}
 
 
-@pytest.mark.parametrize(("name", "place", "layout", "who"), cases())
-def test_all_that_follows_a_step_is_right_after_a_fault_or_named(
-    session: Session, name: str, place: str, layout: str, who: str
-) -> None:
-    kind = KINDS[name]
+def right(session: Session, name: str, layout: str) -> object:
+    """Return what the training comes to undisturbed."""
     if (name, layout) not in _right:
-        set_up(session, kind, layout)
-        _right[name, layout] = run_training(session, kind)
-    right = _right[name, layout]
+        set_up(session, KINDS[name], layout)
+        _right[name, layout] = run_training(session, KINDS[name])
+    return _right[name, layout]
 
-    at = 12 if name == "accumulated" and place != "backward" else 6 if name == "an epoch" else 5
-    set_up(session, kind, layout, place, who, at)
-    with pytest.raises(RankError, match="bad metric") as failed:
-        run_training(session, kind)
-    if "half done" in str(failed.value):
-        assert place == "step"
-        named = re.search(r"distributed -r (\d)", str(failed.value))
-        ranks = named[1] if named else "all"
-        session.run(kind.after, ranks=ranks, track=False)  # as the error says
+
+@pytest.mark.parametrize(("name", "place", "layout", "who", "fault"), cases())
+def test_all_that_follows_a_step_is_right_after_a_fault_or_named(
+    request: pytest.FixtureRequest,
+    name: str,
+    place: str,
+    layout: str,
+    who: str,
+    fault: str,
+    tmp_path: Path,
+) -> None:
+    session = request.getfixturevalue("with_peers" if needs_peers(layout, fault) else "session")
+    kind, wanted = KINDS[name], right(session, name, layout)
+    set_up(session, kind, layout, place, who, tmp_path, fault)
+    said = fail_training(session, kind, fault, who, tmp_path)
+    do_as_said(session, kind, said)
     session.retry()
 
-    assert session.run(TOLD.format(told=kind.told), track=False).value_list == right
+    told = session.run(TOLD.format(told=kind.told), track=False).value_list
+    assert told == wanted, said
 
 
-def test_a_cell_with_retries_does_not_go_on_by_itself_after_half_a_step(session: Session) -> None:
+def test_a_cell_with_retries_does_not_go_on_by_itself_after_half_a_step(
+    session: Session, tmp_path: Path
+) -> None:
     kind = KINDS["cosine"]
-    set_up(session, kind, "ddp", "step", "(0, 1)")
+    set_up(session, kind, "ddp", "step", "(0, 1)", tmp_path)
     with pytest.raises(RankError, match="bad metric") as failed:
         run_training(session, kind, retries=2)
     assert "a step is half done" in str(failed.value)
 
     # Where one rank did the rest of it, the cell goes on.
-    set_up(session, kind, "ddp", "step", "(0,)")
+    (tmp_path / "one").mkdir()
+    set_up(session, kind, "ddp", "step", "(0,)", tmp_path / "one")
     run_training(session, kind, retries=2)
 
 
@@ -224,12 +409,12 @@ sched = CosineAnnealingLR(opt, 40)
 
 @pytest.mark.parametrize("layout", ["ddp", "zero1"])
 def test_an_object_whose_state_cannot_be_read_costs_nothing_but_itself(
-    session: Session, layout: str
+    session: Session, layout: str, tmp_path: Path
 ) -> None:
     kind = Kind(ODD, "sched.step(); raising.step(); locked.step()", "sched.last_epoch")
     set_up(session, kind, layout)
     right = run_training(session, kind)
-    set_up(session, kind, layout, "backward", "(1,)")
+    set_up(session, kind, layout, "backward", "(1,)", tmp_path)
     with pytest.raises(RankError, match="bad metric") as failed:
         run_training(session, kind)
     if layout == "ddp":
