@@ -22,7 +22,7 @@ from nbdist.engine.checkpoint.trained_models import Optimizer, TrainedModel, par
 from nbdist.engine.compat import torch_live, torch_sharded
 from nbdist.engine.data import position
 from nbdist.engine.data.position import Standing
-from nbdist.engine.steps import followers, keep, step_state
+from nbdist.engine.steps import find_followers, keep, step_state
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
 from nbdist.errors import CheckpointError, UsageError
 
@@ -179,7 +179,7 @@ def _belonging() -> list[Optimizer]:
     """
     living = _optimizers()
     kinds = {id(o): {id(o), id(real(o)), *map(id, parameters_of(o))} for o in living}
-    modules = [vars(m) for n, m in list(sys.modules.items()) if followers.is_users_module(n)]
+    modules = [vars(m) for n, m in list(sys.modules.items()) if find_followers.is_users_module(n)]
     spaces = [_names_here(), *modules]
     roots = [v for s in spaces for n, v in list(s.items()) if n[:1] != "_" and n not in _IPYTHONS]
     # Whatever leads to IPython leads to these, and to all that was ever shown.
@@ -204,7 +204,8 @@ def _reached(roots: list[Any], wanted: list[set[int]], closed: list[Any]) -> set
         if isinstance(one, FunctionType):  # its globals are the whole namespace
             todo.extend([*(one.__closure__ or ()), *(one.__defaults__ or ())])
         elif isinstance(one, type):
-            todo.extend(vars(one).values() if followers.is_users_module(one.__module__) else ())
+            is_own = find_followers.is_users_module(one.__module__)
+            todo.extend(vars(one).values() if is_own else ())
         elif not isinstance(one, _LEADS_NOWHERE):
             todo.extend(held for held in gc.get_referents(one) if gc.is_tracked(held))
     return reached
@@ -251,7 +252,7 @@ def _called(models: list[nn.Module], optimizers: list[Optimizer]) -> dict[int, s
         model = trained_models.model_in(one)
         return known.get(id(one if model is None else model))
 
-    return followers.names_of(keep.kept(), _names_here(), which)
+    return find_followers.names_of(keep.kept(), _names_here(), which)
 
 
 # ---- Optimizers and what follows them -----------------------------------------------------------
@@ -287,14 +288,14 @@ def _followers(models: list[TrainedModel], optimizers: list[Optimizer]) -> dict[
     What `nbdist.keep` names, what is of a model, and what says nothing of its state is left out.
     """
     own = {id(o) for o in optimizers} | {id(real(o)) for o in optimizers}
-    found = followers.search(keep.kept(), _names_here(), torch_live.live(Optimizer))
-    every = found.followers | followers.loose_schedulers(found, torch_live.live(Optimizer))
+    found = find_followers.search(keep.kept(), _names_here(), torch_live.live(Optimizer))
+    every = found.followers | find_followers.loose_schedulers(found, torch_live.live(Optimizer))
     known = {id(one) for one in keep.kept().values()}
     known |= {id(part) for model in models for part in model.module.modules()}
 
     def is_part(one: Any) -> bool:
         is_own = (followed := follows(one)) is None or id(followed) in own
-        return followers.has_state(one) and id(one) not in known and is_own
+        return find_followers.has_state(one) and id(one) not in known and is_own
 
     return {name: one for name, one in every.items() if is_part(one)}
 
@@ -314,7 +315,7 @@ def _names_here() -> dict[str, Any]:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
-        if is_function and followers.is_users_module(frame.f_globals.get("__name__", "")):
+        if is_function and find_followers.is_users_module(frame.f_globals.get("__name__", "")):
             found = {**frame.f_locals, **found}
         frame = frame.f_back
     return {**keep.names(), **found}

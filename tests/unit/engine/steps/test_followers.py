@@ -8,7 +8,8 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR, LinearLR, ReduceLROnPlateau, SequentialLR
 
 from nbdist.engine.steps import keep
-from nbdist.engine.steps.followers import Followers, History, loop_targets, mark, search
+from nbdist.engine.steps.find_followers import search
+from nbdist.engine.steps.followers import Followers, History, loop_targets, mark
 
 
 class Average:
