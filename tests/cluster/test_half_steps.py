@@ -421,3 +421,14 @@ def test_an_object_whose_state_cannot_be_read_costs_nothing_but_itself(
         assert "locked (Odd) and raising (Odd) have not followed it" in str(failed.value)
     session.retry()
     assert session.run(TOLD.format(told=kind.told), track=False).value_list == right
+
+
+def test_what_lies_beyond_the_search_is_said_once(
+    session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    many = "held = [torch.optim.swa_utils.AveragedModel(torch.nn.Linear(1, 1)) for _ in range(65)]"
+    set_up(session, Kind(many), "ddp")
+    step = "F.mse_loss(model(X), X.sum(1, keepdim=True)).backward(); opt.step(); opt.zero_grad()"
+    for _ in range(2):
+        session.run(f"for _ in range(3):\n    {step}", track=False, show=True)
+    assert capsys.readouterr().out.count("held holds 65 items, of which 64 are searched") == 1

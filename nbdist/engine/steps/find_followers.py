@@ -7,6 +7,7 @@ name too. Pure but for the living objects that it looks at; `followers` watches 
 """
 
 import itertools
+import re
 import sys
 import sysconfig
 import types
@@ -30,6 +31,7 @@ Optimizer = torch.optim.Optimizer
 _DEPTH = 4  # attributes and items between a name and what it leads to
 _MOST_SEEN = 4000  # objects of a search
 MOST_ITEMS = 64  # of a list or dict
+_WITHOUT_NAME = (LRScheduler, torch.amp.GradScaler)
 _INSTALLED = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
@@ -42,6 +44,7 @@ class Found:
     followers: dict[str, Any] = field(default_factory=dict)
     optimizers: dict[str, Optimizer] = field(default_factory=dict)
     owners: dict[str, Any] = field(default_factory=dict)  # the user's own objects
+    beyond: dict[str, str] = field(default_factory=dict)  # by name, what was not looked at
     seen: set[int] = field(default_factory=set)
 
 
@@ -53,6 +56,7 @@ def search(
     What an optimizer trains is no follower: it is copied and put back as a model.
     """
     found = Found()
+    long: dict[str, Any] = {}  # containers of more items than are searched
     trained = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
     todo = _roots(kept, names)
     while todo and len(found.seen) < _MOST_SEEN:
@@ -66,6 +70,8 @@ def search(
             found.followers[path] = one
             found.seen |= {id(inner) for inner in _schedulers_in(one)}
         elif depth < _DEPTH:
+            if isinstance(one, dict | list | tuple) and len(one) > MOST_ITEMS:
+                long[path] = one
             todo.extend((f"{path}{step}", item, depth + 1) for step, item in _inside(one))
             if _is_users(type(one)) and hasattr(one, "__dict__"):
                 found.owners[path] = one
@@ -73,6 +79,20 @@ def search(
                 continue
             if loose_tensors(one):
                 found.followers[path] = one
+    for path, container in long.items():
+        if kind := _kind_beyond(container, found.seen, trained):
+            found.beyond[path] = (
+                f"{path} holds {len(container):,} items, of which {MOST_ITEMS} are searched for "
+                f"what follows the steps. Not searched is {kind}: give it to nbdist.keep, so that "
+                "it follows them after a fault."
+            )
+    if left := [path for path, one, _ in todo if not isinstance(one, PLAIN)]:
+        in_names = ", ".join(list(dict.fromkeys(re.split(r"[.[]", path)[0] for path in left))[:3])
+        found.beyond[""] = (
+            f"The search for what follows the steps ends after {_MOST_SEEN:,} objects. Not all "
+            f"that is in {in_names} was searched: give averages and the like in it to nbdist.keep, "
+            "so that they follow the steps after a fault."
+        )
     return found
 
 
@@ -142,6 +162,20 @@ def _is_follower(one: Any, trained: set[int]) -> bool:
     return not isinstance(one, torch.amp.GradScaler) or one.is_enabled()
 
 
+def _kind_beyond(one: Any, seen: set[int], trained: set[int]) -> str:
+    """Return the class of the first that should follow beyond a container's searched items.
+
+    Torch's schedulers and scalers are found without a name.
+    """
+    items = list(one.values()) if isinstance(one, dict) else one
+    for item in itertools.islice(items, MOST_ITEMS, _MOST_SEEN):
+        if isinstance(item, (*PLAIN, *_WITHOUT_NAME)) or id(item) in seen:
+            continue
+        if _is_follower(item, trained):
+            return type(item).__name__
+    return ""
+
+
 def _inside(one: Any) -> Iterator[tuple[str, Any]]:
     """Return what an object holds, each with how one gets there."""
     if isinstance(one, dict):
@@ -183,7 +217,7 @@ def loose_schedulers(found: Found, active: Iterable[Optimizer]) -> dict[str, Any
     """Return schedulers and scalers that no name leads to, by class: of optimizers that step."""
     stepped = {id(o) for o in active}
     loose: dict[str, Any] = {}
-    living = [*torch_live.live(LRScheduler), *torch_live.live(torch.amp.GradScaler)]
+    living = [one for kind in _WITHOUT_NAME for one in torch_live.live(kind)]
     inner = {id(i) for one in living for i in _schedulers_in(one)}
     for one in living:
         optimizer = getattr(one, "optimizer", None)

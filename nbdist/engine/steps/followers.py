@@ -107,13 +107,18 @@ class Progress:
 class Followers:
     """What follows the steps on this rank."""
 
-    def __init__(self, counts: Callable[[], Mapping[Optimizer, int]]) -> None:
+    def __init__(
+        self, counts: Callable[[], Mapping[Optimizer, int]], tell: Callable[[str], None]
+    ) -> None:
         """Follow nothing yet.
 
         Args:
             counts: Returns how many whole steps each optimizer has made.
+            tell: Has a sentence said.
         """
         self._counts = counts
+        self._tell = tell
+        self._told: set[str] = set()  # names of what lies beyond a search
         self._turn = 1
         self._has_stepped = False
         self._began: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # their counts
@@ -276,6 +281,9 @@ class Followers:
     def _look(self) -> None:
         self._look_at = max(self._look_at, self._turn + 1)
         found = search(keep.kept(), keep.names(), torch_live.live(Optimizer))
+        for name in sorted(found.beyond.keys() - self._told):
+            self._told.add(name)
+            self._tell(found.beyond[name])
         loose = loose_schedulers(found, [o for o, made in self._counts().items() if made])
         objects = self._as_known({**found.followers, **loose})
         known = {n: held for n, held in self._objects.items() if held() is objects.get(n)}

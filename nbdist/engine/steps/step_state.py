@@ -132,7 +132,9 @@ class Boundary:
         self._after: list[Callable[[Optimizer, int], None]] = []
         self._before_any: Callable[[], None] | None = None
         self._watched: WeakSet[Optimizer] = WeakSet()  # whose buffers were found before a step
-        self.followers = Followers(lambda: {o: steps.whole for o, steps in self.steps.items()})
+        self.followers = Followers(
+            lambda: {o: steps.whole for o, steps in self.steps.items()}, self.tell
+        )
 
     def install(
         self,

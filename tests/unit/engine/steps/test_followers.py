@@ -116,7 +116,8 @@ class Loop:
     def __init__(self, training: Training) -> None:
         self.model, self.optimizer, self.names = training
         self.count = 0
-        self.followers = Followers(lambda: {self.optimizer: self.count})
+        self.told: list[str] = []
+        self.followers = Followers(lambda: {self.optimizer: self.count}, self.told.append)
         self.loader = Holder()
         self.followers.begin_cell()
 
@@ -175,6 +176,38 @@ def test_an_object_keeps_its_name_when_a_loop_binds_another_one(training: Traini
 
     assert "plans[0]" in loop.followers.living()
     assert "plan" not in loop.followers.living()
+
+
+def test_what_lies_beyond_the_search_is_told_once_by_its_name(training: Training) -> None:
+    loop = Loop(training)
+    averages = [torch.optim.swa_utils.AveragedModel(loop.model) for _ in range(65)]
+    loop.names.update(averages=averages, losses=[0.5] * 100)
+    for _ in range(3):
+        loop.followers.look()
+
+    (told,) = loop.told
+    assert told == (
+        "averages holds 65 items, of which 64 are searched for what follows the steps. Not "
+        "searched is AveragedModel: give it to nbdist.keep, so that it follows them after a fault."
+    )
+
+
+def test_what_is_trained_or_found_elsewhere_does_not_lie_beyond(training: Training) -> None:
+    model, optimizer, names = training
+    names["layers"] = [nn.ReLU() for _ in range(64)] + [model]
+    names["average"] = torch.optim.swa_utils.AveragedModel(model)
+    names["parts"] = [0] * 64 + [names["average"], ExponentialLR(optimizer, 0.9)]
+    assert search({}, names, [optimizer]).beyond == {}
+
+
+def test_a_search_that_ends_early_is_told_with_the_names_where_it_ended(training: Training) -> None:
+    loop = Loop(training)
+    loop.names["grid"] = {i: [Holder(at=(i, k)) for k in range(60)] for i in range(64)}
+    for _ in range(3):
+        loop.followers.look()
+
+    (told,) = loop.told
+    assert "ends after 4,000 objects. Not all that is in grid was searched" in told
 
 
 def test_names_that_loops_bind_are_read_from_the_cell() -> None:
