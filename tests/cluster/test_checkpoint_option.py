@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import nbdist
 from nbdist import RankError, Session, UsageError
 
 
@@ -325,3 +326,37 @@ def test_a_layout_that_fits_no_fewer_ranks_ends_with_both_reasons(three: Session
     assert "Rank 2 could not be replaced: Rank 2 ended while starting" in told
     assert "with fewer ranks: the cell's layouts fit no smaller number of ranks" in told
     assert three.pull("rank", "0") == [0]
+
+
+NETS = """
+import os, signal
+def make(seed):
+    torch.manual_seed(seed)
+    net = nbdist.parallelize(torch.nn.Linear(4, 4), "ddp").model
+    return net, torch.optim.SGD(net.parameters(), lr=0.1)
+def step(net, opt):
+    net(torch.ones(2, 4)).pow(2).sum().backward()
+    opt.step(); opt.zero_grad()
+gen, opt_gen = make(1)
+disc, opt_disc = make(2)
+step(gen, opt_gen); step(disc, opt_disc)
+"""
+
+
+def test_a_cell_saves_what_it_trains_also_after_a_rank_was_replaced(
+    session: Session, tmp_path: Path
+) -> None:
+    def saved(name: str, code: str) -> list[str]:
+        session.run(f"{code}\nnbdist.save({str(tmp_path / name)!r}, wait=True)", track=False)
+        return sorted(nbdist.saved(tmp_path / name)[-1].models)
+
+    session.run(NETS, track=False)
+    assert saved("second", "other, opt_other = make(3); step(other, opt_other)") == ["other"]
+    with pytest.raises(RankError):
+        session.run("if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()")
+    # Of two that were made together one may take turns with the other.
+    assert saved("gan", "step(disc, opt_disc)") == ["disc", "gen"]
+    assert saved("alone", "step(other, opt_other)") == ["other"]
+    assert saved("all", "") == ["disc", "gen", "other"]
+    said = session.run(f"nbdist.restore({str(tmp_path / 'second')!r})", track=False)[0].text
+    assert "Here and not there is Linear (gen), Linear-2 (disc): they stay as they are." in said

@@ -385,11 +385,13 @@ def followers_saved(folder: str, layout: str, average: type[Any]) -> list[Any]:
     return [t.train(6, 14), *t.end()]
 
 
-def followers_restored(folder: str, layout: str, average: type[Any] | None = None) -> Any:
+def followers_restored(
+    folder: str, layout: str, average: type[Any] | None = None, only: list[str] | None = None
+) -> Any:
     """Restore it into new objects, and go on."""
     t = Followed(layout, average)
     try:
-        restored = nbdist.restore(folder)
+        restored = nbdist.restore(folder, only=only)
     except nbdist.NBDistError as error:
         t.end()
         return str(error)

@@ -91,6 +91,11 @@ def test_what_follows_the_steps_goes_on_by_its_name(tmp_path: Path) -> None:
             assert "t.ema (a Shadow) was saved cut over ranks" in said
         for said in ranks.run(checkpoint_ranks.followers_restored, folder, "zero3"):
             assert "it has t.ema (a Shadow), and the training here no such object" in said
+            assert "or leave the rest out: nbdist.restore(only=['t.model'])" in said
+        call, model = checkpoint_ranks.followers_restored, ["t.model"]
+        part = ranks.run(call, folder, "zero3", None, model)
+        for (*going_on, _), (*before, _) in zip(part, unbroken, strict=True):
+            assert going_on == before
 
 
 def test_schedulers_of_a_checkpoint_without_names_go_on_by_class_and_order(tmp_path: Path) -> None:
@@ -181,7 +186,7 @@ def test_a_checkpoint_is_of_what_its_cell_trains_or_of_what_is_asked_for(
         found, said = restored("second", "ab")
         assert found["b"] == b["b"]
         assert found["a"] != states["a"]
-        assert "Linear (a) is here and not there: it stays as it is." in said
+        assert "Here and not there is Linear (a): it stays as it is." in said
         # A stranger in the checkpoint is left out by what the refusal advises.
         _, said = restored("all", "b")
         assert "it has Linear (a), Linear-2 (c), Linear-3 (b); the training here Linear (b)" in said

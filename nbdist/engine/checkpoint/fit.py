@@ -170,7 +170,8 @@ def _tell_lacking(called: Names, was_called: Names, found: Fit) -> None:
     elif more and found.is_part:
         found.complaints.append(f"it has {_all(was_called)}, and no {_all(called, more)}")
     elif more:
-        found.notes.append(f"{_all(called, more)} is here and not there: it stays as it is")
+        what = "it stays as it is" if len(more) == 1 else "they stay as they are"
+        found.notes.append(f"here and not there is {_all(called, more)}: {what}")
 
 
 def _pair_optimizers(training: Training, saved: SavedTraining, found: Fit) -> None:

@@ -215,7 +215,7 @@ def _of_part(
     }
     loose = [n for n in there if n not in its and follows.get(n) is None]
     if loose:
-        found.notes.append(f"{', '.join(loose)} was saved, and is left out")
+        found.notes.append(f"left out is {', '.join(loose)}")
     return its
 
 
