@@ -37,6 +37,8 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "run(7)": lambda s: s.run(7),
     "ranks=[7]": lambda s: s.run("1", ranks=[7]),
     "timeout_s='7'": lambda s: s.run("1", timeout_s="7"),
+    "retry='7'": lambda s: s.run("1", retry="7"),
+    "checkpoint='7'": lambda s: s.run("1", checkpoint="7"),
     "params=7": lambda s: s.run("1", params=7),
     "run_script(7)": lambda s: s.run_script(7),
     "sweep of 7": lambda s: s.sweep("1", {"lr": 7}),

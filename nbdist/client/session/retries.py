@@ -31,8 +31,9 @@ from nbdist.client.output.result import CellResult
 from nbdist.client.output.slots import kernel_shell
 from nbdist.client.session.cell_context import Showing
 from nbdist.client.session.shown_cell import ShownCell
-from nbdist.errors import ClusterError, Interrupted, NBDistError, RankError
+from nbdist.errors import ClusterError, Interrupted, NBDistError, RankError, UsageError
 from nbdist.formatting import counted
+from nbdist.given import is_whole
 from nbdist.ranks import begin_with_ranks, name_ranks
 
 
@@ -84,7 +85,10 @@ class Attempts:
                 cell, and its variables are lost.
             RankError: The cell failed on a rank, in the last attempt.
             KeyboardInterrupt: The cell was interrupted; all ranks have settled.
+            UsageError: `retries` is no number of times.
         """
+        if not is_whole(retries):
+            raise UsageError(f"A cell runs again a number of times, 0 for never, not {retries!r}.")
         if request.prompt is None:
             request = replace(request, prompt=self._prompt())  # the same in every attempt
         if not go_on:

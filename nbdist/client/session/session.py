@@ -356,7 +356,9 @@ class Session:
                 do="%%distributed --run NAME --resume",
             )
         steps = None if profile is None else parse_steps(str(profile))
-        if more.get("every") and len(chosen) < self.world_size:
+        if not is_whole(every := more.get("every", 0)):
+            raise UsageError(f"checkpoint is a number of steps, 0 for never, not {every!r}.")
+        if every and len(chosen) < self.world_size:
             raise UsageError(
                 "--checkpoint saves what all ranks train together, and this cell runs on some.",
                 do="leave out -r, or leave out --checkpoint",
