@@ -104,7 +104,8 @@ def before_any_step() -> None:
         if unit.kind == "sharded" and not any(o in here.steps for o in unit.optimizers):
             series = _series_for(unit.optimizers[0])
             if series is not None and not series.kept:
-                _take(unit.optimizers[0], series, 0)
+                # Of the end of the turn before: in this one its first step is to come.
+                _take(unit.optimizers[0], series, 0, here.followers.turn - 1)
 
 
 def at_boundary(optimizer: torch.optim.Optimizer, steps: int) -> None:

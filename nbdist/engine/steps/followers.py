@@ -53,23 +53,30 @@ class History:
         born: The turn in which it was found.
         moved: The last in which it has moved; None: never.
         least: Turns between two moves, and the most; 0 before the first.
+        beside: The names of the optimizers that have stepped in the turn of its last move.
     """
 
     born: int
     moved: int | None = None
     least: int = 0
     most: int = 0
+    beside: frozenset[str] = frozenset()
 
-    def after_move(self, turn: int) -> "History":
-        """Return this with a move in `turn`."""
+    def after_move(self, turn: int, beside: frozenset[str] = frozenset()) -> "History":
+        """Return this with a move in `turn`, in which the optimizers of these names stepped."""
         gap = turn - self.born + 1 if self.moved is None else turn - self.moved
         least = min(self.least or gap, gap) if self.moved is not None or not self.least else gap
-        return replace(self, moved=turn, least=least, most=max(self.most, gap))
+        return replace(self, moved=turn, least=least, most=max(self.most, gap), beside=beside)
 
-    def is_due(self, turn: int) -> bool:
-        """Return whether it should move in `turn`; of what was found in it, nobody can tell."""
+    def is_due(self, turn: int, stepped: frozenset[str] = frozenset()) -> bool:
+        """Return whether it should move in `turn`; of what was found in it, nobody can tell.
+
+        It moves with its optimizers: where none of them is among those that have `stepped`, never.
+        """
         if self.moved is None:
-            return turn == self.born
+            return turn == self.born and not self.beside
+        if self.beside and not self.beside & stepped:
+            return False
         return self.least <= turn - self.moved <= self.most
 
 
@@ -216,11 +223,20 @@ class Followers:
     def _close(self) -> _Now:
         """Note what has moved in the turn that is over; return how all of it stands."""
         now = self._now()
+        stepped = self._stepped()
         for name in self._moved(now):
-            self._history[name] = self._history[name].after_move(self._turn)
+            self._history[name] = self._history[name].after_move(self._turn, stepped)
         self._turn += 1
         self._has_stepped = False
         return now
+
+    def _stepped(self) -> frozenset[str]:
+        """Return the names of the optimizers that have stepped in the running turn."""
+        counts = self._counts()
+        began = self._began
+        return frozenset(
+            n for o, n in self._optimizers.items() if counts.get(o, 0) != began.get(o, 0)
+        )
 
     def _open(self, now: _Now | None = None) -> None:
         self._has_stepped = False
@@ -289,6 +305,7 @@ class Followers:
         known = {n: held for n, held in self._objects.items() if held() is objects.get(n)}
         self._objects = {n: known.get(n) or hold(one, n) for n, one in objects.items()}
         names = {o: self._optimizers.get(o, name) for name, o in found.optimizers.items()}
+        self._forget_made_anew({n for o, n in names.items() if o not in self._optimizers})
         self._optimizers = WeakKeyDictionary(names)
         self._names = list(_numbers_in(keep.names(), ""))
         self._places = [(path, hold(owner, path)) for path, owner in found.owners.items()]
@@ -306,6 +323,16 @@ class Followers:
             for name in began:
                 self._history.setdefault(name, History(self._turn))
 
+    def _forget_made_anew(self, names: set[str]) -> None:
+        """Forget when an optimizer stepped whose name means another one now, and what moved then.
+
+        What follows the other one shows by its next move.
+        """
+        for name, history in list(self._history.items()):
+            if history.beside & names or name in names:
+                beside = frozenset() if name in names else history.beside
+                self._history[name] = History(self._turn, beside=beside)
+
     def _as_known(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """Return what was found under the names that it had: a loop may have bound another one."""
         names = {id(one): name for name, one in self.living().items()}
@@ -317,11 +344,12 @@ class Followers:
         """Return how far this rank has come in the turn that a fault has ended."""
         began = self._numbers[-1] if self._numbers else {}
         moved, living = set(self._moved(self._now())), self.living()
+        stepped = self._stepped()
         follows = {n for n, h in self._history.items() if h.moved is not None or n in moved}
         due = {
             name
             for name, history in self._history.items()
-            if history.is_due(self._turn) and self._is_there(name)
+            if history.is_due(self._turn, stepped) and self._is_there(name)
         }
         optimizers = set(self._optimizers.values())
         numbers = {n for n in follows if n in began and n not in self._set_by_loops}
@@ -353,8 +381,7 @@ class Followers:
 
     def without_copied(self, progress: Progress) -> Progress:
         """Return the progress of a rank that has copied steps since: what it lacks no more."""
-        counts = self._counts()
-        made = {n for o, n in self._optimizers.items() if counts.get(o, 0) != self._began.get(o, 0)}
+        made = self._stepped()
         return replace(
             progress,
             lacking=tuple(name for name in progress.lacking if name not in made),

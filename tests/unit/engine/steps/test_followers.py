@@ -110,6 +110,14 @@ def test_what_is_due_is_told_from_when_it_has_moved(
     assert history.is_due(turn) == is_due
 
 
+def test_what_moves_with_an_optimizer_is_not_due_where_another_one_steps() -> None:
+    history = History(born=1)
+    for turn in range(1, 4):
+        history = history.after_move(turn, frozenset({"opt"}))
+    assert history.is_due(4, frozenset({"opt", "other"}))
+    assert not history.is_due(4, frozenset({"other"}))
+
+
 class Loop:
     """A training that steps, with what a fault leaves undone at its end."""
 
@@ -208,6 +216,26 @@ def test_a_search_that_ends_early_is_told_with_the_names_where_it_ended(training
 
     (told,) = loop.told
     assert "ends after 4,000 objects. Not all that is in grid was searched" in told
+
+
+def test_what_moved_with_an_older_optimizer_of_the_name_is_not_due(training: Training) -> None:
+    loop = Loop(training)
+    loop.names["old"] = ExponentialLR(loop.optimizer, 0.9)
+    loop.followers.begin_cell()
+    for _ in range(3):
+        loop.step()
+        loop.names["old"].step()
+    loop.optimizer = loop.names["opt"] = torch.optim.SGD(loop.model.parameters(), lr=0.1)
+    loop.count = 0
+    loop.followers.begin_cell()
+    loop.followers.look()
+    loop.step()
+    assert loop.followers.progress().lacking == ()
+
+    # It may go on beside the new one: from its next move on it is due again.
+    loop.names["old"].step()
+    loop.step()
+    assert loop.followers.progress().lacking == ("old",)
 
 
 def test_names_that_loops_bind_are_read_from_the_cell() -> None:
