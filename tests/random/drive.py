@@ -7,7 +7,7 @@ is a finding. Main thread, which a trial interrupts.
 from pathlib import Path
 
 from nbdist import Session
-from tests.random import drive_models, drive_ranks
+from tests.random import drive_models, drive_ranks, steps
 from tests.random.acts import (
     Act,
     Drop,
@@ -35,6 +35,7 @@ def drive(trial: Trial, session: Session, folder: Path) -> Driven:
         for act in trial.acts:
             perform(world, act)
         finish(world)
+        steps.train(world, trial.seed)
     except Lost:
         pass
     return world.driven

@@ -9,6 +9,9 @@ import pytest
 
 import nbdist
 from nbdist import Session
+from tests.cluster.test_half_steps import LAYOUTS as HALF_STEP_LAYOUTS
+from tests.cluster.test_half_steps import STRIKE
+from tests.random import steps
 from tests.random.acts import FAULTS, Make, Model, Train
 from tests.random.calls import Calls
 from tests.random.drive import perform
@@ -44,6 +47,14 @@ def test_many_random_trials_are_right(tmp_path: Path) -> None:
 
 def test_a_seed_gives_the_same_trial_each_time() -> None:
     assert [draw(seed) for seed in range(50)] == [draw(seed) for seed in range(50)]
+
+
+def test_trials_end_in_trainings_with_every_fault_and_layout_and_all_that_may_follow() -> None:
+    drawn = [steps.draw(seed, 2) for seed in range(1, 501)]
+    assert drawn == [steps.draw(seed, 2) for seed in range(1, 501)]
+    assert {one.fault for one in drawn} == set(STRIKE)
+    assert {one.layout for one in drawn} == set(HALF_STEP_LAYOUTS)
+    assert {name for one in drawn for name in one.names} == set(steps.PARTS)
 
 
 def test_five_hundred_trials_have_every_fault_and_every_layout() -> None:
