@@ -285,7 +285,7 @@ def do_as_said(session: Session, kind: Kind, said: str) -> None:
         named = re.search(r"is half done on [^:]+: (.+) ha(?:s|ve) not followed it", line)
         if named is None:
             continue
-        if "no code can do that step now: nbdist.restore() a checkpoint" in line:
+        if "else nbdist.restore() a checkpoint" in line:
             session.run("nbdist.restore('before'); n = 0", track=False)
             return
         paths = re.split(r", | and ", re.sub(r" \(\w+\)", "", named[1]))

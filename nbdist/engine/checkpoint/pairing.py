@@ -43,9 +43,13 @@ def paired(
     is_even = len(here) == len(there)
     is_told = all(called[h] for h in here) and all(was_called[t] for t in there)
     named = {(h, t) for h in here for t in there if set(called[h]) & set(was_called[t])}
+    # Places in a list or an object may be in another order; a variable of its own is its name.
+    own = {
+        (h, t) for h, t in named if any(n.isidentifier() for n in {*called[h]} & {*was_called[t]})
+    }
     found: dict[str, str] = {}
     # Of more than there are, one that alone fits may be a stranger that looks alike.
-    for possible in (fits if is_even or not is_told else set(), fits & named, named):
+    for possible in (fits if is_even or not is_told else set(), fits & own, fits & named, named):
         _add_certain(possible, found)
     left = [h for h in here if h not in found]
     free = [t for t in there if t not in found.values()]

@@ -107,7 +107,7 @@ def holds(training: Training, of_moment: Facts) -> Facts:
     """Return what a checkpoint says that it holds: names and classes, and where loaders stand."""
     optimizers = [(training.names_of(o), type(real(o)).__name__) for o in training.optimizers]
     places = zip(of_moment["names"], of_moment["loaders"], strict=True)
-    others = training.followers | training.kept
+    others = _moving(training) | training.kept
     return {
         "models": {
             model.name: [training.names_of(model), torch_sharded.plain_name(model.module)]

@@ -63,9 +63,12 @@ class Training:
         return max((counts[o].whole for o in self.optimizers if o in counts), default=0)
 
     def names_of(self, one: TrainedModel | Optimizer) -> list[str]:
-        """Return by what names cells call it, in order."""
-        key = one.module if isinstance(one, TrainedModel) else one
-        return sorted(self.called.get(id(key), ()))
+        """Return by what names cells call it: first its own variables, then what is around it."""
+        key, names = one.module if isinstance(one, TrainedModel) else one, _names_here()
+        return sorted(
+            self.called.get(id(key), ()),
+            key=lambda name: (names.get(name) is not key, not name.isidentifier(), name),
+        )
 
     def asked_by(self, among: Collection[str] | None = None) -> list[str]:
         """Return a name of each model, or of those `among` them; none where one has none."""

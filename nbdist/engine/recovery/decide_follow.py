@@ -282,13 +282,15 @@ def _half_line(
     unmade = {n for report in reports.values() for n in report.progress.optimizers} & set(lacking)
     if unmade:
         return (
-            f"{half} The gradients of {_listed(sorted(unmade), kinds)} went with the fault, so no "
-            "code can do that step now: nbdist.restore() a checkpoint, then run this cell again."
+            f"{half} The gradients of {_listed(sorted(unmade), kinds)} went with the fault. Where "
+            "their backward comes after the step that was made, do the rest of the loop's body, "
+            "that backward included, in a cell of its own; else nbdist.restore() a checkpoint. "
+            "Then %dist retry."
         )
     option = "" if is_everywhere else f" (%%distributed -r {','.join(map(str, ranks))})"
     return (
         f"{half} Do what the loop does with {'it' if len(lacking) == 1 else 'them'} after a step "
-        f"in a cell of its own{option}, or nbdist.restore() a checkpoint; then run this cell again."
+        f"in a cell of its own{option}, or nbdist.restore() a checkpoint; then %dist retry."
     )
 
 

@@ -73,7 +73,7 @@ def search(
             if isinstance(one, dict | list | tuple) and len(one) > MOST_ITEMS:
                 long[path] = one
             todo.extend((f"{path}{step}", item, depth + 1) for step, item in _inside(one))
-            if _is_users(type(one)) and hasattr(one, "__dict__"):
+            if is_users(type(one)) and hasattr(one, "__dict__"):
                 found.owners[path] = one
             elif depth or type(one) not in (dict, list):
                 continue
@@ -184,7 +184,7 @@ def _inside(one: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(one, list | tuple):
         for at, value in enumerate(one[:MOST_ITEMS]):
             yield f"[{at}]", value
-    elif _is_users(type(one)) and hasattr(one, "__dict__"):
+    elif is_users(type(one)) and hasattr(one, "__dict__"):
         for name, value in list(vars(one).items()):
             if not name.startswith("_"):
                 yield f".{name}", value
@@ -193,7 +193,8 @@ def _inside(one: Any) -> Iterator[tuple[str, Any]]:
 _users: dict[str, bool] = {}
 
 
-def _is_users(kind: type) -> bool:
+def is_users(kind: type) -> bool:
+    """Return whether a class is the user's own."""
     return is_users_module(kind.__module__)
 
 

@@ -13,6 +13,8 @@ Main thread.
 
 import ast
 import itertools
+import re
+import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,6 +31,7 @@ from nbdist.engine.steps.find_followers import (
     PLAIN,
     has_state,
     hold,
+    is_users,
     loose_schedulers,
     loose_tensors,
     search,
@@ -141,6 +144,8 @@ class Followers:
         self._trained_on: WeakSet[Any] = WeakSet()
         self._due: list[Callable[[], None]] = []
         self._set_by_loops: frozenset[str] = frozenset()
+        self._reached: frozenset[str] | None = None  # names that the cell leads to; None: any
+        self._first_turn = 1  # of the cell
         self._keep: Callable[[], Any] = _keep_nothing
         self._kept: tuple[int, Any] = 0, None
 
@@ -193,11 +198,13 @@ class Followers:
         if self._has_stepped:
             self._close()
         self._look_at, self._kept = 0, (0, None)
+        self._first_turn = self._turn
         self._open()
 
     def end_cell(self, source: str, *, is_failed: bool) -> None:
         """End the last turn of a cell that went well; of one that failed, note its loops' names."""
         self._set_by_loops = loop_targets(source)
+        self._reached = reached(source, keep.names()) if is_failed else None
         if self._has_stepped and not is_failed:
             self.next_turn()
 
@@ -349,7 +356,9 @@ class Followers:
         due = {
             name
             for name, history in self._history.items()
-            if history.is_due(self._turn, stepped) and self._is_there(name)
+            if history.is_due(self._turn, stepped)
+            and self._is_there(name)
+            and self._is_moved_here(name, history)
         }
         optimizers = set(self._optimizers.values())
         numbers = {n for n in follows if n in began and n not in self._set_by_loops}
@@ -387,6 +396,13 @@ class Followers:
             lacking=tuple(name for name in progress.lacking if name not in made),
             optimizers=tuple(name for name in progress.optimizers if name not in made),
         )
+
+    def _is_moved_here(self, name: str, history: History) -> bool:
+        """Return whether this cell moves it, and not an older one alone: it did, or names it."""
+        if self._reached is None or (history.moved or 0) >= self._first_turn:
+            return True
+        root = re.split(r"[.[]", name)[0]
+        return root in self._reached or root not in keep.names()
 
     def _is_there(self, name: str) -> bool:
         return name in self._marks or bool(self._numbers and name in self._numbers[-1])
@@ -445,6 +461,31 @@ def loop_targets(source: str) -> frozenset[str]:
     targets = [node.target for node in ast.walk(tree) if isinstance(node, ast.For)]
     names = (node for target in targets for node in ast.walk(target))
     return frozenset(node.id for node in names if isinstance(node, ast.Name))
+
+
+def reached(source: str, names: Mapping[str, Any]) -> frozenset[str] | None:
+    """Return the names that a cell leads to: its own, and those of functions and classes it names.
+
+    None: not known, for the cell has magics of IPython.
+    """
+    try:
+        todo = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+    except SyntaxError:
+        return None
+    found: set[str] = set()
+    while todo:
+        found.add(name := todo.pop())
+        one = names.get(name)
+        of_class = one if isinstance(one, type) else type(one)
+        for member in (one, *(vars(of_class).values() if is_users(of_class) else ())):
+            todo |= _names_in(getattr(member, "__code__", None)) - found
+    return frozenset(found)
+
+
+def _names_in(code: Any) -> set[str]:
+    if not isinstance(code, types.CodeType):
+        return set()
+    return set(code.co_names).union(*map(_names_in, code.co_consts))
 
 
 # ---- Marks --------------------------------------------------------------------------------------

@@ -61,3 +61,10 @@ def test_order_counts_only_where_one_side_tells_no_names() -> None:
     found = pair({"M": ["x"], "M-2": ["y"]}, {"M": ["a"], "M-2": ["b"]})
     assert not found.pairs
     assert found.free == ("M", "M-2")
+
+
+def test_a_variable_of_its_own_goes_before_a_place_in_a_list() -> None:
+    found = pair(
+        {"M": ["B", "ls[0]"], "M-2": ["A", "ls[1]"]}, {"M": ["A", "ls[0]"], "M-2": ["B", "ls[1]"]}
+    )
+    assert found.pairs == {"M": "M-2", "M-2": "M"}

@@ -53,7 +53,7 @@ def test_a_step_that_no_rank_has_done_to_its_end_is_half_done() -> None:
     assert line == (
         "Step 9 of GPT is half done on ranks 0-1: sched (StepLR) has not followed it. Do what the "
         "loop does with it after a step in a cell of its own, or nbdist.restore() a checkpoint; "
-        "then run this cell again."
+        "then %dist retry."
     )
 
 
@@ -66,8 +66,9 @@ def test_an_optimizer_that_has_not_stepped_can_be_made_up_for_by_a_checkpoint_al
     (line,) = one.lines
     assert line == (
         "Step 9 of GPT is half done on ranks 0-1: opt2 and sched (StepLR) have not followed it. "
-        "The gradients of opt2 went with the fault, so no code can do that step now: "
-        "nbdist.restore() a checkpoint, then run this cell again."
+        "The gradients of opt2 went with the fault. Where their backward comes after the step that "
+        "was made, do the rest of the loop's body, that backward included, in a cell of its own; "
+        "else nbdist.restore() a checkpoint. Then %dist retry."
     )
 
 

@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import ExponentialLR, LinearLR, ReduceLROnPlateau,
 
 from nbdist.engine.steps import keep
 from nbdist.engine.steps.find_followers import search
-from nbdist.engine.steps.followers import Followers, History, loop_targets, mark
+from nbdist.engine.steps.followers import Followers, History, loop_targets, mark, reached
 
 
 class Average:
@@ -241,3 +241,38 @@ def test_what_moved_with_an_older_optimizer_of_the_name_is_not_due(training: Tra
 def test_names_that_loops_bind_are_read_from_the_cell() -> None:
     assert loop_targets("for i, (a, b) in x:\n    for j in y: n += 1") == {"i", "a", "b", "j"}
     assert loop_targets("%magic\nfor") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("source", "lacking"), [("step()", ()), ("n += 1", ("n",)), ("print(i); n += 1", ("i", "n"))]
+)
+def test_what_an_older_cell_has_moved_is_due_in_one_that_leads_to_it(
+    training: Training, source: str, lacking: tuple[str, ...]
+) -> None:
+    loop = Loop(training)
+    loop.names.update(i=0, n=0)
+    loop.followers.begin_cell()
+    for _ in range(3):
+        loop.step()
+        loop.names["i"] += 1
+        loop.names["n"] += 1
+    loop.followers.end_cell("for i in range(3): n += 1", is_failed=False)
+
+    loop.followers.begin_cell()
+    loop.step()
+    loop.followers.end_cell(source, is_failed=True)
+
+    assert loop.followers.progress().lacking == lacking
+
+
+def test_a_cell_leads_to_what_its_functions_and_objects_name() -> None:
+    names: dict[str, object] = {"__name__": "__main__"}
+    exec(
+        "def train(): return [sched.step() for _ in '1']\n"
+        "class Trainer:\n def fit(self): train()\n"
+        "trainer = Trainer()",
+        names,
+    )
+    assert {"trainer", "train", "sched"} <= (reached("trainer.fit()", names) or set())
+    assert "sched" not in (reached("print(other)", names) or {"sched"})
+    assert reached("%time trainer.fit()", names) is None
