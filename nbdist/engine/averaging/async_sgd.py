@@ -16,13 +16,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 from torch.optim import Optimizer
 
 from nbdist.engine.averaging import fit, messages, serving
 from nbdist.engine.averaging.average import average, broadcast, check_alike
 from nbdist.engine.averaging.master import Answer, Gradients, Master
 from nbdist.engine.averaging.staleness import Staleness, Update
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_live
 from nbdist.engine.kernel import location
 from nbdist.engine.steps.optimizer_wrapper import Closure, Wrapper

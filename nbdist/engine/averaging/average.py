@@ -7,8 +7,8 @@ few times and not once a tensor. Main thread, all ranks of the group at once.
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
+import torch.distributed as dist
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.layout.weights.broadcast import first_difference
 from nbdist.errors import LayoutError
 

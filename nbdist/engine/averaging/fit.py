@@ -6,13 +6,13 @@ Main thread.
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from nbdist.engine.compat import heap, torch_modules
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.layout.layout import layout_of
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
 from nbdist.errors import LayoutError

@@ -7,7 +7,8 @@ ranks.
 
 import socket
 
-from nbdist.engine.compat import torch_dist as dist
+import torch.distributed as dist
+
 from nbdist.engine.compat import torch_groups
 from nbdist.errors import LayoutError
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from nbdist.engine.averaging.master import Answer, Gradients, Status
 from nbdist.engine.averaging.staleness import Staleness
-from nbdist.engine.compat import torch_dist as dist
 
 UPDATE, ASK, FINISH, LEAVE = range(1, 5)  # what a worker wants
 _UNKNOWN = 9  # the server has no such master

@@ -15,9 +15,10 @@ import threading
 from datetime import timedelta
 from weakref import WeakValueDictionary
 
+import torch.distributed as dist
+
 from nbdist.engine.averaging import messages
 from nbdist.engine.averaging.master import Answer, Master
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_groups
 from nbdist.engine.group import state
 from nbdist.engine.tap.interruptible_store import ReleasedError

@@ -15,13 +15,13 @@ from typing import Any
 from weakref import ref
 
 import torch
+import torch.distributed as dist
 
 from nbdist.engine.checkpoint import chosen, folder, leaving, rest, restore, save, training_state
 from nbdist.engine.checkpoint.agreement import each, from_rank_0, together
 from nbdist.engine.checkpoint.folder import CheckpointFolder
 from nbdist.engine.checkpoint.place import place_of
 from nbdist.engine.checkpoint.saving import Saving
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.data import position, resume
 from nbdist.engine.group import group
 from nbdist.engine.recovery import sync_state

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from nbdist.engine.checkpoint.agreement import (
     from_rank_0,
@@ -19,7 +20,6 @@ from nbdist.engine.checkpoint.agreement import (
     together,
 )
 from nbdist.engine.checkpoint.folder import CheckpointFolder, reason
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat.torch_checkpoint import Spread, WritePlan, WritePlanner, Writer
 from nbdist.errors import NBDistError
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LRScheduler
@@ -25,7 +26,6 @@ from nbdist.engine.checkpoint.agreement import together
 from nbdist.engine.checkpoint.fit import Fit
 from nbdist.engine.checkpoint.training_state import Training, real
 from nbdist.engine.compat import random_states, torch_live, torch_sharded
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.data import position, resume
 from nbdist.engine.data.batches import mix
 from nbdist.engine.data.passes import Position

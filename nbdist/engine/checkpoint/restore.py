@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 
 from nbdist.engine.checkpoint import agreement, chosen, fit, manifest, rest, save, training_state
 from nbdist.engine.checkpoint.agreement import each, from_rank_0, same, together
@@ -21,7 +22,6 @@ from nbdist.engine.checkpoint.fit import Fit, SavedTraining
 from nbdist.engine.checkpoint.folder import TRAINING, CheckpointFolder
 from nbdist.engine.checkpoint.place import place_of
 from nbdist.engine.checkpoint.training_state import Training
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat.torch_checkpoint import Reader
 from nbdist.engine.recovery import snapshot, sync_state
 from nbdist.engine.steps import step_state

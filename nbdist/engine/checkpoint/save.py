@@ -11,13 +11,13 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
 
 from nbdist.engine.checkpoint import place, rest, steady, training_state
 from nbdist.engine.checkpoint.folder import CheckpointFolder
 from nbdist.engine.checkpoint.planning import PreparedSave, SaveRequest
 from nbdist.engine.checkpoint.saving import Saving
 from nbdist.engine.checkpoint.training_state import Training
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat.torch_checkpoint import WritePlanner
 from nbdist.errors import NBDistError, UsageError
 from nbdist.formatting import counted, figure, name_bytes

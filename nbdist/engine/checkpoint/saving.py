@@ -19,6 +19,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 import nbdist
 from nbdist.engine.checkpoint import folder, manifest, planning
@@ -28,7 +29,6 @@ from nbdist.engine.checkpoint.manifest import Manifest
 from nbdist.engine.checkpoint.planning import PreparedSave, SaveRequest, writer_of
 from nbdist.engine.checkpoint.staging import Staged
 from nbdist.engine.checkpoint.steady import Copying, is_proven, stage
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat.torch_checkpoint import Writer, Written
 from nbdist.engine.group import state
 from nbdist.engine.tap.interruptible_store import PatientStore, ReleasedError

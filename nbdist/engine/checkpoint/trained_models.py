@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_modules, torch_sharded
 from nbdist.engine.layout.layout import Layout, layout_of, live_layouts
 from nbdist.engine.layout.weights import full_tensors

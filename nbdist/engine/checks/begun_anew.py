@@ -7,10 +7,10 @@ Main thread, in the hook on optimizers.
 import weakref
 from typing import Any
 
+import torch.distributed as dist
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_hooks, torch_loaders
 from nbdist.engine.steps import keep, step_state
 from nbdist.engine.training import training

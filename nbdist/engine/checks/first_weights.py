@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from nbdist.engine.checks.fingerprints import as_float, fingerprints
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_wrappers
 
 # Where a shard keeps the fingerprints of the whole and of itself, as they were then. Beside the

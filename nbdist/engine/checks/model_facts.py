@@ -6,13 +6,13 @@ A layout that an earlier cell made says nothing of a plain module that this one 
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from nbdist.engine.averaging.local_sgd import InRounds
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_modules, torch_sharded
 from nbdist.engine.data.lr_scaling import scaled_for
 from nbdist.engine.kernel.records import Recorder

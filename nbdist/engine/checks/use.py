@@ -9,6 +9,7 @@ import weakref
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -19,7 +20,6 @@ from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.checks import first_weights, model_facts
 from nbdist.engine.checks.fingerprints import as_float, fingerprints
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_live, torch_modules, torch_sharded
 from nbdist.engine.compat.cuda_graphs import graphs
 from nbdist.engine.layout.layout import Layout

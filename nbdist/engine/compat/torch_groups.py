@@ -24,7 +24,6 @@ from torch._C._distributed_c10d import TCPStore as TCPStore
 from torch._C._distributed_c10d import _ProcessGroupWrapper, _register_process_group
 from torch.distributed import c10d_logger
 
-from nbdist.engine.compat import torch_dist
 from nbdist.engine.compat.group_spec import GroupSpec
 
 
@@ -115,7 +114,7 @@ def make_group(name: str, ranks: tuple[int, ...], spec: GroupSpec, store: Store)
     """
     group, _ = c10d._new_process_group_helper(
         len(ranks),
-        ranks.index(torch_dist.get_rank()),
+        ranks.index(dist.get_rank()),
         list(ranks),
         dist.Backend(spec.backend),
         store,
@@ -376,7 +375,7 @@ def remake_backend(
 
 def is_nccl(backend: Any) -> bool:
     """Return whether a backend is NCCL's; also on a torch built without NCCL."""
-    return torch_dist.is_nccl_available() and isinstance(backend, dist.ProcessGroupNCCL)
+    return dist.is_nccl_available() and isinstance(backend, dist.ProcessGroupNCCL)
 
 
 def default_group_store(store: Store) -> None:
@@ -389,7 +388,7 @@ def default_group_store(store: Store) -> None:
 
 def default_name() -> str:
     """Return the default group's name; empty when there is none."""
-    if not torch_dist.is_initialized():
+    if not dist.is_initialized():
         return ""
     return str(c10d._world.pg_names[c10d._get_default_group()])
 

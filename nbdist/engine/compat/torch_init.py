@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed.rendezvous import _rendezvous_handlers
 
-from nbdist.engine.compat import torch_dist, torch_sharded
+from nbdist.engine.compat import torch_sharded
 from nbdist.engine.compat.torch_groups import Store, lacking
 
 
@@ -57,7 +57,7 @@ def take_as_done(agree: Callable[[InitArguments], None]) -> None:
 
     @functools.wraps(native)
     def init_process_group(*args: Any, **kwargs: Any) -> None:
-        if not torch_dist.is_initialized():
+        if not dist.is_initialized():
             forget_names()
             native(*args, **kwargs)
             return

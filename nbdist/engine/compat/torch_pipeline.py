@@ -12,10 +12,10 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from nbdist.engine.compat import heap
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat.torch_groups import lacking, ranks_of
 
 # A schedule's flags for "my stages know what they send and receive", by kind of schedule.

@@ -10,7 +10,8 @@ import signal
 from collections.abc import Sequence
 from typing import Self
 
-from nbdist.engine.compat import torch_dist as dist
+import torch.distributed as dist
+
 from nbdist.engine.compat.torch_loaders import SampleFault
 from nbdist.errors import DataError
 from nbdist.formatting import counted

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbdist.engine.compat import torch_dist as dist
+import torch.distributed as dist
+
 from nbdist.engine.data import account, alike, counts, journal, position
 from nbdist.engine.data.counts import Kind
 from nbdist.engine.data.journal import JournalEntry

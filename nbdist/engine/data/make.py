@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from nbdist import side
 from nbdist.engine.compat import hf_datasets
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.data import alike, resume
 from nbdist.engine.data.decode import collate, decoded, in_turn
 from nbdist.engine.data.loaders import Loader

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nbdist.engine.compat import torch_dist as dist
+import torch.distributed as dist
+
 from nbdist.engine.data import weighting
 from nbdist.engine.data.account import Account
 from nbdist.engine.data.left_out import LeftOut

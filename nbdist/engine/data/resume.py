@@ -18,9 +18,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import torch.distributed as dist
 from torch.optim import Optimizer
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.data import journal, position
 from nbdist.engine.data.account import Account
 from nbdist.engine.data.journal import JournalEntry

@@ -6,8 +6,8 @@ What spreads a model, and what watches steps, stand above the loader and tell it
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.data import weighting
 from nbdist.engine.data.batches import Shard
 

@@ -20,9 +20,9 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_live, torch_modules, torch_reducers
 from nbdist.engine.group import ddp_buckets
 from nbdist.errors import LayoutError

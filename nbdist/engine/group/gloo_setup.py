@@ -5,8 +5,8 @@ from typing import Any
 
 import psutil
 import torch
+import torch.distributed as dist
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_init
 from nbdist.engine.compat.torch_groups import PrefixStore, Store
 from nbdist.engine.compat.torch_init import InitArguments

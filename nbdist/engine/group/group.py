@@ -18,9 +18,9 @@ from datetime import timedelta
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 
 from nbdist import error_text, name_servers
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_groups, torch_hooks, torch_init, torch_live, torch_modules
 from nbdist.engine.compat.group_spec import GroupSpec
 from nbdist.engine.compat.torch_groups import PrefixStore, TCPStore

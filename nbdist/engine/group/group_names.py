@@ -14,7 +14,8 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from nbdist.engine.compat import torch_dist as dist
+import torch.distributed as dist
+
 from nbdist.engine.compat import torch_groups
 from nbdist.engine.kernel.placeholder import Placeholder
 

@@ -20,10 +20,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_groups
 from nbdist.engine.tap import counters
 

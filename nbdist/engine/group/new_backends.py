@@ -5,7 +5,8 @@ import threading
 from collections import deque
 from typing import Any
 
-from nbdist.engine.compat import torch_dist as dist
+import torch.distributed as dist
+
 from nbdist.engine.compat import torch_groups
 from nbdist.engine.compat.torch_groups import PrefixStore
 from nbdist.engine.group.state import GroupState

@@ -13,8 +13,7 @@ import time
 from typing import Any, Final
 
 import torch
-
-from nbdist.engine.compat import torch_dist as dist
+import torch.distributed as dist
 
 _PINGS: Final = 20
 _SHORT: Final = 8  # bytes

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Mapping
 from datetime import timedelta
 
-from nbdist.engine.compat import torch_dist as dist
+import torch.distributed as dist
+
 from nbdist.engine.compat import torch_groups
 from nbdist.engine.compat.group_spec import GroupSpec
 from nbdist.engine.compat.torch_groups import PrefixStore

@@ -9,7 +9,8 @@ from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from nbdist.engine.compat import torch_dist as dist
+import torch.distributed as dist
+
 from nbdist.engine.compat import torch_groups
 from nbdist.engine.compat.torch_groups import PrefixStore, Store, TCPStore
 from nbdist.engine.group import sockets

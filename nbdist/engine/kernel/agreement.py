@@ -6,7 +6,8 @@ Main thread, all ranks; a collective of small objects over the default group eac
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from nbdist.engine.compat import torch_dist as dist
+import torch.distributed as dist
+
 from nbdist.error_text import named
 from nbdist.errors import CheckpointError, NBDistError, UsageError
 from nbdist.ranks import name_ranks

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 
 from nbdist import side
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.kernel.agreement import each, from_rank_0
 from nbdist.engine.layout import parallelize
 from nbdist.engine.layout.layout import Layout

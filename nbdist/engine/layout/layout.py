@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_modules, torch_reducers, torch_sharded
 from nbdist.engine.data.batches import Shard
 from nbdist.engine.layout import plain_copy

@@ -9,9 +9,9 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout import wrapped
 from nbdist.engine.layout.axes import old_optimizers

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.kernel.agreement import each
 from nbdist.engine.layout.layout import Layout, layout_of

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.layout.axes.axis import Spreading
 from nbdist.engine.layout.axes.registry import axes_of, innermost_first
 from nbdist.engine.layout.layout import Layout

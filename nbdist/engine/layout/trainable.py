@@ -8,13 +8,13 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.utils._pytree import tree_map_only
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.data import resume
 from nbdist.engine.layout.axes import unused, zero1

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.layout.layout import Layout, layout_of, live_layouts
 from nbdist.engine.layout.spec import trace
 from nbdist.engine.layout.spec.inputs import Inputs

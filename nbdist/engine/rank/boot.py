@@ -23,7 +23,6 @@ import torch
 
 import nbdist
 from nbdist import lifeline, plain, side, wire
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.kernel import (
     calls,
     chaos,
@@ -224,7 +223,7 @@ class Program:
             output_file=None if file is None else f"{self._logs_on}{file}",
             seconds=time.perf_counter() - self._began,
             in_loops=resume.are_loops_begun(),
-            in_group=not self.joined or dist.is_initialized(),
+            in_group=not self.joined or torch.distributed.is_initialized(),
         )
         location.running = None
         cleanup.release_frames(getattr(result, "error_in_exec", None))

@@ -24,9 +24,9 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from nbdist import side
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.kernel import environment, location
 from nbdist.engine.rank.printed import PrintedNumbers
 from nbdist.errors import LayoutError, NBDistError, StartError, UsageError

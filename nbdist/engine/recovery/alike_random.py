@@ -7,7 +7,8 @@ these died, the new ones begin one stream together. Main thread of every rank, a
 
 from collections.abc import Collection, Sequence
 
-from nbdist.engine.compat import torch_dist as dist
+import torch.distributed as dist
+
 from nbdist.engine.group import rendezvous
 from nbdist.engine.layout.layout import live_layouts
 from nbdist.engine.recovery import send_tensors

@@ -14,8 +14,8 @@ from typing import Any
 from weakref import ref
 
 import torch
+import torch.distributed as dist
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_modules, torch_shards
 from nbdist.engine.group import rendezvous
 from nbdist.engine.recovery import decide_follow, model_state, send_tensors

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.group import rendezvous
 from nbdist.engine.recovery import peers, send_tensors, snapshot, wrapped_models
 from nbdist.engine.recovery.clone import shards

@@ -10,9 +10,10 @@ midst of it raises and leaves the group aborted: it is begun again with a higher
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch.distributed as dist
+
 from nbdist.engine.averaging import async_sgd
 from nbdist.engine.compat import third_parties, torch_hooks, torch_pipeline, torch_sharded
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.data import resume
 from nbdist.engine.group import ddp_hook_state, group, identity
 from nbdist.engine.layout.spec import device_mesh

@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from nbdist.engine.averaging import serving
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_groups, torch_live, torch_modules, torch_sharded
 from nbdist.engine.group import group
 from nbdist.engine.layout.layout import Layout, layout_of, live_layouts

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-
-from nbdist.engine.compat import torch_dist as dist
+import torch.distributed as dist
 
 PIECE_BYTES = 32 << 20
 

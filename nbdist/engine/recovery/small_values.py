@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.group import rendezvous
 from nbdist.engine.recovery import peers, send_tensors
 from nbdist.engine.recovery.clone import fingerprint

@@ -30,7 +30,6 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.group import group, state
 from nbdist.engine.layout import memory
 from nbdist.engine.recovery import follow, model_state, peers, snapshot_schedule, wrapped_models
@@ -260,7 +259,7 @@ def _new_series(optimizer: torch.optim.Optimizer) -> _Series | None:
     key = f"snapshot/{unit.identity}/{'-'.join(map(str, unit.ranks))}"
     return _Series(
         key,
-        is_leader=unit.ranks[0] == dist.get_rank(),
+        is_leader=unit.ranks[0] == torch.distributed.get_rank(),
         last_step_at=time.monotonic(),
         reference=ref(optimizer) if isinstance(optimizer, ApartWrapper) else None,
         is_sent=peers.every() > 0 and unit.can_be_restored,
@@ -363,7 +362,7 @@ def _take(
 
     def read() -> None:
         living = held()
-        if living is None or not dist.is_initialized():
+        if living is None or not torch.distributed.is_initialized():
             return  # the program has destroyed the group, and with it what the model stands on
         unit = wrapped_models.unit_of(living)
         if unit is not None:

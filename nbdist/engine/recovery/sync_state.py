@@ -10,8 +10,8 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
+import torch.distributed as dist
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.data import resume
 from nbdist.engine.group import rendezvous
 from nbdist.engine.recovery import (

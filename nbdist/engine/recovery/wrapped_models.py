@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import (
     torch_groups,
     torch_live,

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_live
 
 Closure = Callable[[], Any]

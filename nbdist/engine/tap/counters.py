@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Iterable
 from weakref import WeakSet, ref
 
-from nbdist.engine.compat import torch_dist as dist
+import torch.distributed as dist
+
 from nbdist.engine.compat import torch_groups, torch_hooks
 from nbdist.engine.tap.collective_check import CheckChannel, SharedTable
 from nbdist.engine.tap.collective_check_store import StoreChannel, StoreTable

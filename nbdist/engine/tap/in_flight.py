@@ -10,8 +10,8 @@ from time import perf_counter_ns
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.distributed as dist
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_groups, torch_hooks
 from nbdist.engine.kernel import location
 from nbdist.engine.tap import counters, intervals

@@ -18,8 +18,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_hooks, torch_pipeline
 
 

@@ -31,7 +31,6 @@ import psutil
 import torch
 from torch.profiler import ProfilerActivity, record_function
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.training import training
 from nbdist.error_text import named
@@ -187,7 +186,7 @@ class Profile:
     def _save(self, end: End) -> None:
         assert self._torch is not None
         self._torch.add_metadata_json("nbdist", json.dumps(self._facts(end)))
-        if not dist.is_initialized():
+        if not torch.distributed.is_initialized():
             alone = {"backend": "none", "rank": self._rank, "world_size": 1}
             self._torch.add_metadata_json("distributedInfo", json.dumps(alone))
         profiler = self._stop()

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from nbdist.engine.compat import torch_dist as dist
+import torch.distributed as dist
+
 from nbdist.engine.data.sources.urls import reason
 from nbdist.engine.kernel import agreement
 from nbdist.errors import DataError, NBDistError

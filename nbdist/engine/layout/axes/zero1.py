@@ -10,12 +10,12 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.errors import LayoutError
 
 _models: "WeakSet[nn.Module]" = WeakSet()  # whose states are shared

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout.policies.efficiency import Precision
 from nbdist.engine.layout.spec.wrap_forward import Around

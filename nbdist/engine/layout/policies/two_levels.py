@@ -15,11 +15,11 @@ Source: Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 4.
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_groups
 from nbdist.engine.layout.policies.efficiency import Compress
 from nbdist.errors import LayoutError

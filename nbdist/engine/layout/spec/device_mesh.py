@@ -9,9 +9,9 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_sharded
 from nbdist.engine.layout.spec.mesh import MeshShape
 

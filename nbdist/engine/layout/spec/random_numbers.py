@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.data.batches import mix
 

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Mapping
 
 import torch
+import torch.distributed as dist
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.layout.verify.report import Difference, Noise, Proof, judge, norm_allowances
 from nbdist.engine.layout.weights import full_tensors

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_sharded
 from nbdist.error_text import text_of
 from nbdist.errors import LayoutError, NBDistError

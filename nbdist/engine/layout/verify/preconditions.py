@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.layout import memory
 from nbdist.engine.layout.policies.efficiency import FULL
 from nbdist.engine.layout.policies.policies import Policies

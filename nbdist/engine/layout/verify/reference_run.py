@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.layout.policies.efficiency import FULL
 from nbdist.engine.layout.spec.blocks import find_blocks
 from nbdist.engine.layout.verify.loss_sync import checked

@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout.policies import compress
 from nbdist.engine.layout.policies.efficiency import FULL

@@ -8,10 +8,10 @@ every layout: compare the models' shapes, then give every rank what rank 0 holds
 import hashlib
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_modules
 from nbdist.errors import LayoutError
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_modules
 
 _SMALL_BYTES = 1 << 20  # a larger buffer is sent from where it lies: no second one is kept

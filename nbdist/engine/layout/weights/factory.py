@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.engine.layout.weights import full_tensors, meta_copy
 from nbdist.engine.layout.weights.full_tensors import TensorFacts

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_hooks, torch_modules
 from nbdist.engine.layout.spec.mesh import MeshShape
 

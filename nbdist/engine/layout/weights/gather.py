@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.layout.weights.full_tensors import LayoutFacts
 

@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.layout.weights.full_tensors import LayoutFacts, TensorFacts
 from nbdist.errors import LayoutError

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.kernel.agreement import each, from_rank_0
 from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.layout.weights.full_tensors import LayoutFacts, TensorFacts

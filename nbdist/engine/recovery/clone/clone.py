@@ -22,9 +22,9 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_pipeline, torch_sharded
 from nbdist.engine.compat.torch_groups import ranks_of
 from nbdist.engine.data.batches import mix

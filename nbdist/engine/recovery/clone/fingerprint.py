@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_live, torch_modules, torch_pipeline, torch_sharded
 from nbdist.engine.data.loaders import Loader
 from nbdist.engine.group import group_names
@@ -43,7 +43,7 @@ _MOST_NUMBERS = 1 << 14  # of one tensor
 # Told apart by their types: they are a process's own, or equal by other means.
 _OPAQUE = (
     *(torch.optim.Optimizer, torch.amp.GradScaler, torch.device, torch.Generator),
-    *(dist.DeviceMesh, Loader, Layout),
+    *(dist.device_mesh.DeviceMesh, Loader, Layout),
     *(type, ModuleType, FunctionType, MethodType),
 )
 

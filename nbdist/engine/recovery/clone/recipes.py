@@ -16,11 +16,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_live
 from nbdist.engine.data.loaders import Loop
 from nbdist.engine.recovery.clone import torch_rebuild
@@ -310,7 +310,7 @@ _BY_TYPE: dict[type, Callable[[Any], tuple[Any, ...] | None]] = {
     DataLoader: _reduce_dataloader,
     Loop: _refuse_loop,
     weakref.ref: _reduce_weakref,
-    dist.DeviceMesh: torch_rebuild.reduce_mesh,
+    dist.device_mesh.DeviceMesh: torch_rebuild.reduce_mesh,
     dist.ProcessGroup: _refuse_group,
     dist.Work: _refuse_work,
     nn.parallel.DistributedDataParallel: torch_rebuild.reduce_ddp,

@@ -14,11 +14,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import (
     torch_groups,
     torch_modules,

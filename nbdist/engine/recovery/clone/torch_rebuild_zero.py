@@ -10,8 +10,8 @@ from collections import defaultdict
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_live
 from nbdist.engine.compat.torch_groups import lacking
 from nbdist.engine.recovery.clone.unpickler import afterwards

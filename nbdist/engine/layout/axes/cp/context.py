@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.layout.axes.cp import attention, exchange, follow
 from nbdist.engine.layout.axes.tp import proof

@@ -1,6 +1,7 @@
 """What the axis `cp` answers as an axis of a layout."""
 
-from nbdist.engine.compat import torch_dist as dist
+import torch.distributed as dist
+
 from nbdist.engine.layout.axes.axis import Axis, Sent, Spreading
 from nbdist.engine.layout.axes.cp import context
 from nbdist.engine.layout.axes.tp import cuts, fit

@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_groups
 
 

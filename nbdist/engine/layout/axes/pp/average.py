@@ -7,9 +7,9 @@ them, and would send in each. So gradients are averaged once, behind the last.
 from collections.abc import Iterable, Iterator
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat.torch_hooks import local_part
 
 BUCKET_BYTES = 25 << 20  # as DDP's

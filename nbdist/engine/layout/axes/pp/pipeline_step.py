@@ -11,12 +11,12 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_sharded
 from nbdist.engine.compat.torch_hooks import local_part
 from nbdist.engine.layout.axes.pp import average

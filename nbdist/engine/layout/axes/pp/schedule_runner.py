@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.autograd.function import FunctionCtx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_pipeline
 from nbdist.engine.layout.axes.cp.context import check_length
 from nbdist.engine.layout.axes.pp import stage_trace, stages

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from nbdist.engine.compat import torch_dist as dist
 from nbdist.engine.compat import torch_modules, torch_transformer
 from nbdist.engine.layout.axes.tp.cuts import COLUMN, ROW, TensorPlan, cut_dims
 from nbdist.engine.layout.spec.inputs import Inputs

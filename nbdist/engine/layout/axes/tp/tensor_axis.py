@@ -1,6 +1,7 @@
 """What the axis `tp` answers as an axis of a layout."""
 
-from nbdist.engine.compat import torch_dist as dist
+import torch.distributed as dist
+
 from nbdist.engine.layout.axes.axis import Axis, Sent, Spreading
 from nbdist.engine.layout.axes.tp import cuts, tp
 from nbdist.engine.layout.policies.policies import Policies
