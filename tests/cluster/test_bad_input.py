@@ -7,6 +7,7 @@ import pytest
 
 import nbdist
 from nbdist import Session, UsageError
+from nbdist.client.notebook import current
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,10 @@ from nbdist import Session, UsageError
         {"tracking_uri": "foo://bar"},
     ],
 )
-def test_a_start_with_what_makes_no_sense_starts_nothing(asked: dict[str, Any]) -> None:
+def test_a_start_with_what_makes_no_sense_starts_nothing(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(current, "_current", None)  # that of other tests of this process
     with pytest.raises(UsageError) as raised:
         nbdist.start(**({"n": 2, "device": "cpu"} | asked))
     (value,) = asked.values()
