@@ -28,7 +28,7 @@ from nbdist.engine.checkpoint.training_state import Training, real
 from nbdist.engine.compat import random_states, torch_live, torch_sharded
 from nbdist.engine.data import position, resume
 from nbdist.engine.data.batches import mix
-from nbdist.engine.data.passes import Position
+from nbdist.engine.data.passes import Draws, Position
 from nbdist.engine.group import ddp_buckets
 from nbdist.engine.steps import keep, step_state
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
@@ -427,11 +427,15 @@ def _put_loaders(
     names = told.get("names", [frozenset()] * len(states))  # of a later version than the rest
     saved = [position.SavedPosition(*one) for one in zip(states, told["held"], names, strict=True)]
     chosen = position.matched(saved, training.loaders, keep.named())
+    restored = []
     for number in reversed(range(len(states))):
         mark: StepState | None = here if number == told["newest"] else None
-        plan = [p and Position(*p) for p in told["plans"][number]] if repeats else []
+        passes = [p and Position(*p) for p in told["plans"][number]]
+        plan = passes if repeats else []
+        at = Position(states[number]["epoch"], states[number]["consumed"])
+        restored.append(resume.Restored(chosen[number], passes, at, Draws(mark)))
         if (one := chosen[number]) is not None:
             one.resume(states[number], mark, plan)
         elif not is_part:
             position.resume_later(states[number], mark, plan)
-    resume.stay_where_restored()
+    resume.stay_where_restored(reversed(restored))

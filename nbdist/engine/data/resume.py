@@ -59,6 +59,18 @@ class _Place(NamedTuple):
     began: Commit
 
 
+class Restored(NamedTuple):
+    """Where a checkpoint has put a loader: None where there is none yet that is this one.
+
+    `plan` is that of the passes of the cell that was saved in; `at` is its position.
+    """
+
+    loader: Standing | None
+    plan: list[Position | None]
+    at: Position
+    draws: Draws
+
+
 @dataclass(frozen=True, slots=True)
 class _Again:
     """How a cell is run again, also when others have run since.
@@ -224,11 +236,27 @@ def forget_repeated() -> None:
     _cell.repeats, _cell.inherited = None, []
 
 
-def stay_where_restored() -> None:
-    """Leave loaders where a checkpoint has put them, also in a cell that is run again."""
+def stay_where_restored(restored: Iterable[Restored]) -> None:
+    """Have a cell that is run again go on where a checkpoint has put its loaders."""
     global _again
-    if _again is not None and _again.goes_on:
-        _again = replace(_again, made=[], live=[])
+    if _again is None or not _again.goes_on:
+        return
+    ordered = list(restored)
+    there = {id(one.loader): one for one in ordered if one.loader is not None}
+    live = [(where, _moved(place, there.get(id(where())))) for where, place in _again.live]
+    # Loaders that the cell makes are gone; the checkpoint has them in the order of making.
+    gone, made = [one for one in ordered if one.loader is None], _again.made
+    if len(gone) == len(made):
+        made = [m._replace(plan=o.plan, draws=o.draws) for m, o in zip(made, gone, strict=True)]
+    _again = replace(_again, made=made, live=live)
+
+
+def _moved(place: _Place, restored: Restored | None) -> _Place:
+    if restored is None:
+        return place
+    # A checkpoint from before the cell: its loops begin where the loader stands.
+    is_of_cell = restored.at >= place.began.position
+    return place._replace(plan=restored.plan if is_of_cell else [], draws=restored.draws)
 
 
 def _begin_steps(optimizer: Optimizer) -> None:
