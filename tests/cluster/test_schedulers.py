@@ -152,7 +152,7 @@ def test_a_loader_that_the_cell_makes_goes_back_to_before_the_first_step_too(
     session.run("models = opts = plans = model = opt = plan = layout = None", track=False)
 
 
-def test_of_two_models_of_a_loop_the_one_that_does_not_go_back_is_named(
+def test_two_models_of_a_loop_go_back_to_one_step(
     session: Session, tmp_path: Path
 ) -> None:
     """Rank 0 waits in the first optimizer's step: that model is torn, and the other whole."""
@@ -164,4 +164,4 @@ def test_of_two_models_of_a_loop_the_one_that_does_not_go_back_is_named(
 
     told = str(error.value)
     assert "rolled back" in told
-    assert "stays as it is, the optimizer of Sequential at step 6," in told
+    assert "The optimizer of Sequential was trained in the same steps: rolled back 5 steps" in told

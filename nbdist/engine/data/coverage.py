@@ -9,6 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from nbdist import side
 from nbdist.engine.data import account, alike, counts, journal, position
 from nbdist.engine.data.counts import Kind
 from nbdist.engine.data.journal import JournalEntry
@@ -148,6 +149,7 @@ def coverage() -> Coverage:
     Raises:
         UsageError: This process is no rank.
     """
+    side.require_rank("nbdist.coverage")
     living = {one.account.loader: one for one in position.in_order()}
     is_group = dist.is_available() and dist.is_initialized()
     entries, about = _together(journal.here().entries(), _named(), is_group=is_group)
