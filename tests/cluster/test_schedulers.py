@@ -152,9 +152,7 @@ def test_a_loader_that_the_cell_makes_goes_back_to_before_the_first_step_too(
     session.run("models = opts = plans = model = opt = plan = layout = None", track=False)
 
 
-def test_two_models_of_a_loop_go_back_to_one_step(
-    session: Session, tmp_path: Path
-) -> None:
+def test_two_models_of_a_loop_go_back_to_one_step(session: Session, tmp_path: Path) -> None:
     """Rank 0 waits in the first optimizer's step: that model is torn, and the other whole."""
     made = {"layout": "zero1", "plan": PLANS["StepLR"], "place": "backward", "at": 6, "models": 2}
     session.run(MAKE.format(flag=str(tmp_path / "failed"), **made), track=False)
