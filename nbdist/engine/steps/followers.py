@@ -341,9 +341,14 @@ class Followers:
                 self._history[name] = History(self._turn, beside=beside)
 
     def _as_known(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what was found under the names that it had: a loop may have bound another one."""
+        """Return what was found under the names that it had: a loop may have bound another one.
+
+        But for a name that leads to what is new: what had it only lives on, in a traceback say.
+        """
         names = {id(one): name for name, one in self.living().items()}
-        return {names.get(id(one), name): one for name, one in found.items()}
+        new = {name for name, one in found.items() if id(one) not in names}
+        known = {name: names.get(id(one), name) for name, one in found.items()}
+        return {name if known[name] in new else known[name]: one for name, one in found.items()}
 
     # -- after a fault
 

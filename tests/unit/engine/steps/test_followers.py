@@ -238,6 +238,20 @@ def test_what_moved_with_an_older_optimizer_of_the_name_is_not_due(training: Tra
     assert loop.followers.progress().lacking == ("old",)
 
 
+def test_a_name_leads_to_what_has_it_now_also_while_what_had_it_lives_on(
+    training: Training,
+) -> None:
+    loop = Loop(training)
+    old = loop.names["scaler"] = torch.amp.GradScaler("cpu")
+    loop.followers.look()
+    loop.names.update(scaler=torch.amp.GradScaler("cpu"), before=old)
+
+    loop.followers.look()
+
+    living = loop.followers.living()
+    assert (living["scaler"], living["before"]) == (loop.names["scaler"], old)
+
+
 def test_names_that_loops_bind_are_read_from_the_cell() -> None:
     assert loop_targets("for i, (a, b) in x:\n    for j in y: n += 1") == {"i", "a", "b", "j"}
     assert loop_targets("%magic\nfor") == frozenset()
