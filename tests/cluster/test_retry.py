@@ -391,4 +391,4 @@ def test_coverage_names_the_cell_of_a_loader_by_its_prompt(notebook: Kernel) -> 
     assert "epoch" not in told.text  # the table is shown where it is asked for
     outside = notebook.run("import nbdist; nbdist.coverage()").error
     assert outside is not None
-    assert "counts on the ranks, and this process is none" in outside[1]
+    assert "nbdist.coverage is for ranks, and this cell runs in the notebook" in outside[1]
