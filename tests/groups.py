@@ -21,19 +21,20 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
 
-# The order of the groups; folders not named here come last. Unit tests need a process that has
-# started no other yet. Then what one worker runs alone comes early, and files fill the gaps.
+# The order of the groups. Unit tests need a process that has started no other yet. Then what one
+# worker runs alone comes early, and files fill the gaps; folders not named here come after these,
+# and last what measures: one worker runs it, while the other has nothing left to do.
 _ORDER = (
     "unit",
     "cluster",
     "notebooks",
     "lifecycle",
-    "measured",
     "testing",
     "tracking",
     "group",
     "packaging",
 )
+_LAST = "measured"
 
 # What one worker runs alone, in order; of all else it is given a file at a time. Notebooks keep
 # their runs in one folder, and the tests of cluster/ share a cluster. What lets the kernel end a
@@ -43,6 +44,7 @@ _SHARES = {
     "unit": "unit",
     "cluster": "cluster",
     "notebooks": "notebooks",
+    "measured": "measured",
     "lifecycle/test_out_of_memory.py": "cluster",
 }
 
@@ -64,6 +66,8 @@ def group_of(path: Path) -> str:
 
 
 def _place(group: str) -> int:
+    if group == _LAST:
+        return len(_ORDER) + 1
     return _ORDER.index(group) if group in _ORDER else len(_ORDER)
 
 

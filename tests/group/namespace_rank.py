@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from nbdist import clock
-from tests.group.test_insight import _train
+from tests.measured.test_insight import _train
 
 LATE = 1
 

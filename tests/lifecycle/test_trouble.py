@@ -204,10 +204,21 @@ def test_clocks_that_jump_disturb_neither_records_nor_runs(notebook: Notebook) -
 
 
 @pytest.fixture(scope="module")
-def unstarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     with Notebook(tmp_path_factory.mktemp("starts")) as notebook:
         notebook.run("import nbdist, os, resource, sys\n%load_ext nbdist")
         yield notebook
+
+
+@pytest.fixture
+def unstarted(loaded: Notebook) -> Iterator[Notebook]:
+    """The kernel without a cluster, whatever the test before has left."""
+    yield loaded
+    loaded.run(
+        "from nbdist.client.notebook import current\n"
+        "if current._current: current._current.stop()\n"
+        "if current._launcher: current._launcher.close()"
+    )
 
 
 def start(notebook: Notebook) -> str:
@@ -216,12 +227,8 @@ def start(notebook: Notebook) -> str:
 
 def assert_nothing_is_left(notebook: Notebook) -> None:
     children = psutil.Process(notebook.pid).children(recursive=True)
-    wait_for(lambda: not listening(children), "every socket to be closed", 5)
+    wait_for(lambda: not listening(children), f"the sockets of {children} to be closed")
     assert notebook.keys == []
-    notebook.run(
-        "from nbdist.client.notebook import current\n"
-        "if current._launcher: current._launcher.close()"
-    )
 
 
 def module_folder(notebook: Notebook, name: str, source: str) -> Path:

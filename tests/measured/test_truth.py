@@ -90,4 +90,4 @@ def test_the_skew_of_a_late_rank_is_the_delay_that_was_injected(late: int, delay
     assert median(injected) > 0.9e3 * delay_s  # of a single step: others come late as well
     # Sleeps and barriers end when a core is free; what the tap tells is compared with what was.
     errors_ms = [abs(ours - theirs) for ours, theirs in zip(told, injected, strict=True)]
-    assert median(errors_ms) < 0.03 * median(injected), (told, injected)
+    assert median(errors_ms) < max(0.03 * median(injected), 0.5), (told, injected)
