@@ -383,5 +383,6 @@ def run_loader_cell(
 
 
 def loader_position() -> list[int]:
-    """Return epoch and samples consumed of the cell's loader."""
-    return [names["loader"].epoch, names["loader"].consumed]
+    """Return epoch and samples consumed of the cell's loader, where its loop stood."""
+    place = names["loader"].state_dict()
+    return [place["epoch"], place["consumed"]]

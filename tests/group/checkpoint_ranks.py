@@ -116,8 +116,8 @@ class Training:
             "weights": weights,
             "lr": self.opt.param_groups[0]["lr"],
             "average": self.average.value,
-            # Where it stands; its number in the journal is each loader's own.
-            "loader": {k: v for k, v in self.loader.state_dict().items() if k != "journal"},
+            # Where it goes on; its number in the journal is each loader's own.
+            "loader": {k: v for k, v in self.loader._standing.saved().items() if k != "journal"},
             "draw": float(torch.rand(())),
         }
 
@@ -154,12 +154,25 @@ def save_and_go_on(folder: str, case: Case, steps: int, more: int) -> dict[str, 
     return found
 
 
+def leave_and_save(folder: str, case: Case, steps: int, more: int) -> dict[str, Any]:
+    """Leave a loop in mid epoch, save, go on; returns the epoch then, and the state at the end."""
+    training = Training(case)
+    training.train(steps)
+    nbdist.save(folder, wait=True)
+    epoch = training.loader.epoch
+    training.train(more)
+    found = training.state() | {"epoch": epoch}
+    training.end()
+    return found
+
+
 def restore_and_go_on(folder: str, case: Case, more: int, **how: Any) -> dict[str, Any]:
     """Build the training anew, restore it, and make the steps that were made after the save."""
     training = Training(case, seed=100 + dist.get_rank())
     restored = nbdist.restore(folder, **how)
+    epoch = training.loader.epoch
     training.train(more)
-    found = training.state() | {"notes": restored.notes, "step": restored.step}
+    found = training.state() | {"notes": restored.notes, "step": restored.step, "epoch": epoch}
     training.end()
     return found
 

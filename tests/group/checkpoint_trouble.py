@@ -323,7 +323,7 @@ def fingerprint(training: Training) -> list[Any]:
         states,
         groups,
         training.scheduler.state_dict(),
-        {k: v for k, v in training.loader.state_dict().items() if k != "journal"},
+        {k: v for k, v in training.loader._standing.saved().items() if k != "journal"},
         training.average.value,
         torch.get_rng_state().tolist(),
     ]

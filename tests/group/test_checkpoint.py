@@ -53,6 +53,20 @@ def test_a_restored_training_goes_on_bit_for_bit(tmp_path: Path, case: Case) -> 
         assert equal(before, after), (apart(before, after), before["loader"], after)
 
 
+def test_after_a_loop_that_was_left_the_restored_training_does_as_the_one_that_saved(
+    tmp_path: Path,
+) -> None:
+    case = Case(2, "ddp", model="dropping")
+    with cluster(2) as ranks:
+        live = ranks.run(checkpoint_ranks.leave_and_save, str(tmp_path), case, 4, 8)
+        (one,) = nbdist.saved(tmp_path)
+        resumed = ranks.run(checkpoint_ranks.restore_and_go_on, str(tmp_path), case, 8)
+    assert [(at.epoch, at.sample) for at in one.loaders] == [(1, 0)]
+    for before, after in zip(live, resumed, strict=True):
+        assert (before["epoch"], after["epoch"]) == (1, 1)
+        assert equal(before, after), (apart(before, after), before["loader"], after)
+
+
 def test_loaders_made_again_go_on_by_their_names_though_the_older_ones_live(tmp_path: Path) -> None:
     with cluster(1) as ranks:
         (found,) = ranks.run(checkpoint_ranks.loaders_made_again, str(tmp_path), Case(1, "ddp"))

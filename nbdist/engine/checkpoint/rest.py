@@ -53,7 +53,7 @@ def moment(training: Training) -> Facts:
     mark = step_state.here().random_numbers()
     return {
         "random": (mark.rng, mark.cuda_rng, tuple(random_states.told(mark.plain_rng))),
-        "loaders": [loader.state_dict() for loader in training.loaders],
+        "loaders": [loader.saved() for loader in training.loaders],
         "held": [loader.is_held for loader in training.loaders],
         "names": position.names_of(training.loaders, keep.named()),
         "plans": [[p and tuple(p) for p in one.trail.plan()] for one in training.loaders],
@@ -379,8 +379,11 @@ def put_moment(facts: Sequence[Facts], fitted: Fit, *, is_alike: bool, repeats: 
             "ranks or layout are others: sums are rounded otherwise, and random numbers follow "
             "from the first rank's"
         )
-    _put_loaders(training, facts[0], repeats=repeats, is_part=fitted.is_part)
-    return notes
+    resumed = _put_loaders(training, facts[0], repeats=repeats, is_part=fitted.is_part)
+    places = [one.trains_on_at for one in resumed]
+    begun = [at for at in places if at.epoch or at.consumed]  # beyond the begin of the first epoch
+    at = [f"its loader is at sample {at.consumed:,} of epoch {at.epoch}" for at in begun[:1]]
+    return notes + at
 
 
 def _put_buckets(training: Training, told: Mapping[str, Any], fitted: Fit) -> None:
@@ -416,10 +419,13 @@ def _derive_random(first: tuple[Any, ...]) -> None:
 
 def _put_loaders(
     training: Training, told: Mapping[str, Any], *, repeats: bool, is_part: bool
-) -> None:
+) -> list[position.Standing]:
     """Have each loader go on where the one of its name, it itself, or the newest like it stood.
 
     One that the cell has yet to make goes on as well, unless it may be that of what is left out.
+
+    Returns:
+        Those that go on, in the order of making.
     """
     here = step_state.here().random_numbers()
     gc.collect()  # a loader that only a reference cycle keeps is gone: another has its place
@@ -439,3 +445,4 @@ def _put_loaders(
         elif not is_part:
             position.resume_later(states[number], mark, plan)
     resume.stay_where_restored(reversed(restored))
+    return [one for one in training.loaders if any(one is other for other in chosen)]

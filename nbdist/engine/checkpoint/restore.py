@@ -183,7 +183,6 @@ def go_on_from(
     if not only_model:
         is_alike = _is_alike(facts, found, fitted)
         notes += rest.put_moment(facts, fitted, is_alike=is_alike, repeats=repeats)
-        notes += _loaders_at(training)
     restored = _told(folder, found, notes, "the model of step" if only_model else "step")
     if rank == 0:
         print(restored)
@@ -265,13 +264,6 @@ def _put(training: Training, fitted: Fit) -> None:
     snapshot.forget()
     boundary = step_state.here()
     boundary.last = boundary.take()
-
-
-def _loaders_at(training: Training) -> list[str]:
-    """Return where loaders go on that are in the midst of an epoch, or beyond the first."""
-    places = [one.trains_on_at for one in training.loaders]
-    begun = [at for at in places if at.epoch or at.consumed]
-    return [f"its loader is at sample {at.consumed:,} of epoch {at.epoch}" for at in begun[:1]]
 
 
 def _told(folder: str, found: Chosen, notes: list[str], what: str) -> Checkpoint:

@@ -50,13 +50,15 @@ class Standing:
         self._is_resumed = False
         self._is_replayed = False  # the running pass was in the journal when its cell failed
         self.holder: Callable[[], object] = _nobody  # the loader; what a fault needs outlives it
+        self._loop: Callable[[], object] = _nobody  # the newest, as long as anything holds it
         self.account = Account(cell, batches.spec(), prompt=prompt or cell, **batches.about())
         self.trail = Trail(self._position(), cell)
         _note(self)
         _take_pending(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "holder": _nobody}  # its loader says so itself when it arrives
+        # Its loader says so itself when it arrives; a loop does not travel.
+        return {**self.__dict__, "holder": _nobody, "_loop": _nobody}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -72,7 +74,14 @@ class Standing:
         for ahead, planned in enumerate(self.plan):
             if planned is not None:
                 return max(0, planned.epoch - ahead)
-        return self.batches.epoch
+        return self.goes_on_at.epoch
+
+    @property
+    def goes_on_at(self) -> Position:
+        """Where the running loop goes on, or the next one begins: after one that was left, anew."""
+        if self._is_resumed or self._loop() is not None:
+            return self._position()
+        return Position(self.batches.epoch + (self._given > 1), 0)
 
     @property
     def trains_on_at(self) -> Position:
@@ -86,6 +95,7 @@ class Standing:
     def next_pass(self) -> bool:
         """Stand where the next pass begins; return False if it is done and gets nothing."""
         _before_pass()
+        self._loop = _nobody
         is_look = self._given == 1 and not self._is_resumed and not self._is_replayed
         if is_look and not self.trail.has_trained:
             self.account.go_back(self.account.served - 1)
@@ -109,6 +119,7 @@ class Standing:
 
     def begin_pass(self, is_alive: Callable[[], object]) -> None:
         """Note that a loop begins here; `is_alive` as in `Trail.begin_pass`."""
+        self._loop = is_alive
         self.trail.begin_pass(self._position(), is_alive)
 
     def ask(self) -> None:
@@ -182,6 +193,7 @@ class Standing:
         """Stand where the loader stood at a boundary; its next loop is another pass, as always."""
         self.batches.epoch, self.consumed = commit.position
         self.left_out.go_back(*commit.position)
+        self._loop = _nobody  # what a traceback holds goes on no more
         self._given, self._is_resumed = commit.given, commit.is_resumed
         self.account.go_back(commit.served)
         self.trail.committed = commit
@@ -196,6 +208,16 @@ class Standing:
     def state_dict(self) -> dict[str, Any]:
         """Return the position: the same on every rank, and good for any number of ranks."""
         return {**self.batches.state(self.consumed), "journal": self.account.state()}
+
+    def saved(self) -> dict[str, Any]:
+        """Return the position for a checkpoint: what the next batch would be in this session, too.
+
+        After a loop that was left that is one of the next epoch, where `state_dict` tells the place
+        at which it was left.
+        """
+        epoch, consumed = self.goes_on_at
+        state = {**self.batches.state(consumed), "epoch": epoch}
+        return {**state, "journal": self.account.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Stand where `state` was taken, or where nothing is left there, at the next epoch.
