@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 
-def _tap(level: str = "full") -> Any:
+def install_tap(level: str = "full") -> Any:
     from nbdist.engine.tap import tap
 
     tap.install(level)
@@ -128,7 +127,7 @@ def _functional() -> dict[str, Any]:
 
 def _with_and_without(level: str) -> tuple[Any, Any, dict[str, int]]:
     bare = [_all_ops(), _functional()]
-    tap = _tap(level)
+    tap = install_tap(level)
     tapped = [_all_ops(), _functional()]
     counts = tap.counts()
     tap.set_level("off")
@@ -169,7 +168,7 @@ def _count_groups() -> tuple[dict[str, int], dict[str, int], str]:
     import torch
     import torch.distributed as dist
 
-    tap = _tap("counts")
+    tap = install_tap("counts")
     pair = dist.new_group([0, 1])
     tap.reset_counts()
     for _ in range(3):
@@ -191,7 +190,7 @@ def _traffic() -> Any:
     import torch
     import torch.distributed as dist
 
-    tap = _tap("full")
+    tap = install_tap("full")
     dist.barrier()
     tap.take()
     dist.all_reduce(torch.ones(256))
@@ -209,44 +208,6 @@ def test_traffic_adds_up_bytes_and_collectives_and_begins_anew() -> None:
         assert (second.bytes, second.collectives, second.exposed_ns, second.total_ns) == (0,) * 4
 
 
-def _late_peer(delay_s: float) -> tuple[float, float]:
-    """Rank 1 comes late to each of four collectives; return exposed and total ms."""
-    import torch
-    import torch.distributed as dist
-    import torch.distributed._functional_collectives as funcol
-
-    tap = _tap("full")
-    out, world = torch.empty(2), dist.group.WORLD
-    assert world is not None
-    _ = funcol.all_reduce(out, "sum", world) + 1  # the first call imports for 0.5 s
-    exposed = total = 0.0
-    for case in range(4):
-        dist.barrier()
-        tap.take()
-        if dist.get_rank() == 1:
-            time.sleep(delay_s)
-        if case == 0:
-            dist.all_reduce(out)
-        elif case == 1:
-            dist.all_reduce(out, async_op=True).wait()
-        elif case == 2:
-            dist.reduce_scatter_tensor(out, torch.ones(4), async_op=True).wait()
-        else:
-            _ = funcol.all_reduce(out, "sum", world) + 1
-        traffic = tap.take()
-        exposed += traffic.exposed_ns / 1e6
-        total += traffic.total_ns / 1e6
-    return exposed, total
-
-
-def test_waiting_for_a_late_peer_is_exposed_on_the_rank_that_waits() -> None:
-    (waited, total), (waited_late, total_late) = run_ranks(2, _late_peer, 0.1)
-    assert waited > 4 * 95
-    assert total > 4 * 95
-    assert waited_late < waited / 2
-    assert total_late < total / 2
-
-
 def _functional_reduce_scatters() -> tuple[int, int, int]:
     import gc
 
@@ -254,7 +215,7 @@ def _functional_reduce_scatters() -> tuple[int, int, int]:
     import torch.distributed as dist
     import torch.distributed._functional_collectives as funcol
 
-    tap = _tap("full")
+    tap = install_tap("full")
     group = dist.group.WORLD
     assert group is not None
     for _ in range(100):
@@ -278,35 +239,11 @@ def test_collectives_that_do_not_tell_their_end_hold_few_tensors() -> None:
     assert held < 70
 
 
-def _hidden() -> tuple[float, float]:
-    """Rank 0 computes while its collective waits for rank 1."""
-    import torch
-    import torch.distributed as dist
-
-    tap = _tap("full")
-    dist.barrier()
-    tap.take()
-    if dist.get_rank() == 1:
-        time.sleep(0.1)
-    work = dist.all_reduce(torch.ones(2), async_op=True)
-    if dist.get_rank() == 0:
-        time.sleep(0.3)  # stands for computing
-    work.wait()
-    traffic = tap.take()
-    return traffic.exposed_ns / 1e6, traffic.total_ns / 1e6
-
-
-def test_a_collective_behind_computation_is_total_and_not_exposed() -> None:
-    exposed, total = run_ranks(2, _hidden)[0]
-    assert total > 90
-    assert exposed < 50
-
-
 def _see_waiting(how: str) -> Any:
     import torch
     import torch.distributed as dist
 
-    tap = _tap("full")
+    tap = install_tap("full")
     if dist.get_rank() == 1:
         # Comes only when rank 0 has been seen waiting.
         store = dist.distributed_c10d._get_default_store()
@@ -352,7 +289,7 @@ def _peer_dies(level: str) -> str:
 
     dist.all_reduce(torch.ones(1))
     if level != "off":
-        _tap(level)
+        install_tap(level)
     if dist.get_rank() == 1:
         os._exit(1)
     try:
@@ -373,7 +310,7 @@ def _messages_of_a_gpu(level: str) -> list[dict[str, str]]:
     import torch
     import torch.distributed as dist
 
-    tap = _tap(level)
+    tap = install_tap(level)
     on_gpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
     ops: Any = torch.ops.c10d
     dist.set_debug_level(dist.DebugLevel.DETAIL)
@@ -467,7 +404,7 @@ def _premul() -> str:
     import torch
     import torch.distributed as dist
 
-    _tap("full")
+    install_tap("full")
     try:
         dist.all_reduce(torch.ones(1), op=dist._make_nccl_premul_sum(2.0))
     except NotImplementedError as error:
@@ -486,7 +423,7 @@ def _swap() -> list[float]:
     import torch
     import torch.distributed as dist
 
-    tap = _tap("full")
+    tap = install_tap("full")
     got = []
     store = dist.distributed_c10d._get_default_store()
     for slot in (10, 11):
@@ -510,11 +447,11 @@ def test_collectives_go_through_a_backend_that_was_put_in_later() -> None:
     assert run_ranks(2, _swap) == [[2.0, 2.0, 2.0]] * 2
 
 
-def _rows(body: Callable[..., Any], *args: Any) -> tuple[Any, Any]:
+def rows_of(body: Callable[..., Any], *args: Any) -> tuple[Any, Any]:
     """Return the rows of one step that `body` is, and what it returned."""
     import torch.distributed as dist
 
-    tap = _tap("full")
+    tap = install_tap("full")
     dist.barrier()
     tap.take()
     value = body(*args)
@@ -524,7 +461,7 @@ def _rows(body: Callable[..., Any], *args: Any) -> tuple[Any, Any]:
     return calls, value
 
 
-def _decoded(calls: Any) -> list[tuple[Any, int, int, int, int]]:
+def decoded(calls: Any) -> list[tuple[Any, int, int, int, int]]:
     """Return the template, number and moments of each row, in the order of the numbers."""
     flat = calls.calls.tolist()
     rows = [flat[i : i + 5] for i in range(0, len(flat), 5)]
@@ -548,7 +485,7 @@ def _sub_group_rows() -> Any:
     from nbdist.engine.kernel import location
 
     location.name_cell("/tmp/ipykernel_1/rows.py", 7)
-    return _decoded(_rows(_sub_groups)[0])
+    return decoded(rows_of(_sub_groups)[0])
 
 
 def test_a_row_of_a_sub_group_tells_the_group_its_ranks_and_the_line() -> None:
@@ -579,7 +516,7 @@ def _messages() -> None:
 
 
 def _message_rows() -> Any:
-    return _decoded(_rows(_messages)[0])
+    return decoded(rows_of(_messages)[0])
 
 
 def test_messages_are_numbered_by_peer_and_told_with_it() -> None:
@@ -610,7 +547,7 @@ def _tagged() -> None:
 def _tagged_rows() -> Any:
     from nbdist.engine.tap import tap
 
-    rows = _decoded(_rows(_tagged)[0])
+    rows = decoded(rows_of(_tagged)[0])
     return rows, tap.sent(), tap.received()
 
 
@@ -637,7 +574,7 @@ def _functional_calls() -> None:
 
 
 def _functional_rows() -> Any:
-    return _decoded(_rows(_functional_calls)[0])
+    return decoded(rows_of(_functional_calls)[0])
 
 
 def test_functional_collectives_and_barriers_are_told() -> None:
@@ -659,62 +596,12 @@ def test_functional_collectives_and_barriers_are_told() -> None:
         ]  # a barrier came first
 
 
-def _blocked() -> None:
-    import torch
-    import torch.distributed as dist
-
-    if dist.get_rank() == 1:
-        time.sleep(0.2)
-    dist.all_reduce(torch.ones(2))
-    work = dist.all_reduce(torch.ones(2), async_op=True)
-    time.sleep(0.1)  # stands for computing
-    work.wait()
-
-
-def _wait_rows() -> list[int]:
-    from nbdist.packed import TICK_NS
-
-    calls, _ = _rows(_blocked)
-    flat = calls.waits.tolist()
-    return [(b - a) * TICK_NS for a, b in zip(flat[::2], flat[1::2], strict=True)]
-
-
-def test_the_times_in_which_the_main_thread_was_blocked_are_told() -> None:
-    first, _ = run_ranks(2, _wait_rows)
-    assert first[0] > 190e6
-    assert all(wait_ns < first[0] / 4 for wait_ns in first[1:])  # what was over is no wait
-
-
-def _queueing() -> None:
-    """Four operations on one worker, while the peer keeps the first waiting."""
-    import torch
-    import torch.distributed as dist
-
-    if dist.get_rank() == 1:
-        time.sleep(0.2)
-    works = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(4)]
-    for work in works:
-        work.wait()
-
-
-def _queue_rows() -> Any:
-    return _decoded(_rows(_queueing)[0])
-
-
-def test_what_lies_between_launch_and_begin_is_queueing_for_one_of_gloos_workers() -> None:
-    rows = [row for row in run_ranks(2, _queue_rows)[0] if row[0].kind == "all_reduce"]
-    ms = [((begin - launch) / 1e4, (end - begin) / 1e4) for _, _, launch, begin, end in rows]
-    # gloo has two workers: two operations wait for the peer, two for a worker.
-    assert all(queued < 50 and ran > 150 for queued, ran in ms[:2])
-    assert all(queued > 150 and ran < 50 for queued, ran in ms[2:])
-
-
 def _ends_told() -> list[int]:
     """Take steps that have ended at chosen moments; return the moments that their calls tell."""
     import torch
     import torch.distributed as dist
 
-    tap = _tap("full")
+    tap = install_tap("full")
     tap.take()
     told = []
     for step in (1, 2):
@@ -732,7 +619,7 @@ def _across_steps() -> list[list[tuple[str, int, int]]]:
     import torch
     import torch.distributed as dist
 
-    tap = _tap("full")
+    tap = install_tap("full")
     store = dist.distributed_c10d._get_default_store()
     dist.barrier()
     tap.take()
@@ -766,7 +653,7 @@ def _untold_steps() -> tuple[int, int, int, bool, int]:
 
     from nbdist.engine.tap import in_flight
 
-    tap = _tap("full")
+    tap = install_tap("full")
     x = torch.ones(1)
     rows = skipped = collectives = 0
     timed = []
@@ -797,7 +684,7 @@ def _named_waits(how: str) -> Any:
     import torch.distributed as dist
     import torch.distributed._functional_collectives as funcol
 
-    tap = _tap("full")
+    tap = install_tap("full")
     store = dist.distributed_c10d._get_default_store()
     group = dist.group.WORLD
     assert group is not None
