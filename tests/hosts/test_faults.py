@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -29,7 +30,8 @@ def kill(host: Host, words: str) -> None:
     found = [p for pid in host.pids() if words in " ".join((p := psutil.Process(pid)).cmdline())]
     assert found, words
     for process in found:
-        process.kill()
+        with suppress(psutil.NoSuchProcess):  # what it had forked ends with the one before
+            process.kill()
 
 
 def test_a_host_that_goes_silent_is_named_its_ranks_end_and_it_is_taken_again(bed: Bed) -> None:
