@@ -45,7 +45,6 @@ from nbdist.ranks import name_ranks
 
 if TYPE_CHECKING:
     from nbdist.engine.checks.checks import RankChecks
-    from nbdist.engine.compat.torch_dist import Functions
     from nbdist.engine.group.link_stats import LinkStats
     from nbdist.engine.training.devices import DeviceStats
 
@@ -69,7 +68,6 @@ class Program:
         self.links: LinkStats | None = None
         self.devices: DeviceStats | None = None
         self.checks: RankChecks | None = None
-        self.torchs: Functions | None = None
         self.tracks = True  # the cell that runs, or ran last
         self.published: list[dict[str, Any]] = []  # by that cell
         self._began = 0.0
@@ -178,11 +176,8 @@ class Program:
 
         has_succeeded = result is not None and bool(result.success)
         self.output.put_back()  # what follows may print, or open descriptors
-        script.end_cell()
-        if not has_succeeded and self.torchs is not None:
-            for line in self.torchs.put_back():
-                print(line)
         meeting.end_cell(is_failed=not has_succeeded)
+        script.end_cell()
         chaos.end_cell()
         torch_profile.end_cell()
         if not has_succeeded:
@@ -336,7 +331,6 @@ def join(
     Raises:
         RuntimeError: The notebook runs another version of nbdist.
     """
-    from nbdist.engine.compat import torch_dist
     from nbdist.engine.data import account
     from nbdist.engine.group import group
     from nbdist.engine.rank import standalone
@@ -382,7 +376,6 @@ def join(
         nbdist=nbdist,
     )
     resize.follow()
-    here.torchs = here.torchs or torch_dist.Functions()
     fd_reserve.fill()
     answer = {"rank": here.rank, "device": str(device)}
     return {**answer, **recovery.settle(generation, newcomers)} if newcomers else answer
@@ -402,8 +395,6 @@ def recover(
     if newcomers:
         save.give_up(f"{name_ranks(newcomers)} died")
     fd_reserve.release()
-    if (torchs := program().torchs) is not None:
-        torchs.put_back()  # what a cell that went well has replaced
     try:
         return recovery.recover(generation, newcomers, dict(peers))
     finally:
