@@ -27,6 +27,7 @@ MODULES = (
     "torch.distributed.fsdp",
     "ipykernel.ipkernel",
     "ipyparallel.engine.app",
+    "nbdist.engine.compat.torch_dist",
     "nbdist.engine.rank.boot",
     "nbdist.engine.rank.register",
     "nbdist.engine.rank.control",

@@ -387,3 +387,42 @@ def test_a_rank_survives_a_cell_that_closes_descriptors_0_to_2(session: Session)
     assert session.run("os.getpid()").value_list == pids
     result = session.run("_ = os.system('echo from a child'); dist.barrier()")
     assert [result[rank].text.strip() for rank in (0, 1)] == ["from a child"] * 2
+
+
+ALL = "vars(dist).update({name: other for name in torchs})"
+
+
+@pytest.mark.parametrize(
+    ("before", "now"), [("pass", ALL), ("dist.is_initialized = lambda: False", "pass")]
+)
+def test_a_fault_costs_no_rank_whatever_a_cell_has_put_in_the_place_of_torchs_functions(
+    session: Session, before: str, now: str
+) -> None:
+    session.run("""
+        import inspect, os
+        torchs = {n: it for n, it in vars(dist).items() if inspect.isfunction(it) and n[0] != "_"}
+        model = nbdist.parallelize(torch.nn.Linear(2, 1), "ddp").model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        def other(*_, **__):
+            raise RuntimeError("this is not torch's")
+    """)
+    pids = session.run("os.getpid()").value_list
+    session.run(before, ranks="1")
+    text = fail(
+        session,
+        f"""
+        model(torch.ones(1, 2)).sum().backward()
+        if rank:
+            {now}
+            raise ValueError("bad sample")
+        optimizer.step()
+        """,
+    )
+    assert "ValueError: bad sample" in text
+    assert_usable(session)
+    assert session.run("os.getpid()").value_list == pids
+    assert (
+        session.run("all(vars(dist)[n] is it for n, it in torchs.items())").value_list == [True] * 2
+    )
+    weights = session.run("model.weight.tolist()").value_list
+    assert weights[0] == weights[1]

@@ -223,3 +223,14 @@ for x in data:
         # What a rank has seen before is cloned to new ones.
         later = [seen[len(first[0]) :] for seen in scaled.pull("seen")]
         assert sorted(itertools.chain(*first, *later)) == [2.0 * i for i in range(12)]
+
+
+def test_a_fault_after_it_leaves_scripts_the_group_of_now(scaled: Session) -> None:
+    scaled.scale(1)
+    scaled.scale(2)
+    fail(scaled, "1 / 0")
+    scaled.run("""
+        from datetime import timedelta
+        dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    """)
+    assert scaled.run(SUM).value_list == [2.0] * 2

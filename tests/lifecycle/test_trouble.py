@@ -162,6 +162,16 @@ def test_a_rank_without_file_descriptors_fails_its_cell_and_goes_on(notebook: No
     assert_whole(notebook)
 
 
+def test_torchs_own_functions_are_put_back_after_a_fault_and_that_is_said(
+    notebook: Notebook,
+) -> None:
+    said = notebook.on_ranks("dist.is_initialized = lambda: False\n1 / 0", "-r 1")
+    assert "ZeroDivisionError" in said
+    own = "torch.distributed: torch's own is_initialized put back, which a cell had replaced"
+    assert own in said, said
+    assert_whole(notebook)
+
+
 def test_the_port_of_masters_that_is_taken_is_not_ours(notebook: Notebook, taken: int) -> None:
     said = notebook.on_ranks("import os\nprint(os.environ['MASTER_PORT'])")
     assert str(taken) not in said

@@ -45,6 +45,7 @@ from nbdist.ranks import name_ranks
 
 if TYPE_CHECKING:
     from nbdist.engine.checks.checks import RankChecks
+    from nbdist.engine.compat.torch_dist import Functions
     from nbdist.engine.group.link_stats import LinkStats
     from nbdist.engine.training.devices import DeviceStats
 
@@ -68,6 +69,7 @@ class Program:
         self.links: LinkStats | None = None
         self.devices: DeviceStats | None = None
         self.checks: RankChecks | None = None
+        self.torchs: Functions | None = None
         self.tracks = True  # the cell that runs, or ran last
         self.published: list[dict[str, Any]] = []  # by that cell
         self._began = 0.0
@@ -176,8 +178,11 @@ class Program:
 
         has_succeeded = result is not None and bool(result.success)
         self.output.put_back()  # what follows may print, or open descriptors
-        meeting.end_cell(is_failed=not has_succeeded)
         script.end_cell()
+        if not has_succeeded and self.torchs is not None:
+            for line in self.torchs.put_back():
+                print(line)
+        meeting.end_cell(is_failed=not has_succeeded)
         chaos.end_cell()
         torch_profile.end_cell()
         if not has_succeeded:
@@ -331,6 +336,7 @@ def join(
     Raises:
         RuntimeError: The notebook runs another version of nbdist.
     """
+    from nbdist.engine.compat import torch_dist
     from nbdist.engine.data import account
     from nbdist.engine.group import group
     from nbdist.engine.rank import standalone
@@ -346,9 +352,12 @@ def join(
     here.options, here.place = asked, place_ = ClusterOptions(**options), Place(**place)
     if asked.device == "cuda":
         torch.cuda.init()  # what it raises says why a GPU cannot be used
+    if here.torchs is not None:
+        here.torchs.put_back()
     device = group.join(
         here.rank, asked, place_, store_port, generation=generation, first_group=first_group
     )
+    here.torchs = torch_dist.Functions()  # with `init_process_group` of this group
     here.joined = True
     here.keep_with_peers()
     here.variables.update(environment.rank_variables(here.rank, asked, place_))
@@ -395,6 +404,8 @@ def recover(
     if newcomers:
         save.give_up(f"{name_ranks(newcomers)} died")
     fd_reserve.release()
+    if (torchs := program().torchs) is not None:
+        torchs.put_back()  # what a cell that went well has replaced
     try:
         return recovery.recover(generation, newcomers, dict(peers))
     finally:
