@@ -18,7 +18,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
@@ -114,24 +114,34 @@ class Progress:
     now: Mapping[str, Number] = field(default_factory=dict)
 
 
+class Stepped(Protocol):
+    """What an optimizer has done.
+
+    Attributes:
+        whole: Steps.
+        opened: For `Followers`: the turn of the last one, as often as turns had begun.
+    """
+
+    whole: int
+    opened: int
+
+
 class Followers:
     """What follows the steps on this rank."""
 
-    def __init__(
-        self, counts: Callable[[], Mapping[Optimizer, int]], tell: Callable[[str], None]
-    ) -> None:
+    def __init__(self, steps: Mapping[Optimizer, Stepped], tell: Callable[[str], None]) -> None:
         """Follow nothing yet.
 
         Args:
-            counts: Returns how many whole steps each optimizer has made.
+            steps: What each optimizer has done; it changes meanwhile.
             tell: Has a sentence said.
         """
-        self._counts = counts
+        self._steps = steps
         self._tell = tell
         self._told: set[str] = set()  # names of what lies beyond a search
         self._turn = 1
         self._has_stepped = False
-        self._began: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # their counts
+        self._opened = 0  # times that a turn has begun
         self._objects: dict[str, Callable[[], Any]] = {}
         self._optimizers: WeakKeyDictionary[Optimizer, str] = WeakKeyDictionary()
         self._names: list[str] = []  # of numbers, in the namespace
@@ -163,15 +173,16 @@ class Followers:
             self.next_turn()
             self._kept = self._turn, self._keep()
 
-    def before_step(self, optimizer: Optimizer) -> None:
+    def before_step(self, steps: Stepped | None) -> None:
         """Begin a turn where no loader has: an optimizer steps a second time in it."""
-        if self._has_stepped and self._counts().get(optimizer, 0) != self._began.get(optimizer, 0):
+        if steps is not None and self._has_stepped and steps.opened == self._opened:
             self.next_turn()
         if not self._look_at:
             self._look()
 
-    def after_step(self) -> None:
+    def after_step(self, steps: Stepped) -> None:
         """Note that an optimizer has stepped."""
+        steps.opened = self._opened
         if not self._has_stepped:
             self._has_stepped = True
             if self._source is not None and (source := self._source()) is not None:
@@ -230,24 +241,21 @@ class Followers:
     def _close(self) -> _Now:
         """Note what has moved in the turn that is over; return how all of it stands."""
         now = self._now()
-        stepped = self._stepped()
+        stepped = self._stepped(now[0])
         for name in self._moved(now):
             self._history[name] = self._history[name].after_move(self._turn, stepped)
         self._turn += 1
         self._has_stepped = False
         return now
 
-    def _stepped(self) -> frozenset[str]:
+    def _stepped(self, marks: Mapping[str, Mark]) -> frozenset[str]:
         """Return the names of the optimizers that have stepped in the running turn."""
-        counts = self._counts()
-        began = self._began
-        return frozenset(
-            n for o, n in self._optimizers.items() if counts.get(o, 0) != began.get(o, 0)
-        )
+        began = self._marks
+        return frozenset(n for n in self._optimizers.values() if marks.get(n) != began.get(n))
 
     def _open(self, now: _Now | None = None) -> None:
         self._has_stepped = False
-        self._began = WeakKeyDictionary(self._counts())
+        self._opened += 1
         self._marks, numbers = now or self._now()
         self._numbers.append(numbers)
         for name in itertools.chain(self._marks, numbers):
@@ -270,8 +278,14 @@ class Followers:
 
     def _marked(self) -> dict[str, Mark]:
         marks = {name: mark(one) for name, one in self.living().items()}
-        counts = self._counts()
-        return marks | {name: (counts.get(o, 0),) for o, name in self._optimizers.items()}
+        for optimizer, name in self._optimizers.items():
+            marks[name] = self._count(optimizer)
+        return marks
+
+    def _count(self, optimizer: Optimizer) -> Mark:
+        """Return what tells a step of an optimizer."""
+        steps = self._steps.get(optimizer)
+        return (0 if steps is None else steps.whole,)
 
     def _all_numbers(self) -> dict[str, Number]:
         """Return the numbers of the namespace, and of the user's own objects."""
@@ -307,7 +321,7 @@ class Followers:
         for name in sorted(found.beyond.keys() - self._told):
             self._told.add(name)
             self._tell(found.beyond[name])
-        loose = loose_schedulers(found, [o for o, made in self._counts().items() if made])
+        loose = loose_schedulers(found, [o for o, made in self._steps.items() if made.whole])
         objects = self._as_known({**found.followers, **loose})
         known = {n: held for n, held in self._objects.items() if held() is objects.get(n)}
         self._objects = {n: known.get(n) or hold(one, n) for n, one in objects.items()}
@@ -320,9 +334,8 @@ class Followers:
             if name not in known:
                 self._history[name] = History(self._turn)
                 self._marks[name] = mark(one)
-        counts = self._counts()
         for optimizer, name in self._optimizers.items():
-            self._marks.setdefault(name, (counts.get(optimizer, 0),))
+            self._marks.setdefault(name, self._count(optimizer))
             self._history.setdefault(name, History(self._turn))
         if self._numbers:
             began = self._numbers[-1]
@@ -355,8 +368,9 @@ class Followers:
     def progress(self) -> Progress:
         """Return how far this rank has come in the turn that a fault has ended."""
         began = self._numbers[-1] if self._numbers else {}
-        moved, living = set(self._moved(self._now())), self.living()
-        stepped = self._stepped()
+        marked = self._now()
+        moved, living = set(self._moved(marked)), self.living()
+        stepped = self._stepped(marked[0])
         follows = {n for n, h in self._history.items() if h.moved is not None or n in moved}
         due = {
             name
@@ -395,7 +409,7 @@ class Followers:
 
     def without_copied(self, progress: Progress) -> Progress:
         """Return the progress of a rank that has copied steps since: what it lacks no more."""
-        made = self._stepped()
+        made = self._stepped(self._marked())
         return replace(
             progress,
             lacking=tuple(name for name in progress.lacking if name not in made),

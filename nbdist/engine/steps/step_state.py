@@ -59,6 +59,7 @@ class OptimizerSteps:
     at: float = -math.inf  # time.monotonic() when the last whole one ended
     versions: tuple[int, ...] | None = None  # of its parameters, when a step with a closure began
     cell: int = 0  # the newest in which it has stepped, as `Boundary` counts them
+    opened: int = 0  # as `followers.Stepped` tells
     # Called once, when the next step begins: what follows a step, a scheduler's, is done then.
     before_next: "list[Callable[[Optimizer], None]]" = field(default_factory=list)
 
@@ -132,9 +133,7 @@ class Boundary:
         self._after: list[Callable[[Optimizer, int], None]] = []
         self._before_any: Callable[[], None] | None = None
         self._watched: WeakSet[Optimizer] = WeakSet()  # whose buffers were found before a step
-        self.followers = Followers(
-            lambda: {o: steps.whole for o, steps in self.steps.items()}, self.tell
-        )
+        self.followers = Followers(self.steps, self.tell)
 
     def install(
         self,
@@ -187,7 +186,7 @@ class Boundary:
             self.before_first_step(optimizer)
             steps = self.steps.get(optimizer)
         if is_outer:
-            self._do(lambda: self.followers.before_step(optimizer))
+            self._do(lambda: self.followers.before_step(steps))
         if steps is None:
             if is_outer and self._before_any is not None:
                 self._do(self._before_any)
@@ -224,7 +223,7 @@ class Boundary:
             if steps.cell != self._cell:
                 self._first_step(optimizer, steps)
             self.last = self.take()
-            self.followers.after_step()
+            self.followers.after_step(steps)
             for after in self._after:
                 after(optimizer, steps.whole)
         except Exception as error:

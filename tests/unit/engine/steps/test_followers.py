@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import ExponentialLR, LinearLR, ReduceLROnPlateau,
 from nbdist.engine.steps import keep
 from nbdist.engine.steps.find_followers import search
 from nbdist.engine.steps.followers import Followers, History, loop_targets, mark, reached
+from nbdist.engine.steps.step_state import OptimizerSteps
 
 
 class Average:
@@ -123,18 +124,19 @@ class Loop:
 
     def __init__(self, training: Training) -> None:
         self.model, self.optimizer, self.names = training
-        self.count = 0
+        self.steps = OptimizerSteps()
+        self.all_steps = {self.optimizer: self.steps}
         self.told: list[str] = []
-        self.followers = Followers(lambda: {self.optimizer: self.count}, self.told.append)
+        self.followers = Followers(self.all_steps, self.told.append)
         self.loader = Holder()
         self.followers.begin_cell()
 
     def step(self) -> None:
         self.followers.gave_batch(self.loader)
-        self.followers.before_step(self.optimizer)
-        self.count += 1
+        self.followers.before_step(self.steps)
+        self.steps.whole += 1
         self.optimizer.step()
-        self.followers.after_step()
+        self.followers.after_step(self.steps)
 
 
 def test_a_step_lacks_what_is_due_and_has_not_moved(training: Training) -> None:
@@ -226,7 +228,7 @@ def test_what_moved_with_an_older_optimizer_of_the_name_is_not_due(training: Tra
         loop.step()
         loop.names["old"].step()
     loop.optimizer = loop.names["opt"] = torch.optim.SGD(loop.model.parameters(), lr=0.1)
-    loop.count = 0
+    loop.steps = loop.all_steps[loop.optimizer] = OptimizerSteps()
     loop.followers.begin_cell()
     loop.followers.look()
     loop.step()
