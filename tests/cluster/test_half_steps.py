@@ -10,7 +10,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -281,21 +281,27 @@ def fail_training(session: Session, kind: Kind, fault: str, who: str, folder: Pa
 
 def do_as_said(session: Session, kind: Kind, said: str) -> None:
     """Do what an error advises where a step is half done: the rest of it, or to restore."""
+    done: list[str] = []
     for line in said.splitlines():
-        named = re.search(r"is half done on [^:]+: (.+) ha(?:s|ve) not followed it", line)
+        named = re.search(
+            r"is half done on [^:]+: (.+) ha(?:s|ve) not followed it|Whether (.+) had followed",
+            line,
+        )
         if named is None:
             continue
         if "else nbdist.restore() a checkpoint" in line:
             session.run("nbdist.restore('before'); n = 0", track=False)
             return
-        paths = re.split(r", | and ", re.sub(r" \(\w+\)", "", named[1]))
+        paths = re.split(r", | and ", re.sub(r" \(\w+\)", "", named[1] or named[2]))
         names = {re.split(r"[.[]", path)[0] for path in paths}
         ranks = re.search(r"distributed -r ([\d,]+)", line)
         rest = [
             part
             for part in kind.after.split("; ")
             if "fail(" not in part and any(f"{name}." in part or name == part for name in names)
+            if part not in done
         ]
+        done += rest
         session.run("; ".join(rest), ranks=ranks[1] if ranks else "all", track=False)
 
 
@@ -375,6 +381,20 @@ def test_all_that_follows_a_step_is_right_after_a_fault_or_named(
 
     told = session.run(TOLD.format(told=kind.told), track=False).value_list
     assert told == wanted, said
+
+
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("place", ["backward", "step", "after"])
+@pytest.mark.parametrize("name", ["cosine", "own schedule", "shadow", "held", "scaler"])
+def test_the_first_step_of_all_is_right_after_a_fault_or_named(
+    session: Session, name: str, place: str, who: str, tmp_path: Path
+) -> None:
+    kind, wanted = replace(KINDS[name], at=1, later=1), right(session, name, "ddp")
+    set_up(session, kind, "ddp", place, who, tmp_path)
+    said = fail_training(session, kind, "raise", who, tmp_path)
+    do_as_said(session, kind, said)
+    session.retry()
+    assert session.run(TOLD.format(told=kind.told), track=False).value_list == wanted, said
 
 
 def test_a_cell_with_retries_does_not_go_on_by_itself_after_half_a_step(

@@ -52,7 +52,7 @@ class FollowReport:
     def from_plain(told: Mapping[str, Any]) -> "FollowReport":
         """Return the report whose `asdict` travelled as JSON."""
         progress = dict(told["progress"])
-        for name in ("lacking", "optimizers", "ahead", "did"):
+        for name in ("lacking", "unknown", "optimizers", "ahead", "did"):
             progress[name] = tuple(progress[name])
         lists = {name: tuple(told[name]) for name in ("ranks", "names", "cut")}
         return FollowReport(**{**told, **lists, "progress": Progress(**progress)})
@@ -69,6 +69,7 @@ class Following:
         numbers: What numbers become where they are copied.
         put_back: By rank, the numbers that go back to where the turn began.
         lacking: By rank, what of the step is not done there.
+        is_unknown: Whether all of it is done cannot be known.
         lines: For people.
     """
 
@@ -78,12 +79,18 @@ class Following:
     numbers: Numbers = field(default_factory=dict)
     put_back: Mapping[int, Numbers] = field(default_factory=dict)
     lacking: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    is_unknown: bool = False
     lines: tuple[str, ...] = ()
 
 
 def decide(reports: Mapping[int, FollowReport]) -> list[Following]:
-    """Return what is to be done, for each set of ranks that train together."""
-    return [_settle({rank: reports[rank] for rank in ranks}) for ranks in _together(reports)]
+    """Return what is to be done, for each set of ranks that train together, and for the others."""
+    together = [_settle({rank: reports[rank] for rank in ranks}) for ranks in _together(reports)]
+    idle = {r: _changed(report.progress) for r, report in reports.items() if not report.ranks}
+    put_back = {rank: numbers for rank, numbers in idle.items() if numbers}
+    if not put_back:
+        return together
+    return [Following(put_back=put_back, lines=tuple(_numbers_line(put_back))), *together]
 
 
 def _together(reports: Mapping[int, FollowReport]) -> list[list[int]]:
@@ -126,20 +133,24 @@ def _settle(reports: Mapping[int, FollowReport]) -> Following:
         *_numbers_line(put_back),
         *_ahead_line(reports, behind),
         *_half_lines(reports, lacking),
+        *_unknown_line(reports, best),
     ]
-    return Following(source, behind, names, numbers, put_back, lacking, tuple(lines))
+    return Following(
+        source, behind, names, numbers, put_back, lacking, bool(best.unknown), tuple(lines)
+    )
 
 
-def _order(rank: int, report: FollowReport) -> tuple[bool, bool, int, int]:
+def _order(rank: int, report: FollowReport) -> tuple[bool, bool, int, int, int]:
     """Return what puts ranks in order, the one that came furthest first."""
     progress = report.progress
-    return report.has_copied, progress.has_stepped, len(progress.lacking), rank
+    left = len(progress.lacking), len(progress.unknown)
+    return report.has_copied, progress.has_stepped, *left, rank
 
 
 def _place(report: FollowReport) -> tuple[Any, ...]:
     """Return what is equal on ranks that came equally far."""
     progress = report.progress
-    return report.has_copied, progress.has_stepped, progress.lacking
+    return report.has_copied, progress.has_stepped, progress.lacking, progress.unknown
 
 
 def _numbers(
@@ -201,7 +212,8 @@ def _after_going_back(reports: Mapping[int, FollowReport]) -> Following:
     kinds = reports[source].progress.kinds
     names = tuple(name for name, kind in kinds.items() if kind and name not in cut)
     lacking = {rank: tuple(sorted(cut & set(kinds))) for rank in behind}
-    return Following(source, behind, names, {}, {}, lacking, tuple(_half_lines(reports, lacking)))
+    lines = tuple(_half_lines(reports, lacking))
+    return Following(source, behind, names, {}, {}, lacking, lines=lines)
 
 
 # ---- Words --------------------------------------------------------------------------------------
@@ -292,6 +304,20 @@ def _half_line(
         f"{half} Do what the loop does with {'it' if len(lacking) == 1 else 'them'} after a step "
         f"in a cell of its own{option}, or nbdist.restore() a checkpoint; then %dist retry."
     )
+
+
+def _unknown_line(reports: Mapping[int, FollowReport], best: Progress) -> list[str]:
+    if not best.unknown or not any(report.goes_on for report in reports.values()):
+        return []
+    step = max(report.step for report in reports.values())
+    models = ", ".join(sorted({n for report in reports.values() for n in report.names}))
+    line = (
+        f"Whether {_listed(best.unknown, best.kinds)} had followed step {step} of {models} is not "
+        "known, for no step before it shows that. What the loop does with "
+        f"{'it' if len(best.unknown) == 1 else 'them'} after the optimizer's step, do in a cell of "
+        "its own; then %dist retry."
+    )
+    return [line]
 
 
 def _listed(names: Sequence[str], kinds: Mapping[str, str]) -> str:

@@ -106,7 +106,8 @@ def settle(
     rank = dist.get_rank()
     for decided in decide_follow.decide(reports):
         lines += decided.lines
-        is_half |= any(decided.lacking.values()) and any(r.goes_on for r in reports.values())
+        is_open = any(decided.lacking.values()) or decided.is_unknown
+        is_half |= is_open and any(report.goes_on for report in reports.values())
         if rank == decided.source and decided.behind:
             frame, tensors = _collect(units, decided.names, here.followers, decided.numbers)
             for other in decided.behind:

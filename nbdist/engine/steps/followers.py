@@ -6,12 +6,13 @@ loader: to the next step of an optimizer that has stepped in it). Where a turn b
 is *marked*: a few of its numbers, and the versions of its tensors. What two marks tell apart has
 moved in that turn, and the turns between moves tell in which it is *due* again. A fault in a turn
 whose optimizer has stepped then leaves *lacking* what is due and has not moved: the step is half
-done.
+done. In a cell's first turn no move may show what follows: what its code sets is then *unknown*.
 
 Main thread.
 """
 
 import ast
+import dis
 import itertools
 import re
 import types
@@ -29,6 +30,7 @@ from nbdist.engine.steps import keep
 from nbdist.engine.steps.find_followers import (
     MOST_ITEMS,
     PLAIN,
+    Found,
     has_state,
     hold,
     is_users,
@@ -94,6 +96,7 @@ class Progress:
     Attributes:
         has_stepped: An optimizer has stepped in it.
         lacking: What is due, has not moved, and should have, where one has.
+        unknown: What may be lacking: the cell may change it, and no turn before shows when.
         optimizers: Of what is lacking: nothing can be made up for them once gradients are gone.
         ahead: What moves with the steps and has moved though none has stepped.
         did: What has moved with the newest step: in this turn, or in the one before it.
@@ -105,6 +108,7 @@ class Progress:
 
     has_stepped: bool = False
     lacking: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
     optimizers: tuple[str, ...] = ()
     ahead: tuple[str, ...] = ()
     did: tuple[str, ...] = ()
@@ -154,8 +158,11 @@ class Followers:
         self._trained_on: WeakSet[Any] = WeakSet()
         self._due: list[Callable[[], None]] = []
         self._set_by_loops: frozenset[str] = frozenset()
+        self._is_by_loader = False  # the turn began with a batch, or with the end of a loop
         self._reached: frozenset[str] | None = None  # names that the cell leads to; None: any
+        self._stored: frozenset[str] | None = None  # names that its code sets; None: any
         self._first_turn = 1  # of the cell
+        self._begins_with_cell = False  # the turn, and no loader has given a batch since
         self._keep: Callable[[], Any] = _keep_nothing
         self._kept: tuple[int, Any] = 0, None
 
@@ -164,13 +171,16 @@ class Followers:
     def gave_batch(self, source: object) -> None:
         """Note a batch of a loader: where it is the trained one, the step before is whole."""
         self._source = ref(source)
-        if self._has_stepped and source in self._trained_on:
-            self.next_turn()
+        if self._has_stepped:
+            if source in self._trained_on:
+                self.next_turn(is_by_loader=True)
+        elif self._begins_with_cell:
+            self._begin_with_batch()
 
     def gave_all(self, source: object) -> None:
         """End the turn with its loop: run again, what follows the loop is done again."""
         if self._has_stepped and source in self._trained_on:
-            self.next_turn()
+            self.next_turn(is_by_loader=True)
             self._kept = self._turn, self._keep()
 
     def before_step(self, steps: Stepped | None) -> None:
@@ -211,15 +221,19 @@ class Followers:
         self._look_at, self._kept = 0, (0, None)
         self._first_turn = self._turn
         self._open()
+        self._begins_with_cell = True
 
     def end_cell(self, source: str, *, is_failed: bool) -> None:
         """End the last turn of a cell that went well; of one that failed, note its loops' names."""
         self._set_by_loops = loop_targets(source)
-        self._reached = reached(source, keep.names()) if is_failed else None
+        self._reached = self._stored = None
+        if is_failed:
+            self._reached = reached(source, keep.names())
+            self._stored = stored(source, self._reached, keep.names())
         if self._has_stepped and not is_failed:
             self.next_turn()
 
-    def next_turn(self) -> None:
+    def next_turn(self, *, is_by_loader: bool = False) -> None:
         """End the running turn, for all that belongs to its step is done, and begin another."""
         due, self._due = self._due, []
         now: _Now | None = self._close()
@@ -229,7 +243,7 @@ class Followers:
             self._look()
             self._look_at = self._turn + min(MOST_ITEMS, 1 + self._age() // 2)
             now = None
-        self._open(now)
+        self._open(now, is_by_loader=is_by_loader)
 
     # -- turns
 
@@ -237,6 +251,17 @@ class Followers:
     def turn(self) -> int:
         """The number of the turn that runs, on this rank."""
         return self._turn
+
+    def _begin_with_batch(self) -> None:
+        """Note the numbers anew: what comes before the cell's first loop is no part of its turn.
+
+        Objects are noted as an optimizer steps, for a scaler makes its numbers in the forward.
+        """
+        self._begins_with_cell, self._is_by_loader = False, True
+        self._find_numbers(self._search())
+        self._numbers[-1] = self._all_numbers()
+        for name in self._numbers[-1]:
+            self._history.setdefault(name, History(self._turn))
 
     def _close(self) -> _Now:
         """Note what has moved in the turn that is over; return how all of it stands."""
@@ -253,8 +278,9 @@ class Followers:
         began = self._marks
         return frozenset(n for n in self._optimizers.values() if marks.get(n) != began.get(n))
 
-    def _open(self, now: _Now | None = None) -> None:
-        self._has_stepped = False
+    def _open(self, now: _Now | None = None, *, is_by_loader: bool = False) -> None:
+        self._has_stepped = self._begins_with_cell = False
+        self._is_by_loader = is_by_loader
         self._opened += 1
         self._marks, numbers = now or self._now()
         self._numbers.append(numbers)
@@ -317,7 +343,7 @@ class Followers:
 
     def _look(self) -> None:
         self._look_at = max(self._look_at, self._turn + 1)
-        found = search(keep.kept(), keep.names(), torch_live.live(Optimizer))
+        found = self._search()
         for name in sorted(found.beyond.keys() - self._told):
             self._told.add(name)
             self._tell(found.beyond[name])
@@ -328,8 +354,7 @@ class Followers:
         names = {o: self._optimizers.get(o, name) for name, o in found.optimizers.items()}
         self._forget_made_anew({n for o, n in names.items() if o not in self._optimizers})
         self._optimizers = WeakKeyDictionary(names)
-        self._names = list(_numbers_in(keep.names(), ""))
-        self._places = [(path, hold(owner, path)) for path, owner in found.owners.items()]
+        self._find_numbers(found)
         for name, one in objects.items():
             if name not in known:
                 self._history[name] = History(self._turn)
@@ -342,6 +367,13 @@ class Followers:
             began.update({n: v for n, v in self._all_numbers().items() if n not in began})
             for name in began:
                 self._history.setdefault(name, History(self._turn))
+
+    def _search(self) -> Found:
+        return search(keep.kept(), keep.names(), torch_live.live(Optimizer))
+
+    def _find_numbers(self, found: Found) -> None:
+        self._names = list(_numbers_in(keep.names(), ""))
+        self._places = [(path, hold(owner, path)) for path, owner in found.owners.items()]
 
     def _forget_made_anew(self, names: set[str]) -> None:
         """Forget when an optimizer stepped whose name means another one now, and what moved then.
@@ -380,7 +412,10 @@ class Followers:
             and self._is_moved_here(name, history)
         }
         optimizers = set(self._optimizers.values())
-        numbers = {n for n in follows if n in began and n not in self._set_by_loops}
+        new = set()
+        if self._turn == self._first_turn:
+            new = {n for n, h in self._history.items() if h.moved is None and self._may_follow(n)}
+        numbers = {n for n in follows | new if n in began and n not in self._set_by_loops}
         # Of numbers only counters: what is set anew each time lacks nothing.
         known = {n for n in due if n in self._objects or n in optimizers}
         # Of tensors that no object calls its state only those that move with the steps count.
@@ -389,18 +424,23 @@ class Followers:
         last = {n for n, history in self._history.items() if history.moved == self._turn - 1}
         now = self._all_numbers()
         before = self._numbers[-2] if len(self._numbers) > 1 else {}
-        ahead = {n for n in moved - optimizers if n in living or self._history[n].moved is not None}
+        # From a batch on the loop's body runs again, and so does all that it counts.
+        ahead = moved - optimizers
+        if not self._is_by_loader:
+            ahead = {n for n in ahead if n in living or self._history[n].moved is not None}
         lacking = known - moved if self._has_stepped else set()
+        unknown = new - known - moved
         return Progress(
             self._has_stepped,
             tuple(sorted(lacking)),
+            tuple(sorted(unknown)) if self._has_stepped else (),
             tuple(sorted(lacking & optimizers)),
             () if self._has_stepped else tuple(sorted(ahead - self._set_by_loops)),
             tuple(sorted((moved if self._has_stepped else last) - self._set_by_loops - optimizers)),
             {
                 **dict.fromkeys(numbers, ""),
                 **dict.fromkeys(optimizers, ""),
-                **{n: type(living[n]).__name__ for n in living if n in follows | due},
+                **{n: type(living[n]).__name__ for n in living if n in follows | due | new},
             },
             {n: began[n] for n in sorted(numbers)},
             {n: before[n] for n in sorted(numbers) if n in before},
@@ -422,6 +462,17 @@ class Followers:
             return True
         root = re.split(r"[.[]", name)[0]
         return root in self._reached or root not in keep.names()
+
+    def _may_follow(self, name: str) -> bool:
+        """Return whether the cell's code may change what has never moved.
+
+        Of numbers the code says it; of tensors it does not.
+        """
+        if not self._is_there(name) or not self._is_moved_here(name, self._history[name]):
+            return False
+        if name in self._marks or self._stored is None:
+            return name not in self._optimizers.values()
+        return name not in self._set_by_loops and name.rpartition(".")[2] in self._stored
 
     def _is_there(self, name: str) -> bool:
         return name in self._marks or bool(self._numbers and name in self._numbers[-1])
@@ -499,6 +550,31 @@ def reached(source: str, names: Mapping[str, Any]) -> frozenset[str] | None:
         for member in (one, *(vars(of_class).values() if is_users(of_class) else ())):
             todo |= _names_in(getattr(member, "__code__", None)) - found
     return frozenset(found)
+
+
+def stored(
+    source: str, reached: frozenset[str] | None, names: Mapping[str, Any]
+) -> frozenset[str] | None:
+    """Return the names and attributes that a cell sets, and functions and classes it leads to.
+
+    None: not known, for the cell has magics of IPython.
+    """
+    if reached is None:
+        return None
+    found = _stored_in(compile(source, "cell", "exec"))
+    for one in map(names.get, reached):
+        of_class = one if isinstance(one, type) else type(one)
+        for member in (one, *(vars(of_class).values() if is_users(of_class) else ())):
+            found |= _stored_in(getattr(member, "__code__", None))
+    return frozenset(found)
+
+
+def _stored_in(code: Any) -> set[str]:
+    if not isinstance(code, types.CodeType):
+        return set()
+    sets = ("STORE_NAME", "STORE_GLOBAL", "STORE_ATTR")
+    own = {step.argval for step in dis.get_instructions(code) if step.opname in sets}
+    return own.union(*map(_stored_in, code.co_consts))
 
 
 def _names_in(code: Any) -> set[str]:

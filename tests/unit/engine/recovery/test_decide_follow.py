@@ -139,3 +139,40 @@ def test_what_has_moved_without_a_step_is_put_back_or_named() -> None:
 
 def test_reports_travel_as_json() -> None:
     assert FollowReport.from_plain(json.loads(json.dumps(asdict(HALF)))) == HALF
+
+
+FIRST = replace(
+    HALF, step=1, progress=replace(HALF.progress, lacking=(), unknown=("ema", "n"), kinds=KINDS)
+)
+
+
+def test_what_nobody_knows_of_a_first_step_is_named_and_holds_the_cell() -> None:
+    (one,) = decide({0: FIRST, 1: FIRST})
+
+    assert one.is_unknown
+    (line,) = one.lines
+    assert line == (
+        "Whether ema (Average) and n had followed step 1 of GPT is not known, for no step before "
+        "it shows that. What the loop does with them after the optimizer's step, do in a cell of "
+        "its own; then %dist retry."
+    )
+    anew = replace(FIRST, goes_on=False)
+    assert decide({0: anew, 1: anew})[0].lines == ()
+
+
+def test_what_one_rank_has_moved_in_the_first_step_the_others_take() -> None:
+    moved = replace(FIRST, progress=replace(FIRST.progress, unknown=(), now={"n": 4}))
+
+    (one,) = decide({0: FIRST, 1: moved})
+
+    assert (one.source, one.behind, one.names) == (1, (0,), ("ema", "sched"))
+    assert (one.numbers, one.is_unknown) == ({"n": 4}, False)
+
+
+def test_numbers_go_back_with_their_batch_where_no_rank_has_stepped() -> None:
+    idle = FollowReport(progress=Progress(ahead=("n",), began={"n": 0}))
+
+    (one,) = decide({0: idle, 1: FollowReport()})
+
+    assert one.put_back == {0: {"n": 0}}
+    assert one.lines == ("Counted back with the batch that is lost: n = 0.",)

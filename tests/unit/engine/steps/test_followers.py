@@ -177,6 +177,50 @@ def test_numbers_go_back_where_the_turn_has_no_step(training: Training) -> None:
     assert (loop.names["n"], loop.names["i"]) == (3, 3)
 
 
+def test_numbers_of_the_first_turn_go_back_to_its_batch_though_they_never_moved(
+    training: Training,
+) -> None:
+    loop = Loop(training)
+    loop.names.update(n=0, tries=0)
+    loop.followers.begin_cell()
+    loop.names["tries"] = 1  # before the loop: run again, the cell does it again
+    loop.followers.gave_batch(loop.loader)
+    loop.names["n"] = 1
+    loop.followers.end_cell("tries += 1\nfor x in loader:\n    n += 1", is_failed=True)
+
+    progress = loop.followers.progress()
+    assert (progress.ahead, progress.began["n"]) == (("n",), 0)
+
+
+@pytest.mark.parametrize(
+    ("source", "unknown"),
+    [
+        ("for x in loader:\n    opt.step()\n    n += 1", ("n",)),
+        ("for x in loader:\n    opt.step()\n    print(n)", ()),
+        ("for n in range(3):\n    opt.step()", ()),  # a loop sets it anew
+        ("for x in loader:\n    opt.step()\n    count()", ("n",)),
+        ("train(other)", ()),
+        ("for x in loader:\n    averages.update(n)", ("averages",)),
+    ],
+)
+def test_in_the_first_turn_nobody_knows_of_what_the_code_sets_whether_it_follows(
+    training: Training, source: str, unknown: tuple[str, ...]
+) -> None:
+    loop = Loop(training)
+    exec("def count():\n    global n\n    n += 1", loop.names)
+    loop.names.update(n=0, averages={"weight": torch.zeros(2)})
+    loop.followers.begin_cell()
+    loop.step()
+    loop.followers.end_cell(source, is_failed=True)
+    assert loop.followers.progress().unknown == unknown
+
+    loop.names["n"] += 1
+    loop.followers.begin_cell()  # a turn has shown it
+    loop.step()
+    loop.followers.end_cell(source, is_failed=True)
+    assert "n" not in loop.followers.progress().unknown
+
+
 def test_an_object_keeps_its_name_when_a_loop_binds_another_one(training: Training) -> None:
     loop = Loop(training)
     loop.names["plans"] = [ExponentialLR(loop.optimizer, 0.9)]
