@@ -86,6 +86,7 @@ class Showing:
         )
         self.trained: TrainedCell | None = None  # the newest, whether it went well or not
         self._open: OpenCell | None = None
+        self._ends: dict[str, Told] = {}  # models that cells left different on ranks
         self._cells: deque[CellInfo] = deque(maxlen=_MOST_CELLS)  # a run keeps what led to it
 
     @property
@@ -243,7 +244,7 @@ class Showing:
         clocks = self._clocks_of(cluster, processes)
         insight = CellAnalysis(info, clocks)
         telemetry.subscribe(insight.receive)
-        checks = CellChecks(info, _trained, _ends)
+        checks = CellChecks(info, _trained, self._ends)
         telemetry.subscribe(checks.receive)
         before = tuple(self._cells)
         run = self._tracking().follow(info, telemetry, insight, before) if request.track else None
@@ -338,7 +339,6 @@ def _no_board_yet(view: str | None) -> ClusterError:
 
 # One a kernel, also after `%dist stop`: more ranks often come with a new start.
 _trained: deque[Trained] = deque(maxlen=_MOST_CELLS)
-_ends: dict[str, Told] = {}
 # One a kernel and place, also after `%dist stop`: its process goes on sending what is spooled.
 _trackers: dict[tuple[Path, str | None], "Tracker"] = {}
 
