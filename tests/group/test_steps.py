@@ -11,16 +11,34 @@ def closed(calls: str) -> str:
     return "".join(name for name in calls if rule.closes(ord(name)))
 
 
-def test_the_optimizer_that_steps_first_ends_the_steps() -> None:
+def test_the_optimizer_that_steps_last_in_an_iteration_ends_the_steps_from_the_second_on() -> None:
     assert closed("aaa") == "aaa"
-    assert closed("ababab") == "aaa"
-    assert closed("abcabcabc") == "aaa"
+    assert closed("ababab") == "abb"
+    assert closed("abcabcabc") == "acc"
+
+
+def test_steps_are_as_many_as_iterations_however_many_optimizers_step_in_one() -> None:
+    for iteration in ("a", "ab", "abc", "abcdefgh"):
+        for count in (1, 2, 3, 10):
+            assert len(closed(iteration * count)) == count
 
 
 def test_an_optimizer_that_steps_twice_in_between_takes_its_place() -> None:
     assert closed("abbbb") == "abbb"
     assert closed("abbabbabb") == "abbbbb"
     assert closed("aaaaabaaaaab") == "aaaaaaaaaa"
+    assert closed("abaaaa") == "aaaa"
+
+
+def test_the_lead_goes_to_the_last_once_in_a_training_and_again_in_the_next() -> None:
+    assert closed("aabaabaab") == "aaaaaa"
+    assert closed("abab" + "aabaab") == "ab" + "aaa"
+    rule = StepRule()
+    ends = [rule.closes(one, is_new=is_new) for one, is_new in _TWO_GANS]
+    assert ends == [True, False, False, True, False, True] * 2
+
+
+_TWO_GANS = [(1, False), (2, False)] * 3 + [(3, True), (4, False)] + [(3, False), (4, False)] * 2
 
 
 def test_an_optimizer_that_was_made_since_the_last_step_begins_another_training() -> None:

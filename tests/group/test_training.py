@@ -206,6 +206,54 @@ def test_several_optimizers_do_not_count_a_step_twice() -> None:
     assert facts == {}
 
 
+def _dcgan(batches: int, judge_steps: int = 1) -> Any:
+    """Return the mean loss of each iteration of DCGAN's loop, and what was recorded of it."""
+    import torch
+    from torch.nn.functional import binary_cross_entropy_with_logits as bce
+    from torch.utils.data import DataLoader
+
+    from nbdist.engine.compat import torch_live
+
+    torch_live.watch()  # as a rank does when it joins
+    watch = Watch()
+    made, judging = _model(), _model()
+    made.append(torch.nn.Linear(1, 4))
+    judge_optimizer = torch.optim.Adam(judging.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(made.parameters(), lr=0.01)
+    means = []
+    for x, _ in DataLoader(_dataset(4 * batches), batch_size=4):
+        real, fake = torch.ones(4, 1), made(torch.ones(4, 4))
+        losses: list[float] = []
+
+        def backward(loss: Any, losses: list[float] = losses) -> None:
+            losses.append(loss.item())
+            loss.backward()
+
+        for _ in range(judge_steps):
+            judging.zero_grad()
+            backward(bce(judging(x), real))
+            backward(bce(judging(fake.detach()), 1 - real))
+            judge_optimizer.step()
+        made.zero_grad()
+        backward(bce(judging(fake), real))
+        optimizer.step()
+        means.append(sum(losses) / len(losses))
+    return means, watch.rows()
+
+
+@pytest.mark.parametrize("batches", [1, 2, 12])
+def test_the_loss_of_each_step_of_a_gan_is_the_mean_of_its_own_iteration(batches: int) -> None:
+    ((means, rows),) = run_ranks(1, _dcgan, batches)
+    assert [row["loss"] for row in rows] == pytest.approx(means, rel=1e-12)
+    assert [row["step"] for row in rows] == list(range(1, batches + 1))
+    assert [row["samples"] for row in rows] == [4] * batches
+
+
+def test_each_step_of_a_network_that_steps_more_often_is_a_step() -> None:
+    ((_, rows),) = run_ranks(1, _dcgan, 4, 3)
+    assert [row["step"] for row in rows] == list(range(1, 13))
+
+
 def _scaled() -> Any:
     import torch
 
