@@ -254,6 +254,38 @@ def test_each_step_of_a_network_that_steps_more_often_is_a_step() -> None:
     assert [row["step"] for row in rows] == list(range(1, 13))
 
 
+def _folds() -> Any:
+    """Return the numbers of the trainings that began, by step; two steps each."""
+    import torch
+
+    from nbdist.engine.compat import torch_live
+
+    torch_live.watch()
+    watch = Watch()
+
+    def fit(*models: Any) -> None:
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
+        for _ in range(2):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                model(torch.ones(2, 4)).mean().backward()
+                optimizer.step()
+
+    model = _model()
+    fit(model)
+    fit(model)  # with another optimizer, as after a warm-up
+    fit(_model())
+    fit(_model())  # may lie where the one before lay
+    fit(made := _model(), judging := _model())
+    fit(judging, made)
+    return {row["step"]: row.get("training_began") for row in watch.rows()}
+
+
+def test_another_training_begins_with_a_new_optimizer_of_a_model_that_was_not_trained() -> None:
+    (began,) = run_ranks(1, _folds)
+    assert len(began) == 12
+    assert {step: n for step, n in began.items() if n} == {5: 2, 7: 3, 9: 4}
+
+
 def _scaled() -> Any:
     import torch
 

@@ -30,7 +30,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 
@@ -95,6 +95,9 @@ class Cell:
         self._began_ns = 0  # when it began, where that was seen
         self._rule = StepRule()
         self._is_newest_held = False  # the newest step, for others may have more of it
+        self._trained: dict[int, ref[torch.Tensor]] = {}  # parameters, by `id`
+        self._trains_others = False  # the optimizer that stepped last for the first time
+        self._trainings = 0
         self._made_by_then = 0  # number of the newest optimizer when the newest step ended
         self._has_begun = self._is_whole = False  # the step; and whether that was seen
         self.knows_parts = True  # False once a hook has failed that tells them
@@ -211,6 +214,13 @@ class Cell:
         """Whether an optimizer is in its step."""
         return self._parts.is_stepping
 
+    def first_step_began(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer begins its first step in the cell."""
+        own = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+        known = self._trained
+        self._trains_others = not any(i in known and known[i]() is p for i, p in own.items())
+        known |= {i: ref(p) for i, p in own.items()}
+
     def optimizer_began(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> bool:
         """An optimizer begins to step; returns False where it does so within another's step."""
         if self.is_measured:
@@ -285,6 +295,10 @@ class Cell:
             values = self._measured_values(now_ns, is_next=is_next)
         else:
             values = self._counted_values(now_ns)
+        if self._rule.is_open and self._trains_others:
+            self._trainings += 1
+            if self._trainings > 1:
+                values["training_began"] = float(self._trainings)
         if replays := graphs.replays - self._replays:
             values["replays"] = float(replays)
             self._replays = graphs.replays
