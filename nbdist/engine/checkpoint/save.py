@@ -13,6 +13,7 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 
+from nbdist import side
 from nbdist.engine.checkpoint import place, rest, steady, training_state
 from nbdist.engine.checkpoint.folder import CheckpointFolder
 from nbdist.engine.checkpoint.planning import PreparedSave, SaveRequest
@@ -158,6 +159,7 @@ def _is_number(metric: object) -> bool:
 
 def require_rank(call: str) -> None:
     """Refuse a call where there is no process group, as in a plain cell of the notebook."""
+    side.require_rank(call)
     if not dist.is_initialized():
         raise UsageError(
             f"{call} is for ranks, and this process is none.",
