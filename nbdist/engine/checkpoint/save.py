@@ -135,7 +135,8 @@ def begin(
         request = SaveRequest(folder, training.step, layouts, metric, keep, is_automatic)
         planner = WritePlanner(training_state.tree(training, dist.get_rank()), dist.get_rank())
         unchanging = steady.find(training)
-        return PreparedSave(request, planner, str(training), unchanging, training.optimizers)
+        said = str(training), training.whole
+        return PreparedSave(request, planner, *said, unchanging, training.optimizers)
 
     saving = Saving(prepare, began, waits=waits)
     (training,) = trainings
