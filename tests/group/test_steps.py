@@ -8,7 +8,7 @@ from nbdist.engine.training.steps import Size, StepRule, size_of, steps_in_pass,
 def closed(calls: str) -> str:
     """Return the calls that ended a step, of optimizers named by one letter each."""
     rule = StepRule()
-    return "".join(name for name in calls if rule.closes(ord(name)))
+    return "".join(name for name in calls if rule.leads(ord(name)) or rule.closes(ord(name)))
 
 
 def test_the_optimizer_that_steps_last_in_an_iteration_ends_the_steps_from_the_second_on() -> None:
@@ -28,6 +28,12 @@ def test_an_optimizer_that_steps_twice_in_between_takes_its_place() -> None:
     assert closed("abbabbabb") == "abbbbb"
     assert closed("aaaaabaaaaab") == "aaaaaaaaaa"
     assert closed("abaaaa") == "aaaa"
+
+
+def test_a_step_that_is_left_out_of_those_in_turn_moves_the_lead_for_one_step() -> None:
+    assert closed("ab" * 5 + "a" + "ab" * 4) == "abbbb" + "a" + "bbb"
+    assert closed("ab" * 5 + "b" + "ab" * 4) == "abbbb" + "b" + "bbbb"
+    assert closed("ab" * 5 + "a" * 5) == "abbbb" + "aaaa"
 
 
 def test_the_lead_goes_to_the_last_once_in_a_training_and_again_in_the_next() -> None:

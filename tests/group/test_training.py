@@ -206,8 +206,11 @@ def test_several_optimizers_do_not_count_a_step_twice() -> None:
     assert facts == {}
 
 
-def _dcgan(batches: int, judge_steps: int = 1) -> Any:
-    """Return the mean loss of each iteration of DCGAN's loop, and what was recorded of it."""
+def _dcgan(batches: int, judge_steps: int = 1, left_out: int = 0) -> Any:
+    """Return the losses of each iteration of DCGAN's loop, and what was recorded of it.
+
+    `left_out` is the iteration in which the last optimizer does not step.
+    """
     import torch
     from torch.nn.functional import binary_cross_entropy_with_logits as bce
     from torch.utils.data import DataLoader
@@ -220,7 +223,7 @@ def _dcgan(batches: int, judge_steps: int = 1) -> Any:
     made.append(torch.nn.Linear(1, 4))
     judge_optimizer = torch.optim.Adam(judging.parameters(), lr=0.01)
     optimizer = torch.optim.Adam(made.parameters(), lr=0.01)
-    means = []
+    every = []
     for x, _ in DataLoader(_dataset(4 * batches), batch_size=4):
         real, fake = torch.ones(4, 1), made(torch.ones(4, 4))
         losses: list[float] = []
@@ -236,17 +239,27 @@ def _dcgan(batches: int, judge_steps: int = 1) -> Any:
             judge_optimizer.step()
         made.zero_grad()
         backward(bce(judging(fake), real))
-        optimizer.step()
-        means.append(sum(losses) / len(losses))
-    return means, watch.rows()
+        every.append(losses)
+        if len(every) != left_out:
+            optimizer.step()
+    return every, watch.rows()
+
+
+def _means(every: list[list[float]]) -> Any:
+    return pytest.approx([sum(losses) / len(losses) for losses in every], rel=1e-12)
 
 
 @pytest.mark.parametrize("batches", [1, 2, 12])
 def test_the_loss_of_each_step_of_a_gan_is_the_mean_of_its_own_iteration(batches: int) -> None:
-    ((means, rows),) = run_ranks(1, _dcgan, batches)
-    assert [row["loss"] for row in rows] == pytest.approx(means, rel=1e-12)
+    ((every, rows),) = run_ranks(1, _dcgan, batches)
+    assert [row["loss"] for row in rows] == _means(every)
     assert [row["step"] for row in rows] == list(range(1, batches + 1))
     assert [row["samples"] for row in rows] == [4] * batches
+
+
+def test_a_step_that_a_scaler_leaves_out_is_one_with_the_next_and_no_loss_moves() -> None:
+    ((every, rows),) = run_ranks(1, _dcgan, 12, 1, 6)
+    assert [row["loss"] for row in rows] == _means([*every[:5], every[5] + every[6], *every[7:]])
 
 
 def test_each_step_of_a_network_that_steps_more_often_is_a_step() -> None:

@@ -11,6 +11,7 @@ import torch
 T = TypeVar("T")
 
 _INDEXES = (torch.int64, torch.int32)
+TURNS = 3  # of optimizers, after which they are known to step in turn
 MAX_AHEAD = 2  # batches that Lightning or Accelerate hold, fetched and not used
 
 
@@ -24,13 +25,15 @@ class StepRule:
     `is_open` until the leader's next call: what others do until then belongs to it.
 
     One that steps twice between two steps of the leader takes the lead (a warm-up is over, or one
-    network steps several times for each step of the other), and so does at once one that was made
-    since the newest step ended: another training begins.
+    network steps several times for each step of the other). It keeps it, but where they had stepped
+    in turn: a GradScaler has left out a step, and it shows anew who is last. One that was made
+    since the newest step ended leads at once: another training begins.
     """
 
     def __init__(self) -> None:
         self._leader: int | None = None
         self._others: list[int] = []  # that have stepped since the leader did, in order
+        self._turns = 0  # steps of the leader with others in between
         self.is_open = False  # whether the newest step may have more to come
 
     def leads(self, optimizer: int) -> bool:
@@ -39,6 +42,7 @@ class StepRule:
             return False
         if self._others:
             self._others.clear()
+            self._turns += 1
         return True
 
     def closes(self, optimizer: int, *, is_new: bool = False) -> bool:
@@ -52,8 +56,11 @@ class StepRule:
             self._leader, self._others, self.is_open = self._others[-1], [optimizer], False
             return False
         is_first = is_new or self._leader is None
+        if is_first:
+            self._turns = 0
         if is_first or optimizer == self._leader or optimizer in self._others:
-            self._leader, self.is_open = optimizer, is_first
+            had_turns = optimizer in self._others and self._turns >= TURNS
+            self._leader, self.is_open = optimizer, is_first or had_turns
             self._others.clear()
             return True
         self._others.append(optimizer)
