@@ -36,6 +36,7 @@ STEP_KEYS = frozenset(
         *("read_s", "decode_s", "transform_s", "fetch_s", "collate_s", "copy_s"),
         *("making_cpu_s", "batches", "loader"),
         *("samples", "tokens", "bytes", "collectives", "replays", "total", "epoch_began"),
+        "training_began",
         *("rss_bytes", "cuda_bytes", "cuda_reserved_bytes", "cuda_peak_bytes", "grad_share"),
     }
 )
@@ -94,7 +95,9 @@ class Record:
     step that ends
     the pass over the loader, when that knows its length) and, from the second pass on,
     `epoch_began` (the last step before it); now and then `rss_bytes`, `cuda_bytes` (allocated),
-    `cuda_reserved_bytes`, `cuda_peak_bytes`.
+    `cuda_reserved_bytes`, `cuda_peak_bytes`. The first step of another training in the cell has
+    `training_began`, its number, from 2: its optimizer was made since the step before, and what it
+    trains has not been trained in the cell.
 
     A loader row tells of an `nbdist.loader` when a loop over it begins: `loader` (its number),
     `prompt` and `line` (of the cell that made it; 0 where not known), `workers`, `pinned` and

@@ -57,6 +57,7 @@ class Door:
         self.says = ""
         self.kernel: int | None = kernel
         self.ended = asyncio.Event()
+        self._is_shut = False
         self._name, self._facts, self._since = name, dict(facts), time.time()
         self._serve, self._end, self._running = serve, end, running
         self._conversations: set[asyncio.Task[None]] = set()
@@ -68,10 +69,15 @@ class Door:
             self._meet, sock=self._socket, limit=MOST_LINE_BYTES
         )
 
+    def shut(self) -> None:
+        """Give the name back, and let nobody in any more: the cluster begins to end."""
+        if not self._is_shut:
+            self._is_shut = True
+            self._server.close()
+            self.path.unlink(missing_ok=True)
+
     async def close(self) -> None:
-        """Give the name back; who asked for the end is told that it has come."""
-        self._server.close()
-        self.path.unlink(missing_ok=True)
+        """Tell who asked for the end that it has come."""
         self.ended.set()
         if self._conversations:
             await asyncio.wait(self._conversations, timeout=_QUESTION_S)
@@ -97,6 +103,8 @@ class Door:
         if not user_socket.is_this_user(writer.get_extra_info("socket")):
             return
         asked = json.loads(await asyncio.wait_for(reader.readline(), _QUESTION_S))
+        if self._is_shut and asked["ask"] != "stop":
+            return
         if asked["ask"] == "who":
             await _answer(writer, self._who())
         elif (why := self._why_not(asked)) is not None:

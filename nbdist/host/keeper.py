@@ -133,7 +133,7 @@ class Keeper:
     async def serve(self, kernel_pid: int) -> None:
         """Pass lines on until all is to end; then end all channels."""
         reader, writer = await asyncio.open_connection(sock=self._kernel, limit=MOST_LINE_BYTES)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._ended.set)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._end)
         self._spawn(self._beat())
         self._spawn(self._serve_kernel(kernel_pid, reader, writer))
         await self._ended.wait()
@@ -142,6 +142,12 @@ class Keeper:
         await asyncio.gather(*(channel.cancel() for channel in ending))
         if self._door is not None:
             await self._door.close()
+
+    def _end(self) -> None:
+        """Begin to end all; what takes seconds to end is found by its name no more."""
+        if self._door is not None:
+            self._door.shut()
+        self._ended.set()
 
     async def _serve_kernel(
         self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -163,7 +169,7 @@ class Keeper:
             self._writer = None
             writer.close()
         if self._door is None:
-            self._ended.set()
+            self._end()
         else:
             self._door.left(pid)
 
@@ -172,7 +178,7 @@ class Keeper:
             request = json.loads(line)
             op = request["op"]
             if op == "quit":
-                self._ended.set()
+                self._end()
                 return
             if op == "open":
                 await self._open(**{k: v for k, v in request.items() if k != "op"})
@@ -194,7 +200,7 @@ class Keeper:
                 request["facts"],
                 kernel=pid,
                 serve=self._serve_kernel,
-                end=self._ended.set,
+                end=self._end,
                 running=self._table.told,
             )
             await self._door.open()
@@ -302,7 +308,7 @@ class Keeper:
         if not task.cancelled() and (error := task.exception()) is not None:
             # Half a keeper would leave hosts unwatched.
             traceback.print_exception(error)
-            self._ended.set()
+            self._end()
 
 
 def _soon(loop: asyncio.AbstractEventLoop, then: Callable[[], None]) -> None:

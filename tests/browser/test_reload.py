@@ -64,6 +64,15 @@ def test_a_page_that_is_opened_again_shows_the_training_go_on_and_how_it_ended(
     following.picture("reload-next-cell")
     assert again.run("1 + 1").wait().text.strip().endswith("2")
     assert "opened again" not in again.cell(following.index + 1).text
+
+    # The next training of that page is like any: its prints stand beside its board.
+    (own.path.parent / "enough").unlink()
+    following = again.run(PRINTS)
+    following.output.locator(".nbdist-live .widget-image").wait_for()
+    following.output.get_by_text("step 50").wait_for()
+    assert following.output.get_by_text("step 0").is_visible()
+    (own.path.parent / "enough").touch()
+    assert "step 50" in following.wait().text
     again.close()
 
 

@@ -198,3 +198,45 @@ def test_the_layout_of_a_run_is_that_of_the_model_it_trains(notebook: Kernel) ->
     layouts = {row.split()[1]: row[at:].split("  ")[0] for row in rows if len(row) > at}
     assert [layouts[name] for name in ("spread", "later", "wrapped")] == ["ddp"] * 3
     assert layouts["plain"] == ""
+
+
+FOLDS = """
+import torch
+from torch.nn.parallel import DistributedDataParallel
+class Small(torch.nn.Linear): pass
+last = []
+def fit(fold, steps):
+    model = DistributedDataParallel(Small(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        loss = model(torch.ones(2, 2)).square().mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+    last.append(loss.item())
+for fold in range(3):
+    torch.manual_seed(fold)
+    fit(fold, 2)
+print("LAST", rank, *(f"{x:.6g}" for x in last))
+"""
+
+
+def test_folds_in_one_cell_are_a_run_that_has_the_last_loss_of_each(notebook: Kernel) -> None:
+    ran = notebook.cell(FOLDS)
+    assert ran.error is None
+    told = next(line for line in ran.text.splitlines() if "LAST 0" in line)
+    asked = """
+from pathlib import Path
+from nbdist.client.tracking.runs import runs
+row = runs(Path(".nbdist"))[0]
+print("ROW", row.name, row.steps, *(f"{x:.6g}" for x in (*row.losses_before, row.values["loss"])))
+"""
+    said = notebook.run(asked).text.split("ROW ")[1].split()
+    assert said == ["Small-ddp-w2", "6", *told.split("LAST 0 ")[1].split()]
+    assert "last loss: of a cell with several trainings" in notebook.run("%dist runs").text
+
+
+def test_a_run_of_a_plain_module_is_called_by_the_class_that_a_cell_has_named(
+    notebook: Kernel,
+) -> None:
+    ran = notebook.cell(FOLDS.replace("    model = D", "    global model; model = Small(2, 1) # D"))
+    assert ran.error is None
+    assert 'Saved as MLflow run "Small-w2".' in ran.text

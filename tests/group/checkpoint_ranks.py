@@ -543,6 +543,39 @@ def nets_restored(
         end_nets(_names)
 
 
+def parts_asked_for(folder: str) -> dict[str, str]:
+    """Ask for parts of a training, some of them wrongly; returns what was said of each call."""
+    _names: dict[str, Any] = {}
+    said = {}
+
+    def ask(name: str, call: Callable[[], Any]) -> None:
+        try:
+            call()
+            said[name] = ""
+        except nbdist.NBDistError as error:
+            said[name] = f"{type(error).__name__}: {error}"
+
+    try:
+        build_nets(_names, "ab")
+        step_nets(_names, "ab")
+        teacher = _names["teacher"] = nn.Linear(4, 4)
+        asked: list[Any] = [_names["a"], teacher]
+        other = "ab"[dist.get_rank()]
+        ask("untrained", lambda: nbdist.save(folder, what=asked, wait=True))
+        ask("its name", lambda: nbdist.save(folder, what=["a", "teacher"], wait=True))
+        ask("no model", lambda: nbdist.save(folder, what=["a", "rate_a"], wait=True))
+        ask("others", lambda: nbdist.save(folder, what=[_names[other]], wait=True))
+        some = None if other == "a" else ["b"]
+        ask("all or one", lambda: nbdist.save(folder, what=some, wait=True))
+        keep.keep(teacher=teacher)
+        ask("kept", lambda: nbdist.save(folder, what=asked, wait=True))
+        ask("restored", lambda: nbdist.restore(folder, only=[_names[other]]))
+        return said
+    finally:
+        keep.keep(teacher=None)
+        end_nets(_names)
+
+
 def cells_saved(folder: str, layout: str) -> dict[str, Any]:
     """Train two models in cells of their own, and save from the second and from a third cell.
 

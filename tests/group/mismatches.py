@@ -329,7 +329,16 @@ def _experts_of_two_units(is_odd: bool) -> None:
     model(torch.ones(2, 16), int(is_odd))
 
 
+def _mode(is_odd: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 1))
+    parallelize(model, "ddp")
+    for has_own_mode in (False, is_odd):
+        model.train(not has_own_mode)
+        model(torch.randn(8, 4)).sum().backward()
+
+
 _PLACES = {
+    "a mode": _mode,
     "DDP's construction": _buffer_at_construction,
     "DDP's backward": _bucket_in_backward,
     "FSDP2's forward": _unshard_in_forward,

@@ -152,6 +152,25 @@ def test_models_of_a_checkpoint_without_names_go_by_order_and_a_sentence_says_so
     )
 
 
+def test_what_is_not_trained_is_saved_once_kept_and_ranks_ask_for_the_same(tmp_path: Path) -> None:
+    with cluster(2) as ranks:
+        said, others = ranks.run(checkpoint_ranks.parts_asked_for, str(tmp_path))
+    assert said == others
+    advice = "; nbdist.keep(teacher=teacher) adds a model that is not trained"
+    assert said["untrained"].endswith(advice)
+    assert said["its name"].endswith(advice)
+    assert "keep" not in said["no model"]
+    assert said["kept"] == ""
+    (saved,) = nbdist.saved(tmp_path)
+    assert sorted(saved.models) == ["a", "teacher"]
+    for name, call in (("others", "save"), ("restored", "restore")):
+        assert said[name].startswith(
+            f"UsageError: Ranks ask nbdist.{call} for different models or optimizers: rank 0 for "
+            "Linear, trained by SGD; rank 1 for Linear-2, trained by SGD."
+        )
+    assert "rank 0 for Linear, Linear-2, trained by" in said["all or one"]
+
+
 @pytest.mark.parametrize("layout", ["ddp", "zero3"])
 def test_a_checkpoint_is_of_what_its_cell_trains_or_of_what_is_asked_for(
     tmp_path: Path, layout: str

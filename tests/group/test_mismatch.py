@@ -134,6 +134,16 @@ def test_gradients_or_weights_of_different_parameters_are_not_put_together(place
     assert "run the same parts of the model, and multiply by 0" in text
 
 
+def test_a_rank_in_evaluation_is_told_that_the_others_train() -> None:
+    with cluster(2) as ranks:
+        ranks.run(mismatches.watch)
+        ranks.post(mismatches.meet_badly_in, "a mode")
+        text = assert_refused(free_all(ranks))
+    assert re.search(r"rank 0 calls broadcast .* for buffers after a forward in training", text)
+    assert "rank 1 calls all_reduce" in text
+    assert "in one mode, model.train() or model.eval()" in text
+
+
 def test_collectives_that_meet_are_never_refused() -> None:
     with cluster(3) as ranks:
         counts = ranks.run(mismatches.mix, 40)

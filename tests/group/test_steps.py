@@ -8,19 +8,43 @@ from nbdist.engine.training.steps import Size, StepRule, size_of, steps_in_pass,
 def closed(calls: str) -> str:
     """Return the calls that ended a step, of optimizers named by one letter each."""
     rule = StepRule()
-    return "".join(name for name in calls if rule.closes(ord(name)))
+    return "".join(name for name in calls if rule.leads(ord(name)) or rule.closes(ord(name)))
 
 
-def test_the_optimizer_that_steps_first_ends_the_steps() -> None:
+def test_the_optimizer_that_steps_last_in_an_iteration_ends_the_steps_from_the_second_on() -> None:
     assert closed("aaa") == "aaa"
-    assert closed("ababab") == "aaa"
-    assert closed("abcabcabc") == "aaa"
+    assert closed("ababab") == "abb"
+    assert closed("abcabcabc") == "acc"
+
+
+def test_steps_are_as_many_as_iterations_however_many_optimizers_step_in_one() -> None:
+    for iteration in ("a", "ab", "abc", "abcdefgh"):
+        for count in (1, 2, 3, 10):
+            assert len(closed(iteration * count)) == count
 
 
 def test_an_optimizer_that_steps_twice_in_between_takes_its_place() -> None:
     assert closed("abbbb") == "abbb"
     assert closed("abbabbabb") == "abbbbb"
     assert closed("aaaaabaaaaab") == "aaaaaaaaaa"
+    assert closed("abaaaa") == "aaaa"
+
+
+def test_a_step_that_is_left_out_of_those_in_turn_moves_the_lead_for_one_step() -> None:
+    assert closed("ab" * 5 + "a" + "ab" * 4) == "abbbb" + "a" + "bbb"
+    assert closed("ab" * 5 + "b" + "ab" * 4) == "abbbb" + "b" + "bbbb"
+    assert closed("ab" * 5 + "a" * 5) == "abbbb" + "aaaa"
+
+
+def test_the_lead_goes_to_the_last_once_in_a_training_and_again_in_the_next() -> None:
+    assert closed("aabaabaab") == "aaaaaa"
+    assert closed("abab" + "aabaab") == "ab" + "aaa"
+    rule = StepRule()
+    ends = [rule.closes(one, is_new=is_new) for one, is_new in _TWO_GANS]
+    assert ends == [True, False, False, True, False, True] * 2
+
+
+_TWO_GANS = [(1, False), (2, False)] * 3 + [(3, True), (4, False)] + [(3, False), (4, False)] * 2
 
 
 def test_an_optimizer_that_was_made_since_the_last_step_begins_another_training() -> None:

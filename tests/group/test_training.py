@@ -206,6 +206,99 @@ def test_several_optimizers_do_not_count_a_step_twice() -> None:
     assert facts == {}
 
 
+def _dcgan(batches: int, judge_steps: int = 1, left_out: int = 0) -> Any:
+    """Return the losses of each iteration of DCGAN's loop, and what was recorded of it.
+
+    `left_out` is the iteration in which the last optimizer does not step.
+    """
+    import torch
+    from torch.nn.functional import binary_cross_entropy_with_logits as bce
+    from torch.utils.data import DataLoader
+
+    from nbdist.engine.compat import torch_live
+
+    torch_live.watch()  # as a rank does when it joins
+    watch = Watch()
+    made, judging = _model(), _model()
+    made.append(torch.nn.Linear(1, 4))
+    judge_optimizer = torch.optim.Adam(judging.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(made.parameters(), lr=0.01)
+    every = []
+    for x, _ in DataLoader(_dataset(4 * batches), batch_size=4):
+        real, fake = torch.ones(4, 1), made(torch.ones(4, 4))
+        losses: list[float] = []
+
+        def backward(loss: Any, losses: list[float] = losses) -> None:
+            losses.append(loss.item())
+            loss.backward()
+
+        for _ in range(judge_steps):
+            judging.zero_grad()
+            backward(bce(judging(x), real))
+            backward(bce(judging(fake.detach()), 1 - real))
+            judge_optimizer.step()
+        made.zero_grad()
+        backward(bce(judging(fake), real))
+        every.append(losses)
+        if len(every) != left_out:
+            optimizer.step()
+    return every, watch.rows()
+
+
+def _means(every: list[list[float]]) -> Any:
+    return pytest.approx([sum(losses) / len(losses) for losses in every], rel=1e-12)
+
+
+@pytest.mark.parametrize("batches", [1, 2, 12])
+def test_the_loss_of_each_step_of_a_gan_is_the_mean_of_its_own_iteration(batches: int) -> None:
+    ((every, rows),) = run_ranks(1, _dcgan, batches)
+    assert [row["loss"] for row in rows] == _means(every)
+    assert [row["step"] for row in rows] == list(range(1, batches + 1))
+    assert [row["samples"] for row in rows] == [4] * batches
+
+
+def test_a_step_that_a_scaler_leaves_out_is_one_with_the_next_and_no_loss_moves() -> None:
+    ((every, rows),) = run_ranks(1, _dcgan, 12, 1, 6)
+    assert [row["loss"] for row in rows] == _means([*every[:5], every[5] + every[6], *every[7:]])
+
+
+def test_each_step_of_a_network_that_steps_more_often_is_a_step() -> None:
+    ((_, rows),) = run_ranks(1, _dcgan, 4, 3)
+    assert [row["step"] for row in rows] == list(range(1, 13))
+
+
+def _folds() -> Any:
+    """Return the numbers of the trainings that began, by step; two steps each."""
+    import torch
+
+    from nbdist.engine.compat import torch_live
+
+    torch_live.watch()
+    watch = Watch()
+
+    def fit(*models: Any) -> None:
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
+        for _ in range(2):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                model(torch.ones(2, 4)).mean().backward()
+                optimizer.step()
+
+    model = _model()
+    fit(model)
+    fit(model)  # with another optimizer, as after a warm-up
+    fit(_model())
+    fit(_model())  # may lie where the one before lay
+    fit(made := _model(), judging := _model())
+    fit(judging, made)
+    return {row["step"]: row.get("training_began") for row in watch.rows()}
+
+
+def test_another_training_begins_with_a_new_optimizer_of_a_model_that_was_not_trained() -> None:
+    (began,) = run_ranks(1, _folds)
+    assert len(began) == 12
+    assert {step: n for step, n in began.items() if n} == {5: 2, 7: 3, 9: 4}
+
+
 def _scaled() -> Any:
     import torch
 

@@ -323,6 +323,38 @@ def test_a_script_that_ends_without_stop_leaves_nothing(tmp_path: Path) -> None:
     assert of_script(tmp_path) == []
 
 
+FOR_RANKS = """
+import torch
+calls = [
+    "log(a=1.0)", "loader([1, 2], global_batch=2)", "parallelize(torch.nn.Linear(1, 1), 'ddp')",
+    "keep(x=None)", "save()", "restore()", "coverage()",
+]
+for call in calls:
+    try:
+        eval(f"nbdist.{call}")
+    except nbdist.UsageError as error:
+        print("REFUSED", error.what, error.do)
+nbdist.current().run("nbdist.log(a=1.0)")
+session.stop()
+print("THEN", len(nbdist.loader([1, 2], global_batch=2)))
+"""
+
+
+def test_a_script_with_a_session_is_told_that_what_is_for_ranks_is_run_there(
+    tmp_path: Path,
+) -> None:
+    process, _ = run_script(tmp_path, SCRIPT + FOR_RANKS)
+    said, _ = process.communicate(timeout=90)
+    refused = [line for line in said.splitlines() if line.startswith("REFUSED")]
+    assert refused[0] == (
+        "REFUSED nbdist.log is for ranks, and this process has a session with them and is none. "
+        'run it on the ranks: nbdist.current().run("nbdist.log(...)")'
+    )
+    assert len(refused) == 7, said
+    assert all("is for ranks, and this process" in line for line in refused)
+    assert "THEN 1" in said
+
+
 @pytest.mark.slow  # as one that ends without stop
 def test_a_script_that_raises_inside_the_session_leaves_nothing(tmp_path: Path) -> None:
     process, temp = run_script(

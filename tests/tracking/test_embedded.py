@@ -109,7 +109,7 @@ def test_every_point_of_4_ranks_is_in_mlflow_once(notebook: Notebook) -> None:
 
 def test_a_run_says_what_it_was(notebook: Notebook) -> None:
     run = notebook.run("big")
-    assert run.info.run_name == "ddp-w4-lr0.03"
+    assert run.info.run_name == "GPT-ddp-w4-lr0.03"
     assert run.info.status == "FINISHED"
     assert run.data.params == {
         "world_size": "4",

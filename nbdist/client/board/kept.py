@@ -20,6 +20,7 @@ from nbdist.client.board.text import STYLE
 from nbdist.client.output.result import Display
 
 LIVE_CLASS = "nbdist-live"  # of the live board's outermost widget
+AGAIN_CLASS = "nbdist-again"  # of the one that shows in its place all that its cell has left
 MOST_BYTES = 200_000  # of the picture; a larger one is left out, for the file holds it twice
 _CLASS = "nbdist-kept"
 _OUTPUT = ".jp-OutputArea-child"
@@ -32,9 +33,10 @@ LIVE_STYLE = (
     f'.{LIVE_CLASS}.{_CUT_OFF}::before {{content: "{_ENDED}"; {STYLE}; font-weight: bold; '
     "color: inherit}</style>"
 )
+# A style is the whole page's: what it hides must stand beside that widget, and no other board.
 HIDES_OTHERS = (
-    f"<style>.jp-OutputArea:has(> {_OUTPUT} .{LIVE_CLASS}) > {_OUTPUT}:not(:has(.{LIVE_CLASS})) "
-    "{display: none}</style>"
+    f"<style>.jp-OutputArea:has(> {_OUTPUT} .{AGAIN_CLASS}) > "
+    f"{_OUTPUT}:not(:has(.{AGAIN_CLASS})) {{display: none}}</style>"
 )
 _HIDES_LOST = (
     f"<style>{_OUTPUT}:has(.jupyter-widgets):not(:has(.{LIVE_CLASS})):has(~ {_OUTPUT} .{_CLASS}) "

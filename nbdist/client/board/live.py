@@ -162,6 +162,7 @@ class LiveBoard:
             ]
             hides = ipywidgets.HTML(kept.HIDES_OTHERS)
             hides.layout.display = "none"
+            self._left.add_class(kept.AGAIN_CLASS)
             self._left.children = [ipywidgets.Output(outputs=tuple(outputs)), hides]
 
     @usage.counts

@@ -461,6 +461,8 @@ def take_over(session: Session, place: Path | None) -> None:
     """Make this the kernel's session; `place` is the folder where its runs are."""
     global _current, _place
     _current, _place = session, place
+    side.session_began()
+    session.at_stop(side.session_ended)
     session.judge_by(_judge)
     session.note_sent(_note_sent)
     session.note_failed_attempts(_note_failed_attempt)

@@ -37,8 +37,8 @@ def new_key(number: int) -> str:
 
 def name_of(info: CellInfo, facts: Mapping[str, str]) -> str:
     """Return the run's name: the one asked for, else what differs from other runs."""
-    name = info.run_name or run_name(facts.get("layout", ""), len(info.ranks), info.params)
-    return asked_name(name)
+    model, layout = facts.get("model", ""), facts.get("layout", "")
+    return asked_name(info.run_name or run_name(model, layout, len(info.ranks), info.params))
 
 
 def continued(

@@ -59,12 +59,12 @@ def merge_facts(facts: Iterable[Mapping[str, str]]) -> dict[str, str]:
     return {key: ", ".join(values) for key, values in answers.items()}
 
 
-def run_name(layout: str, world_size: int, params: Mapping[str, object]) -> str:
-    """Return a name that says what differs from other runs, as `ddp-w2-lr0.03`.
+def run_name(model: str, layout: str, world_size: int, params: Mapping[str, object]) -> str:
+    """Return a name that says what differs from other runs, as `MLP-ddp-w2-lr0.03`.
 
     The name is the text of the legend in MLflow's charts, so it stays short and has no spaces.
     """
-    parts = [layout.replace("=", ""), f"w{world_size}", run_name_of(params)]
+    parts = [model, layout.replace("=", ""), f"w{world_size}", run_name_of(params)]
     return "-".join(_plain(part) for part in parts if part)[:RUN_NAME_LENGTH].strip("-")
 
 

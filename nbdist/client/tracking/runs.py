@@ -17,6 +17,7 @@ from nbdist.errors import UsageError
 _MOST_PARAMS = 4
 _MOST_LOGGED = 3
 _MOST_NAMED = 8
+_MOST_LOSSES = 4  # of trainings in one cell, before the newest
 _UNEVEN = 0.2  # of a step's mean: its median is shown too
 _BEFORE = ("continues", "starts_over")  # what names an earlier run that is no row of its own
 _MOST_SEARCHED = 1000  # runs, for one of a name
@@ -31,7 +32,8 @@ class RunRow:
     whether MLflow has all of it; `waits_for` why not, if that is known. `run_id` is MLflow's.
     `kind` is "study" for the run that holds a sweep's, `study` the key of that one in each of them.
     `facts` are all that may tell it from other runs: params, layout, versions. `attempt` counts
-    those at the same cell, from 1: all before it have failed.
+    those at the same cell, from 1: all before it have failed. `losses_before` are the last losses
+    of the trainings in the cell before the one whose loss is in `values`.
     """
 
     name: str
@@ -56,6 +58,7 @@ class RunRow:
     study: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
     attempt: int = 1
+    losses_before: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ class RunsTable:
             notes.append(WHAT_RECENT_IS)
         if any(row.attempt > 1 for row in self.rows):
             notes.append(WHAT_ATTEMPTS_ARE)
+        if any(row.losses_before for row in self.rows):
+            notes.append(WHAT_TRAININGS_ARE)
         kept = [row for row in self.rows if not row.is_sent and row.state != "running"]
         if why := next((row for row in kept if row.waits_for), None):
             notes.append(
@@ -104,6 +109,10 @@ class RunsTable:
         return notes
 
 
+WHAT_TRAININGS_ARE = (
+    "last loss: of a cell with several trainings, such as folds, that of each in order. They are "
+    "one run; steps and all other numbers are those of the cell."
+)
 WHAT_ATTEMPTS_ARE = (
     "attempt: those before it failed. Of a cell that started over, all numbers are the newest "
     'attempt\'s; MLflow keeps the others, as "RUN (attempt 1)".'
@@ -259,6 +268,7 @@ def _row(run: SpooledRun, summary: dict[str, Any]) -> RunRow:
         study=summary.get("study") or "",
         facts=summary.get("facts", {}),
         attempt=summary.get("attempt", 1),
+        losses_before=tuple(summary.get("losses_before", ())),
     )
 
 
@@ -277,7 +287,7 @@ def cells(rows: Sequence[RunRow]) -> tuple[list[str], list[list[str]]]:
         attempt = str(row.attempt) if row.attempt > 1 else ""
         texts = [str(place), name, row.state, attempt, row.layout]
         texts += [str(row.world_size), *(row.params.get(key, "") for key in params)]
-        texts += [str(row.steps) if row.kind == "run" else "", number(value("loss"))]
+        texts += [str(row.steps) if row.kind == "run" else "", _last_losses(row)]
         texts += [number(value(key)) for key in logged[:_MOST_LOGGED]]
         texts += _step_ms(value("step_ms"), value("step_median_ms"))
         texts += [number(value("samples_per_s")), whole(value("comm_pct"))]
@@ -286,6 +296,12 @@ def cells(rows: Sequence[RunRow]) -> tuple[list[str], list[list[str]]]:
         texts += ["lost" if row.is_lost else "yes" if row.is_sent else "not yet"]
         body.append(texts)
     return used_columns(header, body)
+
+
+def _last_losses(row: RunRow) -> str:
+    losses = [*row.losses_before[-_MOST_LOSSES:], row.values.get("loss")]
+    cut = "..., " if len(row.losses_before) > _MOST_LOSSES else ""
+    return cut + ", ".join(map(number, losses))
 
 
 def _step_ms(mean: float | None, median: float | None) -> list[str]:

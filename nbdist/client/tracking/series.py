@@ -133,6 +133,8 @@ class RunSeries:
         self._device_left_out: dict[int, Record] = {}  # each rank's newest without a point
         self._times_logged: dict[tuple[int, str], tuple[int, int]] = {}  # newest step, how often
         self._user_keys: set[str] = set()
+        self._newest_loss: dict[int, float] = {}  # by rank
+        self._losses_before: dict[float, dict[int, float]] = {}  # at the begin of a training
         self.last: dict[str, float] = {}
         self._estimates: deque[tuple[float, Point]] | None = deque(maxlen=_MOST_PENDING)
         self._last_ns = self._newest_ns = self._recent_ns = 0
@@ -144,6 +146,11 @@ class RunSeries:
     def user_keys(self) -> tuple[str, ...]:
         """Names that `nbdist.log` was given, sorted."""
         return tuple(sorted(self._user_keys))
+
+    @property
+    def losses_before(self) -> list[float]:
+        """The last mean loss of each training in the cell but the newest, in order."""
+        return [mean(of.values()) for _, of in sorted(self._losses_before.items()) if of]
 
     def recent(self, values: Mapping[str, float]) -> list[Point]:
         """Return the point of what recent steps are like by now (`metrics.recent`), if it is new.
@@ -213,6 +220,12 @@ class RunSeries:
 
     def _add_step(self, record: Record) -> list[Point]:
         self.steps = max(self.steps, record.step)
+        if begun := record.values.get("training_began"):
+            before = self._losses_before.setdefault(begun, {})
+            if record.rank in self._newest_loss:
+                before[record.rank] = self._newest_loss[record.rank]
+        if (loss := record.values.get("loss")) is not None and "loss" not in self._user_keys:
+            self._newest_loss[record.rank] = loss
         self._newest_ns = max(self._newest_ns, record.time_ns)
         is_all_there_is = is_measured(record.values) or "step_s" not in record.values
         if is_all_there_is and self._timings.keeps(record):
@@ -242,6 +255,8 @@ class RunSeries:
         for name, value in record.values.items():
             key = metric_name(name)
             self._user_keys.add(key)
+            if key == "loss":
+                self._newest_loss[record.rank] = value
             step, times = self._times_logged.get((record.rank, key), (record.step, 0))
             nth = times if step == record.step else 0
             self._times_logged[record.rank, key] = (record.step, nth + 1)

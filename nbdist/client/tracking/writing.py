@@ -313,6 +313,7 @@ class RunWriter:
             "steps_before": self._steps_before,
             "last_step": series.last_step,
             "values": self._medians | series.last,
+            "losses_before": series.losses_before,
             "user_keys": series.user_keys,
             "params": self._params,
             "facts": self._params | own_params(info) | params_of(facts) | _versions(begin.tags),

@@ -5,6 +5,7 @@ from functools import partial
 from typing import TypeVar
 
 from nbdist.engine.checkpoint.folder import reason
+from nbdist.engine.checkpoint.training_state import Training
 from nbdist.engine.kernel import agreement
 from nbdist.errors import CheckpointError, NBDistError, UsageError
 
@@ -48,27 +49,35 @@ def refuse_others(values: list[str], what: str) -> None:
         )
 
 
-def found(find: Callable[[], T]) -> T:
+def found(find: Callable[[], Training], call: str) -> Training:
     """Return what is found on this rank, which is called the same on all of them. Collective.
 
     Raises:
         CheckpointError: It is not.
+        UsageError: `call` asks for another part of it on each rank.
     """
-    mine: list[T] = []
+    mine: list[Training] = []
 
-    def tell() -> str:
+    def tell() -> tuple[str, str]:
         mine.append(find())
-        return str(mine[0])
+        return str(mine[0]), mine[0].whole
 
-    refuse_different(together(tell))
+    refuse_different(together(tell), call)
     return mine[0]
 
 
-def refuse_different(trainings: list[str]) -> None:
-    """Refuse trainings that are not called the same; one of each rank."""
-    first = trainings[0]
+def refuse_different(told: list[tuple[str, str]], call: str) -> None:
+    """Refuse trainings that are not called the same; of each rank a `Training` and its `whole`."""
+    (first, whole), trainings = told[0], [training for training, _ in told]
     other = next((rank for rank, text in enumerate(trainings) if text != first), None)
     if other is not None:
+        others = told[other][1]
+        if (whole or others) and (whole == others or not (whole and others)):
+            raise UsageError(
+                f"Ranks ask {call} for different models or optimizers: rank 0 for {first}; "
+                f"rank {other} for {trainings[other]}.",
+                do="ask for the same on all ranks",
+            )
         raise CheckpointError(
             f"Ranks hold different trainings: rank 0 has {first}; rank {other} {trainings[other]}.",
             why="an older model is alive on some of them; a variable, Out or a scheduler holds it",

@@ -39,12 +39,14 @@ class SaveRequest:
 class PreparedSave(NamedTuple):
     """What this rank would save: the request, its tensors, and what it calls its training.
 
-    `steady` are the tensors that nothing but a step of the optimizers is to change, by name.
+    `training` is a `Training` in words, `whole` what that has by this name. `steady` are tensors
+    that nothing but a step of the optimizers is to change, by name.
     """
 
     request: SaveRequest
     planner: WritePlanner
     training: str
+    whole: str
     steady: Mapping[str, torch.Tensor]
     optimizers: Sequence[torch.optim.Optimizer]
 
@@ -68,6 +70,7 @@ class _Told(NamedTuple):
     key: str
     asked: str
     training: str
+    whole: str
     folder: str
     error: NBDistError | None  # of making the folder
 
@@ -100,7 +103,7 @@ def agree(prepare: Callable[[], PreparedSave], begin: Begin) -> Agreed:
 
     Raises:
         CheckpointError: It cannot be written there; the same on all ranks.
-        UsageError: Ranks name different places.
+        UsageError: Ranks name different places, or ask for different parts of a training.
     """
     mine: list[PreparedSave] = []
 
@@ -116,11 +119,12 @@ def agree(prepare: Callable[[], PreparedSave], begin: Begin) -> Agreed:
                 folder = begin(one.request, known.total_bytes)
             except Exception as raised:
                 error = reason(raised, place.url)
-        return _Told(known is not None, uuid.uuid4().hex, place.asked, one.training, folder, error)
+        key, is_known = uuid.uuid4().hex, known is not None
+        return _Told(is_known, key, place.asked, one.training, one.whole, folder, error)
 
     told = together(tell)
     refuse_others([one.asked for one in told], "nbdist.save")
-    refuse_different([one.training for one in told])
+    refuse_different([(one.training, one.whole) for one in told], "nbdist.save")
     (prepared,), first = mine, told[0]
     if first.error is not None:
         raise one_error({0: first.error}, 1) from first.error

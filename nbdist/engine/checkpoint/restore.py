@@ -166,7 +166,7 @@ def go_on_from(
         every = training_state.find(among)
         return every if what is None else training_state.asked(every, what, "nbdist.restore")
 
-    training = agreement.found(find)
+    training = agreement.found(find, "nbdist.restore")
     together(lambda: chosen.verify(place, found, rank, ranks), folder)
     is_part = what is not None
     facts, fitted = _read(training, place, found, only_model=only_model, is_part=is_part)

@@ -13,6 +13,7 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 
+from nbdist import side
 from nbdist.engine.checkpoint import place, rest, steady, training_state
 from nbdist.engine.checkpoint.folder import CheckpointFolder
 from nbdist.engine.checkpoint.planning import PreparedSave, SaveRequest
@@ -134,7 +135,8 @@ def begin(
         request = SaveRequest(folder, training.step, layouts, metric, keep, is_automatic)
         planner = WritePlanner(training_state.tree(training, dist.get_rank()), dist.get_rank())
         unchanging = steady.find(training)
-        return PreparedSave(request, planner, str(training), unchanging, training.optimizers)
+        said = str(training), training.whole
+        return PreparedSave(request, planner, *said, unchanging, training.optimizers)
 
     saving = Saving(prepare, began, waits=waits)
     (training,) = trainings
@@ -158,6 +160,7 @@ def _is_number(metric: object) -> bool:
 
 def require_rank(call: str) -> None:
     """Refuse a call where there is no process group, as in a plain cell of the notebook."""
+    side.require_rank(call)
     if not dist.is_initialized():
         raise UsageError(
             f"{call} is for ranks, and this process is none.",

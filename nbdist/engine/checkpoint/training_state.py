@@ -40,6 +40,7 @@ class Training:
         loaders: Of every living `nbdist.loader`, in the order of making.
         called: By what names cells call models and optimizers, by ids of modules and optimizers.
         left_out: Models that cells can reach, and that are no part of it.
+        whole: What is trained here, in words, where a call has asked for this part of it.
     """
 
     models: list[TrainedModel]
@@ -50,6 +51,7 @@ class Training:
     names: dict[int, str] = field(default_factory=dict)  # "GPT.head.weight", by id of parameters
     called: dict[int, set[str]] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    whole: str = ""
 
     def __str__(self) -> str:
         optimizers = ", ".join(type(real(optimizer)).__name__ for optimizer in self.optimizers)
@@ -154,12 +156,23 @@ def asked(every: Training, what: Collection[Any], call: str) -> Training:
             raise UsageError(
                 f"{call} takes models and optimizers that are trained here, or the names of their "
                 f"variables, not {one if isinstance(one, str) else type(one).__name__}.",
-                do=f"those here are {', '.join(known)}",
+                do=f"those here are {', '.join(known)}{_keep_it(one)}",
             )
         for part in mine:
             own = {id(p) for p in _parameters(part)}
             found += [m.name for m in every.models if own & {id(p) for p in _parameters(m)}]
-    return every.part(found)
+    return replace(every.part(found), whole=str(every))
+
+
+def _keep_it(one: Any) -> str:
+    """Return how a model that nothing trains becomes a part of the training, if `one` is one."""
+    names = _names_here()
+    module = trained_models.model_in(names.get(one) if isinstance(one, str) else one)
+    if module is None:
+        return ""
+    named = (n for n, v in names.items() if n[:1] != "_" and trained_models.model_in(v) is module)
+    name = next(named, "model")
+    return f"; nbdist.keep({name}={name}) adds a model that is not trained"
 
 
 def _is_asked(one: Any, part: TrainedModel | Optimizer, every: Training) -> bool:

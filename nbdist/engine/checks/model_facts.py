@@ -17,6 +17,7 @@ from nbdist.engine.compat import torch_modules, torch_sharded
 from nbdist.engine.data.lr_scaling import scaled_for
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.layout.layout import Layout, layout_facts, live_layouts
+from nbdist.engine.steps import keep
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
 from nbdist.engine.training import training
 
@@ -30,9 +31,12 @@ def tell(recorder: Recorder, optimizer: Optimizer) -> None:
 
 
 def facts_of(optimizer: Optimizer) -> dict[str, str]:
-    """Return what is told of the model that this optimizer changes; nothing for a plain module."""
+    """Return what is told of the model that this optimizer changes.
+
+    Of a plain module that is its class alone, where a cell has named it.
+    """
     if isinstance(optimizer, Wrapper):
-        return {"layout": optimizer.name}
+        return {"layout": optimizer.name, **_class_of_named(optimizer)}
     spread = spread_by(optimizer)
     if isinstance(spread, Layout):
         return layout_facts(spread)
@@ -40,6 +44,14 @@ def facts_of(optimizer: Optimizer) -> dict[str, str]:
         count = sum(parameter.numel() for parameter in spread.parameters())
         name = torch_sharded.plain_name(spread.module)
         return {"layout": "ddp", "model": name, "parameters": str(count)}
+    return _class_of_named(optimizer)
+
+
+def _class_of_named(optimizer: Optimizer) -> dict[str, str]:
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for one in keep.named().values():
+        if isinstance(one, nn.Module) and any(id(p) in own for p in one.parameters()):
+            return {"model": torch_sharded.plain_name(torch_modules.uncompiled(one))}
     return {}
 
 

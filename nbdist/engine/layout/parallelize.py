@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch.distributed as dist
 from torch import nn
 
+from nbdist import side
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout import wrapped
 from nbdist.engine.layout.axes import old_optimizers
@@ -67,6 +68,7 @@ def parallelize(
 
     Raises:
         LayoutError: The text, the ranks and the model do not fit, or the model is spread already.
+        UsageError: This is the notebook.
     """
     if not (isinstance(model, nn.Module) or callable(model)):
         raise LayoutError(
@@ -98,7 +100,9 @@ def with_weights(
 
     Raises:
         LayoutError: As `parallelize`.
+        UsageError: This is the notebook.
     """
+    side.require_rank("nbdist.parallelize")
     if not (dist.is_available() and dist.is_initialized()):
         raise LayoutError(
             "There is no process group here, so there are no ranks to spread a model over.",

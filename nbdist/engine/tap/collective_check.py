@@ -34,7 +34,7 @@ from itertools import permutations
 
 from nbdist.collectives import COLLECTIVES
 from nbdist.engine.kernel import location
-from nbdist.engine.tap.purpose import UNKNOWN, Purpose
+from nbdist.engine.tap.purpose import BUFFERS, UNKNOWN, Purpose
 from nbdist.errors import MismatchError
 from nbdist.formatting import name_bytes
 from nbdist.ranks import name_ranks
@@ -175,13 +175,21 @@ def mismatch(
         f"{name_ranks(ranks)} {'calls' if len(ranks) == 1 else 'call'} {text}"
         for text, ranks in by_text.items()
     ]
+    do = "let all ranks of the group make the same calls, in one order and of equal sizes."
+    if len({call.purpose == BUFFERS.key for call in calls.values()}) > 1:
+        do = (
+            "let all ranks run the model as often and in one mode, model.train() or model.eval(): "
+            "after a forward in evaluation, or under no_grad, no buffers are sent."
+        )
+    elif not is_for_one:
+        do = (
+            "let all ranks run the same parts of the model, and multiply by 0 what a rank's loss "
+            "does not need."
+        )
     return MismatchError(
         f"Collective #{number} of {title} ({name_ranks(members)}) differs between ranks.",
         why="; ".join(sides) + ".",
-        do="let all ranks of the group make the same calls, in one order and of equal sizes."
-        if is_for_one
-        else "let all ranks run the same parts of the model, and multiply by 0 what a rank's loss "
-        "does not need.",
+        do=do,
     )
 
 

@@ -1,14 +1,16 @@
-"""For which parameters a collective of FSDP2 is, where its size does not tell.
+"""What a collective is for, where its size does not tell: which parameters of FSDP2, or buffers.
 
 A unit gathers its parameters, and reduces the gradients of those that had one, as one buffer. Ranks
 that take other branches of a model would add up what belongs to different parameters, of one size:
-so ranks compare the names too (`collective_check`).
+so ranks compare the names too (`collective_check`). Buffers are sent after a forward in training
+alone, and a peer in evaluation is at another collective by then.
 
 Threads: what a thread reads is what it has entered itself.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, wraps
 from hashlib import blake2b
@@ -21,7 +23,7 @@ _SHOWN = 4  # names in an error
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """The parameters that a collective carries.
+    """The parameters, or buffers, that a collective carries.
 
     Attributes:
         key: Alike on all ranks that name the same; 0 where nothing is known.
@@ -33,12 +35,16 @@ class Purpose:
 
     def describe(self, key: int) -> str:
         """Return what a call with a key is for, as a rank whose own is this one can tell."""
+        if key == BUFFERS.key:
+            return f" for {BUFFERS.text}"
         if not key or not self.key:
             return ""
         return f" for {self.text if key == self.key else 'other parameters'}"
 
 
 UNKNOWN = Purpose()
+# Known without a call of one's own; the keys of parameters are odd.
+BUFFERS = Purpose(2, "buffers after a forward in training")
 
 
 class _Now(threading.local):
@@ -58,16 +64,23 @@ def of_parameters(names: tuple[str, ...]) -> Purpose:
     return Purpose(int.from_bytes(digest, "little") | 1, ", ".join(names[:_SHOWN]) + more)
 
 
+@contextmanager
+def sends(purpose: Purpose) -> Iterator[None]:
+    """Say what this thread's collectives are for."""
+    outer, now.purpose = now.purpose, purpose
+    try:
+        yield
+    finally:
+        now.purpose = outer
+
+
 def told(native: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function that sends a unit's parameters, its first argument, or their gradients."""
     name_of = torch_sharded.name_in_unit
 
     @wraps(native)
     def send(parameters: Sequence[Any], *args: Any, **keywords: Any) -> Any:
-        outer, now.purpose = now.purpose, of_parameters(tuple(map(name_of, parameters)))
-        try:
+        with sends(of_parameters(tuple(map(name_of, parameters)))):
             return native(parameters, *args, **keywords)
-        finally:
-            now.purpose = outer
 
     return send

@@ -4,6 +4,8 @@ Where the numbers come from:
 
 - a *step* ends when an optimizer steps (`steps.StepRule` says which, of several; one that steps
   within another's step belongs to it); each makes one record of kind "step";
+- the first step of several optimizers ends with the first one's step, and is recorded when it steps
+  again: the losses of the others until then are its own, and it has no norm;
 - the *loss* is the scalar on which `backward()` was called, unscaled, the mean of a step's
   backwards (`scalars.loss_of`). Roots that are no scalar, and backwards within a backward, are no
   losses: of a pipeline only the last stage has one, and the other ranks count steps without;
@@ -28,7 +30,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 
@@ -92,6 +94,10 @@ class Cell:
         self._is_second = True  # the one after it is measured, by the stride as it is now
         self._began_ns = 0  # when it began, where that was seen
         self._rule = StepRule()
+        self._is_newest_held = False  # the newest step, for others may have more of it
+        self._trained: dict[int, ref[torch.Tensor]] = {}  # parameters, by `id`
+        self._trains_others = False  # the optimizer that stepped last for the first time
+        self._trainings = 0
         self._made_by_then = 0  # number of the newest optimizer when the newest step ended
         self._has_begun = self._is_whole = False  # the step; and whether that was seen
         self.knows_parts = True  # False once a hook has failed that tells them
@@ -208,6 +214,13 @@ class Cell:
         """Whether an optimizer is in its step."""
         return self._parts.is_stepping
 
+    def first_step_began(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer begins its first step in the cell."""
+        own = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+        known = self._trained
+        self._trains_others = not any(i in known and known[i]() is p for i, p in own.items())
+        known |= {i: ref(p) for i, p in own.items()}
+
     def optimizer_began(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> bool:
         """An optimizer begins to step; returns False where it does so within another's step."""
         if self.is_measured:
@@ -250,11 +263,25 @@ class Cell:
         if not rule.leads(key):
             made = torch_live.number_of(torch.optim.Optimizer, optimizer)
             if not rule.closes(key, is_new=made > self._made_by_then):
+                if self._holds_newest:
+                    self._add_to_newest()
                 return False
         self._close_step(now_ns)
         return True
 
     # -- records
+
+    @property
+    def _holds_newest(self) -> bool:
+        return self._is_newest_held and self._rule.is_open
+
+    def _add_to_newest(self) -> None:
+        """Another optimizer's step belongs to the step that was closed last."""
+        newest = self._held[-1]
+        newest.losses.take(self._losses)
+        newest.shares = Scalars()  # its norm was the first optimizer's alone
+        self._shares.clear()
+        self._backwards = 0
 
     def _close_step(self, now_ns: int) -> None:
         self.step += 1
@@ -268,6 +295,10 @@ class Cell:
             values = self._measured_values(now_ns, is_next=is_next)
         else:
             values = self._counted_values(now_ns)
+        if self._rule.is_open and self._trains_others:
+            self._trainings += 1
+            if self._trainings > 1:
+                values["training_began"] = float(self._trainings)
         if replays := graphs.replays - self._replays:
             values["replays"] = float(replays)
             self._replays = graphs.replays
@@ -331,7 +362,10 @@ class Cell:
     def _keep(self, values: dict[str, float]) -> None:
         """Record a step, at once where all its numbers are here."""
         losses = self._losses
-        if not (losses.copies or self._held or self._shares):
+        self._is_newest_held = (
+            self._rule.is_open and len(torch_live.live(torch.optim.Optimizer)) > 1
+        )
+        if not (losses.copies or self._held or self._shares or self._is_newest_held):
             if found := losses.values:
                 values["loss"] = found[0] if len(found) == 1 else sum(found) / len(found)
                 found.clear()
@@ -390,7 +424,9 @@ class Cell:
         while wait and (told := tap.late()) is not None:
             self._recorder.add("calls", told[0], {}, told[1])
         held = self._held
-        while held and (wait or len(held) > MAX_HELD or held[0].is_ready):
+        while len(held) > (0 if wait else self._holds_newest) and (
+            wait or len(held) > MAX_HELD or held[0].is_ready
+        ):
             over = held.popleft()
             losses, shares = over.losses.read(), over.shares.read()
             values = over.values

@@ -163,6 +163,7 @@ class Hooks:
         self._newest = ref(optimizer)
         if optimizer not in self._seen:
             self._seen.add(optimizer)
+            self._guard("training", self.cell.first_step_began, optimizer)
             for name, callback in self.on_new_optimizer.copy().items():
                 self._guard(name, callback, optimizer)
 

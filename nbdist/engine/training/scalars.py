@@ -30,6 +30,12 @@ class Scalars:
         else:
             self.values.append(scalar.item())
 
+    def take(self, others: "Scalars") -> None:
+        """Take over the numbers of others, which then have none."""
+        self.values += others.values
+        self.copies += others.copies
+        others.values, others.copies = [], []
+
     @property
     def is_ready(self) -> bool:
         """Whether `read` would return without waiting."""

@@ -11,29 +11,38 @@ import torch
 T = TypeVar("T")
 
 _INDEXES = (torch.int64, torch.int32)
+TURNS = 3  # of optimizers, after which they are known to step in turn
 MAX_AHEAD = 2  # batches that Lightning or Accelerate hold, fetched and not used
 
 
 class StepRule:
     """Tell the optimizer whose `step()` ends a step from those that step within it.
 
-    The optimizer that stepped first leads: each of its steps is a training step, and those of
-    others in between (a GAN's second network, the one inside a ZeroRedundancyOptimizer, one
-    optimizer a parameter) belong to it. An optimizer that was made since the leader's last step
-    takes its place at once: another training begins. One that was there takes it when it steps
-    twice between two steps of the leader, which was only for a warm-up, or steps less often.
+    The optimizer that steps last in an iteration leads: each of its steps is a training step, and
+    those of others before it (a GAN's second network, one optimizer a parameter) belong to it.
+    Which one that is shows when the first one steps again: it led so far, and hands over to the
+    last that stepped in between. So the first step ends early, with the first optimizer, and
+    `is_open` until the leader's next call: what others do until then belongs to it.
+
+    One that steps twice between two steps of the leader takes the lead (a warm-up is over, or one
+    network steps several times for each step of the other). It keeps it, but where they had stepped
+    in turn: a GradScaler has left out a step, and it shows anew who is last. One that was made
+    since the newest step ended leads at once: another training begins.
     """
 
     def __init__(self) -> None:
         self._leader: int | None = None
-        self._others: set[int] = set()
+        self._others: list[int] = []  # that have stepped since the leader did, in order
+        self._turns = 0  # steps of the leader with others in between
+        self.is_open = False  # whether the newest step may have more to come
 
     def leads(self, optimizer: int) -> bool:
         """Return whether a call is the leader's own: then it ends a step, as `closes` would say."""
-        if optimizer != self._leader:
+        if optimizer != self._leader or self.is_open:
             return False
         if self._others:
             self._others.clear()
+            self._turns += 1
         return True
 
     def closes(self, optimizer: int, *, is_new: bool = False) -> bool:
@@ -43,12 +52,18 @@ class StepRule:
             optimizer: Which.
             is_new: It was made after the newest step had ended.
         """
-        leads = self._leader in (None, optimizer) or optimizer in self._others
-        if leads or is_new:
-            self._leader = optimizer
+        if optimizer == self._leader and self.is_open and self._others:
+            self._leader, self._others, self.is_open = self._others[-1], [optimizer], False
+            return False
+        is_first = is_new or self._leader is None
+        if is_first:
+            self._turns = 0
+        if is_first or optimizer == self._leader or optimizer in self._others:
+            had_turns = optimizer in self._others and self._turns >= TURNS
+            self._leader, self.is_open = optimizer, is_first or had_turns
             self._others.clear()
             return True
-        self._others.add(optimizer)
+        self._others.append(optimizer)
         return False
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nbdist.engine.compat import torch_modules
+from nbdist.engine.tap import purpose
 
 _SMALL_BYTES = 1 << 20  # a larger buffer is sent from where it lies: no second one is kept
 
@@ -52,7 +53,8 @@ class BufferSync:
         buffers = [owner._buffers[name] for owner, name in self._places]
         if self._packed is None or not self._packed.is_of(buffers):
             self._packed = _Packed([buffer for buffer in buffers if buffer is not None])
-        self._packed.broadcast(self._groups)
+        with purpose.sends(purpose.BUFFERS):
+            self._packed.broadcast(self._groups)
 
 
 class _Packed:

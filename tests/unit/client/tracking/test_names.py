@@ -13,9 +13,9 @@ from nbdist.client.tracking.names import (
 
 
 def test_a_run_is_named_by_what_differs() -> None:
-    assert run_name("ddp", 2, {"lr": 0.03}) == "ddp-w2-lr0.03"
-    assert run_name("fsdp=2 tp=2", 4, {}) == "fsdp2-tp2-w4"
-    assert run_name("", 1, {"note": "x" * 50}) == "w1"
+    assert run_name("MLP", "ddp", 2, {"lr": 0.03}) == "MLP-ddp-w2-lr0.03"
+    assert run_name("MLP, Judge", "fsdp=2 tp=2", 4, {}) == "MLP-Judge-fsdp2-tp2-w4"
+    assert run_name("", "", 1, {"note": "x" * 50}) == "w1"
 
 
 def test_ranks_are_padded_so_that_they_sort() -> None:

@@ -35,6 +35,24 @@ def test_the_mean_loss_appears_when_the_last_rank_has_made_the_step() -> None:
     assert values_of(series.add([step(1, 1, loss=3.0)]), "loss") == [(1, 2.0)]
 
 
+def test_each_training_of_a_cell_has_its_own_last_loss() -> None:
+    series = RunSeries((0, 1))
+    for rank in (0, 1):
+        for fold in (1.0, 2.0, 3.0):
+            began = fold if fold > 1 else 0.0
+            series.add([step(rank, int(2 * fold - 1), loss=9.0, training_began=began)])
+            series.add([step(rank, int(2 * fold), loss=fold + rank)])
+    assert series.losses_before == [1.5, 2.5]
+    assert series.last["loss"] == 3.5
+
+
+def test_the_last_loss_of_a_training_is_what_the_user_logs_by_that_name() -> None:
+    series = RunSeries((0,))
+    series.add([step(0, 1, loss=9.0), logged(0, 1, loss=0.5), step(0, 2, loss=9.0)])
+    series.add([step(0, 3, loss=9.0, training_began=2.0)])
+    assert series.losses_before == [0.5]
+
+
 def test_a_point_carries_the_time_of_its_rank() -> None:
     points = RunSeries((0, 1)).add([step(0, 1, 1000, loss=1.0), step(1, 1, 1007, loss=1.0)])
     assert [p.time_ms for p in points] == [1000, 1007, 1007]

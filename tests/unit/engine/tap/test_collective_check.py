@@ -16,7 +16,7 @@ from nbdist.engine.tap.collective_check import (
     pack,
     size_bytes,
 )
-from nbdist.engine.tap.purpose import UNKNOWN, of_parameters
+from nbdist.engine.tap.purpose import BUFFERS, UNKNOWN, of_parameters
 from nbdist.errors import MismatchError
 
 F32 = DTYPES.index("float32")
@@ -68,6 +68,17 @@ def test_calls_of_one_size_for_different_parameters_do_not_meet() -> None:
         "Do:  let all ranks run the same parts of the model, and multiply by 0 what a rank's loss "
         "does not need."
     )
+
+
+def test_buffers_that_one_rank_alone_sends_are_named_on_either_side() -> None:
+    broadcast = pack("broadcast", F32, root=0)
+    for calls in ([(SUM, UNKNOWN), (broadcast, BUFFERS)], [(broadcast, BUFFERS), (SUM, UNKNOWN)]):
+        first, second = channels(2)
+        first.announce(1, calls[0][0], 8, 8, 0, calls[0][1])
+        with pytest.raises(MismatchError) as caught:
+            second.announce(1, calls[1][0], 8, 8, 0, calls[1][1])
+        assert "of 2 float32 (8 B) for buffers after a forward in training" in caught.value.why
+        assert "model.train() or model.eval()" in caught.value.do
 
 
 def test_both_are_told_when_they_come_together() -> None:
