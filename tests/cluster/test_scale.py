@@ -234,3 +234,30 @@ def test_a_fault_after_it_leaves_scripts_the_group_of_now(scaled: Session) -> No
         dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     """)
     assert scaled.run(SUM).value_list == [2.0] * 2
+
+
+def test_a_new_rank_runs_the_hooks_of_an_optimizer_also_where_its_scheduler_came_first(
+    scaled: Session,
+) -> None:
+    scaled.run("""
+        from torch.optim.lr_scheduler import LambdaLR
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+        other = torch.nn.parallel.DistributedDataParallel(
+            torch.nn.Linear(2, 1), process_group=dist.new_group([0, 1])
+        )
+        beside = torch.optim.SGD(other.parameters(), lr=0.1)
+        plan = LambdaLR(beside, lambda epoch: 0.9)
+        model = nbdist.parallelize(torch.nn.Linear(2, 1), "ddp").model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = LambdaLR(optimizer, lambda epoch: 0.9)
+        def train():
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step(); optimizer.zero_grad(); schedule.step()
+        train()
+    """)
+    scaled.scale(3)
+    scaled.run("""
+        stepped = []
+        handle = register_optimizer_step_post_hook(lambda *_: stepped.append(1)); train()
+    """)
+    assert scaled.run("handle.remove(); len(stepped)").value_list == [1, 1, 1]

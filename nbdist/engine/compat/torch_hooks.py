@@ -463,6 +463,15 @@ def finished_work() -> Any:
 _create_work: Any = torch._C._distributed_c10d._create_work_from_future  # type: ignore[attr-defined]
 
 
+def let_run_hooks(kind: type) -> None:
+    """Have a class of optimizers run hooks at its steps, as torch does when it makes the first.
+
+    Before anything refers to the class's `step`: torch replaces it.
+    """
+    if issubclass(kind, torch.optim.Optimizer):
+        kind._patch_step_function(object.__new__(kind))
+
+
 def step_without_hooks(optimizer: torch.optim.Optimizer) -> None:
     """Let an optimizer step without a word to those who count steps."""
     step: Any = type(optimizer).step

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbdist.engine.compat import torch_hooks
 from nbdist.engine.kernel.placeholder import Placeholder, PlaceholderError, first_line
 from nbdist.error_text import named
 
@@ -110,6 +111,8 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Return an attribute of a module, which is imported."""
         try:
+            if name.endswith(".step"):  # as schedulers hold it, around which they wrap their own
+                torch_hooks.let_run_hooks(super().find_class(module, name.removesuffix(".step")))
             return super().find_class(module, name)
         except Exception as error:
             return Placeholder(f"{module}.{name}", named(error))
