@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -70,8 +71,9 @@ class Use:
         """Put in the hooks that look: they cost a step 20 us, and most steps are not looked at."""
         optimizer = self._optimizer()
         model = None if self._model is None else self._model()
-        parameters = () if model is None else model.parameters()
-        # Chosen at each look: what was trained before may be frozen by now, and takes no hook.
+        # Chosen at each look: what was trained before may be frozen by now, and takes no hook. What
+        # FSDP2 has cut never calls its own.
+        parameters = () if model is None or isinstance(model, FSDPModule) else model.parameters()
         sample = next((p for p in parameters if p.requires_grad), None)
         self._sample = None if sample is None else weakref.ref(sample)
         if optimizer is not None:
