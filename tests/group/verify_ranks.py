@@ -515,7 +515,7 @@ def advised(y: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     per_sample = kept[0] / kept[1]
 
     def loss_fn(out: Tensor, y: Tensor) -> Tensor:
-        total = F.cross_entropy(out.flatten(0, 1), y.flatten(), reduction="sum")
+        total = F.cross_entropy(out.flatten(0, -2), y.flatten(), reduction="sum")
         return total / len(y) / per_sample
 
     return loss_fn
