@@ -49,6 +49,10 @@ GIVEN = {
     "export.md": "print(rank)",
     "faults.md": LOADER,
     "jobs.md": "print(rank)",
+    "layouts.md": """
+layout = nbdist.parallelize(model, "zero2")
+x, y = _x[:4].clone().requires_grad_(), _x[:4, :4].argmax(1)
+""",
     "notebooks-as-tests.md": 'nbdist.parallelize(model, "ddp")'
     + TRAIN.replace("epochs=1", "epochs=9"),
     "profiling.md": 'nbdist.parallelize(model, "ddp")' + TRAIN,

@@ -1,5 +1,6 @@
 """What the ranks run in test_checks: trainings, right and wrong, and what their ranks tell."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -68,6 +69,69 @@ def frozen_since() -> Told:
             _change(list(net.parameters())[1])
         checks.step_ended(step)
     return records
+
+
+def a_judge_that_another_models_loss_runs_through() -> list[float]:
+    """Return the sums that are told of a GAN's judge, whose maker no optimizer steps."""
+    torch.manual_seed(0)
+    making, judging = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)
+    parallelize(judging, "ddp")
+    opt, sums = torch.optim.SGD(judging.parameters(), lr=0.1), []
+
+    def add(kind: str, step: int, values: dict[str, float]) -> None:
+        if kind == "use" and step:
+            sums.append(values["sums"])
+
+    checks = RankChecks(add)
+    checks.optimizer_begins(opt)
+    for step in range(1, 6):
+        fake = making(torch.randn(8, 4))
+        opt.zero_grad()
+        judging(fake.detach()).square().mean().backward()
+        opt.step()
+        checks.step_ended(step)
+        judging(fake).mean().backward()
+    return sums
+
+
+def whole(model: torch.nn.Module) -> torch.Tensor:
+    parameters = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
+    return torch.cat([p.detach().flatten() for p in parameters])
+
+
+def trained_in_parts(way: str) -> torch.Tensor:
+    """Return the weights after steps of two backwards each.
+
+    Args:
+        way: "one process"; "each": all backwards average; or an advice: "no_sync", which the last
+            backward of a step is out of, or a layout, whose `accumulate` is used.
+    """
+    torch.manual_seed(0)
+    model: Any = torch.nn.Sequential(
+        torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1)
+    ).double()
+    x, parts = torch.randn(8, 4).double(), range(2)
+    if way == "no_sync":
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    elif way != "one process":
+        layout = parallelize(model, "ddp" if way == "each" else way)
+    mine = [x] if way == "one process" else x.chunk(2)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        for part in layout.accumulate(2) if way in ("ddp", "zero2", "zero3") else parts:
+            rows = mine[dist.get_rank() if len(mine) > 1 else 0].chunk(2)[part]
+            with model.no_sync() if way == "no_sync" and not part else nullcontext():
+                (model(rows).square().mean() / 2).backward()
+        opt.step()
+        opt.zero_grad()
+    return whole(model)
+
+
+def in_parts() -> dict[str, float]:
+    """Return how far the weights of each way are from those of one process."""
+    expected = trained_in_parts("one process")
+    ways = ("each", "no_sync", "ddp", "zero2", "zero3")
+    return {way: float((trained_in_parts(way) - expected).abs().max()) for way in ways}
 
 
 def cases(asked: list[tuple[str, str, str | None]]) -> list[Told]:

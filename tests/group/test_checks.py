@@ -76,3 +76,13 @@ def test_fingerprints_tell_any_value_of_any_kind_of_tensor() -> None:
     (found,) = run_ranks(1, RANKS + "prints_of_tensors")
     assert found.pop("kinds") == 8
     assert all(found.values()), found
+
+
+def test_sums_onto_gradients_that_a_step_has_used_are_not_told() -> None:
+    for told in run_ranks(2, RANKS + "a_judge_that_another_models_loss_runs_through"):
+        assert told == [0.0] * 3  # of steps 1, 2 and 5
+
+
+def test_backwards_of_which_the_last_alone_averages_train_as_one_process_as_is_advised() -> None:
+    for off in run_ranks(2, RANKS + "in_parts"):
+        assert max(off.values()) <= 1e-15, off

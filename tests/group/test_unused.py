@@ -71,6 +71,18 @@ def test_a_part_that_a_model_gets_after_parallelize_is_refused_by_name(
             )
 
 
+def test_ranks_that_train_different_parameters_are_refused_by_name_before_they_average(
+    two_ranks: list[dict[str, Any]],
+) -> None:
+    for found in two_ranks:
+        text, is_equal_after = found["unlike"]
+        assert text.startswith(
+            "Ranks train different parameters: layer.0.weight, layer.0.bias on rank 0, "
+            "layer.1.weight, layer.1.bias on rank 1."
+        )
+        assert is_equal_after
+
+
 @pytest.mark.parametrize("layout", ["zero2", "zero3", "tp=2", "pp=2"])
 def test_other_layouts_train_as_one_process_does(
     two_ranks: list[dict[str, Any]], layout: str

@@ -79,6 +79,32 @@ def test_parts_of_other_sizes_are_weighed_as_the_step_does(
     assert [found["unequal"].ok for found in two_ranks] == [True, True]
 
 
+@pytest.mark.parametrize("way", ["ddp", "ddp, unequal", "ddp, accumulate", "pp=2"])
+def test_a_masked_mean_is_another_loss_in_one_piece_and_the_advised_one_is_not(
+    two_ranks: list[dict[str, Any]], way: str
+) -> None:
+    for found in two_ranks:
+        plain, advised, off = found["masked"][way]
+        said = "; in one piece the batch has another loss, "
+        pieces = r", in 3 micro-batches" if way == "pp=2" else ""
+        assert re.search(f"equal .+ over 3 steps{pieces}{said}", plain), plain
+        assert "divide its sum by len(y)" in " ".join(plain.split())
+        assert said not in advised
+        assert off <= 1e-15
+
+
+def test_shares_that_do_not_go_into_one_piece_are_said_not_to_be_compared_so(
+    two_ranks: list[dict[str, Any]],
+) -> None:
+    for found in two_ranks:
+        assert "; not compared with the batch in one piece" in found["ragged"]
+
+
+def test_right_programs_have_the_same_loss_in_one_piece(two_ranks: list[dict[str, Any]]) -> None:
+    for found in two_ranks:
+        assert [repr(p) for p in found["right"].values() if p.one_piece is not None] == []
+
+
 @pytest.mark.parametrize(
     ("bug", "what", "name", "step", "ranks"),
     [

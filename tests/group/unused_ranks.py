@@ -282,6 +282,29 @@ def thawed_under_compression() -> str:
     return "accepted"
 
 
+def unlike_on_ranks() -> tuple[str, bool]:
+    """Return what a forward says where each rank trains a layer of its own, and both the last.
+
+    And whether replicas are equal when all have trained the same after it.
+    """
+    torch.manual_seed(0)
+    model, x = Adapters().double(), torch.randn(4, 4).double() * (dist.get_rank() + 1)
+    live, text = parallelize(model, "ddp"), "accepted"
+    for unlike in (True, False):
+        for i, layer in enumerate(model.layer):
+            layer.requires_grad_(i == (dist.get_rank() if unlike else 0) or i == 2)
+        opt = live.optimizer(torch.optim.SGD, lr=0.1)
+        try:
+            model(x).square().mean().backward()
+            opt.step()
+        except LayoutError as error:
+            text = str(error)
+    own = torch.cat([p.detach().flatten() for p in model.parameters()])
+    both = [torch.empty_like(own) for _ in range(2)]
+    dist.all_gather(both, own)
+    return text, torch.equal(*both)
+
+
 def grown(change: Callable[[nn.ModuleList], object]) -> str:
     """Change a model's layers after parallelize, and train them."""
     model = Adapters()
@@ -374,6 +397,7 @@ def on_two_ranks() -> dict[str, Any]:
         "frozen": frozen_before("ddp"),
         "in turns": in_turns(["ddp", "zero1", "zero2", "zero3"]),
         "compressed": thawed_under_compression(),
+        "unlike": unlike_on_ranks(),
         "grown": [grown(another_head), grown(one_more_layer)],
         "two networks": two_networks_in_one(),
         "penalty": with_a_penalty(),

@@ -18,7 +18,7 @@ from nbdist.engine.layout import verify_magic
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.efficiency import Compress, Precision
-from nbdist.engine.layout.policies.policies import TensorParallel
+from nbdist.engine.layout.policies.policies import Pipeline, TensorParallel
 from nbdist.engine.layout.verify.report import Proof
 from nbdist.engine.layout.weights import buffers, full_tensors
 from nbdist.engine.training import training as hooks
@@ -490,6 +490,79 @@ def unequal_parts(layout: str) -> Proof:
     return spread.verify((x[mine], y[mine]), loss_of)
 
 
+# ---- A mean over a count that varies -----------------------------------------------------------
+
+KEPT_OF = (1, 5, 3, 2, 6, 4)  # of 6 tokens, by sample
+
+
+def texts() -> Batch:
+    torch.manual_seed(2)
+    y = torch.randint(3, (6, 6))
+    for sample, kept in zip(y, KEPT_OF, strict=True):
+        sample[kept:] = -100
+    return torch.randn(6, 6, 4).double(), y
+
+
+def small_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def advised(y: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the loss that `OnePiece.note` advises, and docs/layouts.md has."""
+    kept = torch.tensor([(y != -100).sum(), len(y)])
+    dist.all_reduce(kept)
+    per_sample = kept[0] / kept[1]
+
+    def loss_fn(out: Tensor, y: Tensor) -> Tensor:
+        total = F.cross_entropy(out.flatten(0, -2), y.flatten(), reduction="sum")
+        return total / len(y) / per_sample
+
+    return loss_fn
+
+
+def masked(way: str) -> tuple[str, str, float]:
+    """Prove a masked mean and what is advised for it; train the latter beside one process.
+
+    Args:
+        way: A layout, and after a comma "unequal" for shares of other sizes, or "accumulate".
+
+    Returns:
+        Both proofs, and how far gradients are from those of the masked mean in one process.
+    """
+    layout, _, how = way.partition(", ")
+    policies = [Pipeline("gpipe", microbatches=3)] if layout == "pp=2" else []
+    spread = parallelize(small_net(), layout, *policies)
+    x, y = texts()
+    alone = small_net()
+    loss_of(alone(x), y).backward()
+    if layout != "pp=2":
+        shares = [4, 2] if how == "unequal" else [3, 3]
+        x, y = (both.split(shares)[dist.get_rank()] for both in (x, y))
+    loss_fn = advised(y)
+    proofs = [repr(spread.verify((x, y), fn)) for fn in (loss_of, loss_fn)]
+    if how == "accumulate":
+        for part in spread.accumulate(3):
+            mine = slice(part, part + 1)
+            spread.step(x[mine], y[mine], lambda out, y: loss_fn(out, y) / 3)
+    else:
+        spread.step(x, y, loss_fn)
+    expected = {n: p.grad for n, p in alone.named_parameters() if p.grad is not None}
+    found = [(n, p.grad) for n, p in spread.model.named_parameters() if p.grad is not None]
+    off = [float((full_tensors.part_of(expected[n], g) - g).abs().max()) for n, g in found]
+    return proofs[0], proofs[1], max(off)
+
+
+def ragged() -> str:
+    """Prove with shares of other lengths, which do not go into one piece."""
+    x, y = texts()
+    length = 6 - dist.get_rank()
+    return parallelize(small_net(), "ddp").verify((x[:, :length], y[:, :length]), loss_of).verdict
+
+
+WAYS = ["ddp", "ddp, unequal", "ddp, accumulate", "pp=2"]
+
+
 def on_two_ranks() -> dict[str, Any]:
     """One group for all that two ranks prove."""
     f32, f64 = torch.float32, torch.float64
@@ -515,6 +588,8 @@ def on_two_ranks() -> dict[str, Any]:
         "alone": rank_1_alone(),
         "asked": asked(),
         "compressed": {method: compressed(method) for method in ("bf16", "powersgd")},
+        "masked": {way: masked(way) for way in WAYS},
+        "ragged": ragged(),
         "kept": {(lay, name): is_left_as_it_was(lay, name) for lay, name in KEPT},
     }
 

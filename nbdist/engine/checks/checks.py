@@ -53,7 +53,6 @@ class RankChecks:
         self._numbers: weakref.WeakKeyDictionary[Layout, int] = weakref.WeakKeyDictionary()
         self._next = 0  # the first step of which this rank is still to tell
         self._is_looking = False  # at the step that runs
-        self._looked_at = 0  # optimizers that were known when the step began
         self._scaled_before = 0  # losses that GradScalers had scaled when the step began
         self._epochs = Epochs()
         self._at_end = AtEnd(add)
@@ -72,7 +71,7 @@ class RankChecks:
         self._uses.clear()
         self._steps.clear()
         self._numbers.clear()
-        self._next = self._looked_at = 0
+        self._next = 0
         self._epochs = Epochs()
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
@@ -121,13 +120,10 @@ class RankChecks:
     def _tell_uses(self, step: int, *, has_repeated: bool) -> None:
         reduced = tap.look_for_reductions(False)
         scaling = self._scaling()
-        # Whose first step in the cell is in this one were not there to be looked at when it began.
-        began = len(self._uses) - self._looked_at
-        stepped = began + sum(use.stepped_in_look for use in self._uses)
         for number, use in enumerate(self._uses):
             values = use.at_step_end(reduced)
             values |= {"optimizer": number, "same_epoch": has_repeated} | scaling
-            values["stepped"] = stepped
+            values["optimizers"] = len(self._uses)
             values["shared"] = sampler.is_shared_out(training.current_pass()[0])
             self._add("use", step, {name: float(value) for name, value in values.items()})
 
@@ -141,7 +137,7 @@ class RankChecks:
         }
 
     def _look(self, *, is_on: bool) -> None:
-        self._is_looking, self._looked_at = is_on, len(self._uses)
+        self._is_looking = is_on
         self._scaled_before = torch_hooks.count_of_scaled()
         tap.look_for_reductions(is_on)
         for use in self._uses:

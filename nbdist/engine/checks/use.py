@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -46,6 +47,7 @@ class Use:
         self._fed: dict[str, float] = {}
         self._hooks: list[Any] = []
         self._summed = 0
+        self._has_come = False  # a gradient of the sample, since the optimizer stepped
         self._model = None if model is None else weakref.ref(model)
         self._sample: weakref.ref[Tensor] | None = None  # a parameter that is trained at the look
         # Only what has a layout is asked whether it has stepped.
@@ -70,8 +72,9 @@ class Use:
         """Put in the hooks that look: they cost a step 20 us, and most steps are not looked at."""
         optimizer = self._optimizer()
         model = None if self._model is None else self._model()
-        parameters = () if model is None else model.parameters()
-        # Chosen at each look: what was trained before may be frozen by now, and takes no hook.
+        # Chosen at each look: what was trained before may be frozen by now, and takes no hook. What
+        # FSDP2 has cut never calls its own.
+        parameters = () if model is None or isinstance(model, FSDPModule) else model.parameters()
         sample = next((p for p in parameters if p.requires_grad), None)
         self._sample = None if sample is None else weakref.ref(sample)
         if optimizer is not None:
@@ -109,15 +112,10 @@ class Use:
         stepped, self._has_stepped = self._has_stepped, False
         return stepped
 
-    @property
-    def stepped_in_look(self) -> bool:
-        """Whether the optimizer has stepped in the step that is looked at."""
-        return self._stepped is not None
-
     def look(self, *, is_on: bool) -> None:
         """Look, or do not look, at the step that begins."""
         self._take_out()
-        self.is_looking, self._has_fed, self._summed = is_on, False, 0
+        self.is_looking, self._has_fed, self._summed, self._has_come = is_on, False, 0, False
         self._fed, self._stepped, self.is_unscaled = {}, None, False
         if is_on:
             self._put_in()
@@ -188,6 +186,7 @@ class Use:
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Note the gradients it stepped with, which may be gone when the cell's step ends."""
         self._stepped = [p.grad for p in _parameters(optimizer)]
+        self._has_come = False
         scalers = [s for s in torch_live.live(torch.amp.GradScaler) if s.is_enabled()]
         by_itself = getattr(optimizer, "found_inf", None) is not None  # a fused one divides alone
         self.is_unscaled = by_itself or any(
@@ -195,10 +194,15 @@ class Use:
         )
 
     def _before_sum(self, _gradient: Tensor) -> None:
-        """One parameter gets a gradient: note whether it is added to another one."""
+        """One parameter gets a gradient: note whether it is added to one that is still to be used.
+
+        One that a step has used is no part of a sum, whoever has left it there: in a GAN another
+        model's backward comes through.
+        """
         sample = None if self._sample is None else self._sample()
-        if sample is not None and sample.grad is not None:
+        if sample is not None and sample.grad is not None and self._has_come:
             self._summed += bool(sample.grad.any())
+        self._has_come = True
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

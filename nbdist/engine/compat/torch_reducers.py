@@ -68,12 +68,25 @@ def note_trained(module: DistributedDataParallel) -> None:
 
 def forget_trained(module: DistributedDataParallel) -> None:
     """Have the module take its reducer for one that was made for other parameters."""
-    _made_for.pop(module.reducer, None)
+    _made_for[module.reducer] = []
 
 
 def made_for(module: DistributedDataParallel) -> str:
-    """Return a text alike for reducers made for the same parameters; "" where it is not known."""
-    return "".join(str(int(is_trained)) for is_trained in _made_for.get(module.reducer, ()))
+    """Return a text alike for reducers made for the same parameters, of which the same are trained.
+
+    It is "" where it is not known.
+    """
+    known = _made_for.get(module.reducer)
+    return "" if known is None else _flags(known) + f" {_flags(_trained(module))}"
+
+
+def _flags(are_trained: list[bool]) -> str:
+    return "".join(str(int(is_trained)) for is_trained in are_trained)
+
+
+def is_to_be_remade(module: DistributedDataParallel) -> bool:
+    """Return whether the next forward makes a layout's reducer anew."""
+    return module.reducer in _made_for and trains_others(module)
 
 
 def trains_others(module: DistributedDataParallel) -> bool:

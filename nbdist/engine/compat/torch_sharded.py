@@ -9,6 +9,8 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import wraps
+from itertools import islice
 from typing import Any
 
 import torch
@@ -50,12 +52,17 @@ def _broken() -> list[str]:
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
     broken = lacking(_composable_state, ["_module_state_mapping"], "composable state")
     broken += lacking(
         FSDPParamGroup, ["_to_sharded", "post_backward"], "fully_shard's parameter group"
     )
     broken += lacking(FSDPParam, ["to_sharded"], "fully_shard's parameter")
+    broken += lacking(FSDPState, [_AT_END], "fully_shard's state")
+    for part, name in ((FSDPParam, "_unsharded_param"), (FSDPParamGroup, "reduce_grads")):
+        if name not in inspect.getsource(part):
+            broken.append(f"fully_shard's {part.__name__} has no {name} any more")
     broken += [
         f"fully_shard's {name} does not take a unit's parameters first any more"
         for name in _SENDS
@@ -206,6 +213,73 @@ def gathered(model: nn.Module) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
             for param in group.fsdp_params:
                 if hasattr(param, "_unsharded_param"):
                     yield param.sharded_param, param._unsharded_param
+
+
+_AT_END = "_root_post_backward_final_callback"  # of a backward, of which units wait for it
+
+
+def after_backward(called: Callable[[int, Any], None]) -> None:
+    """Call `called` after backwards in FSDP2's models that may leave gradients whole, from now on.
+
+    They are those that make a graph (`create_graph`), whose own backward no unit may see, and those
+    whose first unit is told to send nothing. It gets a number of the model and a state of it, on
+    autograd's thread, when the backward ends.
+    """
+    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+
+    native = getattr(FSDPState, _AT_END)
+
+    @wraps(native)
+    def ended(state: Any) -> None:
+        makes_graph = torch.is_grad_enabled()
+        native(state)
+        if makes_graph or not _sends(state):
+            called(id(state._state_ctx), state)
+
+    setattr(FSDPState, _AT_END, ended)
+
+
+def _sends(state: Any) -> bool:
+    groups = (g for each in state._state_ctx.all_states for g in _groups_of_state(each))
+    return all(group.reduce_grads for group in islice(groups, 1))
+
+
+def trained(state: Any, parameters: set[int]) -> list[tuple[str, bool]]:
+    """Return which of these parameters, by `id`, a model has, and whether a gradient is whole yet.
+
+    Args:
+        state: One of its units.
+        parameters: As an optimizer sees them.
+    """
+    return [
+        (name_in_unit(param), _holds_gradient(param))
+        for group in _fsdp_param_groups(state)
+        for param in group.fsdp_params
+        if id(param.sharded_param) in parameters
+    ]
+
+
+def _holds_gradient(param: Any) -> bool:
+    gathered = getattr(param, "_unsharded_param", None)
+    kept = getattr(param, "unsharded_accumulated_grad", None)  # torch 2.15 has none
+    return kept is not None or (gathered is not None and gathered.grad is not None)
+
+
+def with_hooks(parameters: set[int]) -> list[str]:
+    """Return the names of FSDP2's among these, by `id`, that have hooks of `register_hook`."""
+    return [
+        name_in_unit(param)
+        for _, state in _fsdp2_states()
+        for group in _groups_of_state(state)
+        for param in group.fsdp_params
+        if id(param.sharded_param) in parameters and param.sharded_param._backward_hooks
+    ]
+
+
+def has_hooks(parameter: torch.Tensor) -> bool:
+    """Return whether a tensor has hooks that a backward calls, of either kind."""
+    held: Any = parameter
+    return bool(held._backward_hooks or held._post_accumulate_grad_hooks)
 
 
 def reset_fsdp2(state: Any) -> None:

@@ -50,7 +50,8 @@ class Fact:
         phase: "anew" where it has laid its buckets anew since the last repair, "first" where that
             is still to come, "never" where it never does.
         is_static: Whether it has a static graph.
-        made_for: The parameters that it was made for; see `torch_reducers.made_for`.
+        made_for: The parameters that it was made for and that are trained now; see
+            `torch_reducers.made_for`.
     """
 
     ended: int

@@ -267,6 +267,9 @@ class Layout(Trainable):
         weights. Gradients, buffers and losses are compared on every rank; then all is put back:
         weights, gradients, statistics, modes, random numbers. Optimizers are not used.
 
+        Rank 0 also computes the loss of some pieces in one. Where it is not their mean, as that of
+        a masked mean, the proof says so.
+
         With `Precision` the one process computes in it, too. `Compress` is switched off for it, and
         the proof tells by how much it changes gradients.
 

@@ -68,7 +68,9 @@ class Trainable:
                 arguments, `model(*x)`, all else the one argument; `(x,)` gives a tuple or dict as
                 it is. The first tensor's length is the number of samples.
             y: The targets, in any form that `loss_fn` takes.
-            loss_fn: Makes the mean loss of `(model(x), y)`.
+            loss_fn: Makes the mean loss of `(model(x), y)`, over samples: a mean over what a mask
+                keeps counts each share, and with pp each micro-batch, by its samples nevertheless.
+                `verify` says where that makes a difference.
 
         Returns:
             The loss of this share, detached, a plain tensor. With `ContextParallel(loss=True)` it

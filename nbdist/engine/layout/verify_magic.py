@@ -221,6 +221,8 @@ def _is_differentiable(leaf: object) -> bool:
 
 
 def _weighted(part: torch.Tensor) -> torch.Tensor:
-    weights = torch.linspace(0, part.numel(), part.numel(), device=part.device).sin()
-    mean: torch.Tensor = (part.flatten() * weights.to(part.dtype)).mean()
+    """Return a mean with the same weights for each sample: it is that of any pieces' means."""
+    each = part.flatten(1) if part.dim() > 1 else part.reshape(-1, 1)
+    weights = torch.arange(1, each.shape[1] + 1, device=part.device).sin()
+    mean: torch.Tensor = (each * weights.to(part.dtype)).mean()
     return mean

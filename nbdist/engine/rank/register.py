@@ -19,7 +19,7 @@ from nbdist.engine.data.sources import tars
 from nbdist.engine.group import link_stats
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.layout import layout, parallelize, publish, wrapped
-from nbdist.engine.layout.axes import unused, zero1
+from nbdist.engine.layout.axes import unseen, unused, zero1
 from nbdist.engine.rank import control
 from nbdist.engine.recovery import recovery
 from nbdist.engine.recovery.clone import clone
@@ -42,6 +42,7 @@ def register() -> None:
     _is_done = True
     # First, and so before steps are counted: one that these refuse has not begun.
     unused.install()
+    unseen.install()
     zero1.install()
     shards.shard_as(layout.data_shard)
     shards.pace_as(training.pace)

@@ -279,7 +279,7 @@ def averages_each_part(seen: Seen) -> str:
         for rank, count in step.of("sums").items()
         if count
         # Of a GAN's backwards the last may be another optimizer's: the others must average then.
-        and step.told[rank].get("stepped", 1.0) == 1
+        and step.told[rank].get("optimizers", 1.0) == 1
         and 0 < 1.9 * step.told[rank].get("averaged_bytes", 0.0) <= step.bytes.get(rank, 0.0)
     ]
     if len({rank for rank, _ in wasted}) < len(seen.last.told) or len(wasted) < 2:

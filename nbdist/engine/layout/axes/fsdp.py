@@ -35,8 +35,8 @@ class ShardAxis(Axis):
         """Refuse what FSDP cannot do or would do silently wrong.
 
         Raises:
-            LayoutError: The model is a bare list, or has a parameter that is a scalar or cannot be
-                cut.
+            LayoutError: The model is a bare list, or has a parameter that is a scalar, has hooks or
+                cannot be cut.
         """
         if isinstance(model, nn.ModuleList | nn.ModuleDict):
             raise LayoutError(
@@ -48,6 +48,12 @@ class ShardAxis(Axis):
             raise LayoutError(
                 f"Parameter {scalars[0]} is a scalar, which fsdp cannot cut into shards.",
                 do="make it a tensor of one element, torch.zeros(1), or use ddp",
+            )
+        hooked = [name for name, p in model.named_parameters() if torch_sharded.has_hooks(p)]
+        if hooked:
+            raise LayoutError(
+                f"Parameter {hooked[0]} has a hook, which fsdp would leave behind with the whole.",
+                do="register it after parallelize, by p.register_post_accumulate_grad_hook",
             )
         for name, parameter in model.named_parameters():
             if is_traceable_wrapper_subclass(parameter) and not isinstance(parameter, DTensor):

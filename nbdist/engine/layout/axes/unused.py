@@ -6,16 +6,18 @@ of an option that a layout does not have. fsdp, tp and pp go on without such a g
 leave out different ones, what fsdp sends is refused (`tap/purpose`).
 
 A reducer averages what was trained when it was made. Where parameters have been frozen or thawed
-since, the next forward makes another one. What has come into the model since is refused.
+since, the next forward makes another one, when ranks have told each other what they train. What has
+come into the model since is refused.
 
-Main thread. No collective: each rank sees its own backward. Where one rank alone leaves a parameter
-out, the others wait in the reducer, and are freed when this one raises.
+Main thread. No collective but there: each rank sees its own backward. Where one rank alone leaves a
+parameter out, the others wait in the reducer, and are freed when this one raises.
 """
 
 from typing import Any
 from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -75,7 +77,7 @@ def before_forward(model: nn.Module, _args: object) -> None:
 
     Raises:
         LayoutError: The last backward has left parameters out, or what the reducer sends is
-            remembered by bucket.
+            remembered by bucket; or ranks train different parameters, on all of them.
     """
     if torch.is_grad_enabled():
         refuse(model)
@@ -96,7 +98,32 @@ def _follow_trained(model: nn.Module) -> None:
             "parameters that were trained then",
             do="parallelize without Compress and without Precision's reduce=; or freeze before it",
         )
+    _refuse_unlike(model, reducer.process_group)
     torch_reducers.remake_reducer(reducer)
+
+
+def _refuse_unlike(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Refuse ranks whose reducers would average different parameters with each other. Collective.
+
+    All come here in one forward: after a fault, `ddp_buckets` sees to it. A rank that alone has
+    changed what it trains meets another collective of the others, which the tap refuses.
+    """
+    own = [name for name, p in model.named_parameters() if p.requires_grad]
+    everyone: list[list[str]] = [own] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, own, group=group)
+    first = everyone[0]
+    for place, names in enumerate(everyone):
+        if names != first:
+            here, there = (dist.get_global_rank(group, at) for at in (0, place))
+            more = [name for name in names if name not in first] or ["fewer"]
+            less = [name for name in first if name not in names] or ["fewer"]
+            raise LayoutError(
+                f"Ranks train different parameters: {_named(less)} on rank {here}, {_named(more)} "
+                f"on rank {there}.",
+                why="replicas average gradients in their order, so these would be averaged with "
+                "each other",
+                do="freeze and thaw (requires_grad_) the same parameters on all ranks",
+            )
 
 
 def _before_step(optimizer: Optimizer, _args: Any, _keywords: Any) -> None:

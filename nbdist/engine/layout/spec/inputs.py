@@ -5,12 +5,12 @@ the arguments, all else is the one argument. A model whose one argument is a tup
 within a tuple: `((hidden, cell),)`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +69,32 @@ def split(tree: Any, samples: int, count: int) -> list[Any]:
         return cut
 
     return [tree_map_only(torch.Tensor, part(number), as_tree(tree)) for number in range(count)]
+
+
+def join(parts: Sequence[Any]) -> Any:
+    """Return the tree that `split` would cut into these parts.
+
+    Raises:
+        ValueError: They have other forms, or differ in what belongs to no sample.
+        RuntimeError: Their samples have other shapes.
+    """
+    counts = [samples_in(part) for part in parts]
+
+    def whole(*leaves: Any) -> Any:
+        has_samples = [
+            isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and len(leaf) == count
+            for leaf, count in zip(leaves, counts, strict=True)
+        ]
+        if all(has_samples):
+            return torch.cat(leaves)
+        if not all(_is_same(leaves[0], leaf) for leaf in leaves[1:]):
+            raise ValueError("they differ in what belongs to no sample")
+        return leaves[0]
+
+    return tree_map(whole, *map(as_tree, parts))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    return bool(one == other)

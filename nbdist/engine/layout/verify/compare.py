@@ -10,7 +10,14 @@ import torch
 import torch.distributed as dist
 
 from nbdist.engine.compat import torch_hooks
-from nbdist.engine.layout.verify.report import Difference, Noise, Proof, judge, norm_allowances
+from nbdist.engine.layout.verify.report import (
+    Difference,
+    Noise,
+    OnePiece,
+    Proof,
+    judge,
+    norm_allowances,
+)
 from nbdist.engine.layout.weights import full_tensors
 
 
@@ -94,6 +101,7 @@ class Findings:
         notes: Iterable[str],
         terms: Iterable[str],
         unreached: Iterable[str],
+        one_piece: OnePiece | None,
     ) -> Proof:
         """Put together what all ranks have found; the same on every rank. Collective."""
         mine = (_nearest(self._found), self.is_bit_equal, list(notes), list(terms))
@@ -108,6 +116,7 @@ class Findings:
             dict.fromkeys(note for _, _, notes, _ in everyone for note in notes),
             everyone[0][3],
             unreached,
+            one_piece,
             is_bit_equal=all(is_equal for _, is_equal, *_ in everyone),
         )
 

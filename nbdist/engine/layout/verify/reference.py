@@ -8,6 +8,7 @@ second one is how far all that computes so lies from the truth.
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,17 +16,23 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
+from nbdist.engine.layout.spec.inputs import join
 from nbdist.engine.layout.spec.random_numbers import seed_part
 from nbdist.engine.layout.verify.low_precision import Lowered
-from nbdist.engine.layout.verify.report import LossSpread, Noise, spread_of
+from nbdist.engine.layout.verify.report import LossSpread, Noise, OnePiece, spread_of
+from nbdist.error_text import named
 from nbdist.errors import LayoutError
 
 MOVE = 0.01  # by which share of their norm a step changes the weights
 _LEAST_SCALE = 2.0**-24  # of a loss
 # Of round-off: `report` tells why so many. Norms, as in low precision, hardly differ by luck.
 _SAMPLES, _SAMPLES_OF_NORMS = 4, 2
+
+# Pieces that are computed in one, without gradients: this takes the room of about one with them.
+_PIECES = 4
 
 LossOf = Callable[[nn.Module, Any], torch.Tensor]
 
@@ -67,6 +74,7 @@ class Reference:
         self.errors: dict[str, torch.Tensor] = {}  # of gradients in low precision, by element
         self.float64_failed = ""
         self.spread = LossSpread.ROUND_OFF  # of the losses of the last step
+        self.one_piece: OnePiece | None = None  # of the last step, where its batch is cut
         self._loss_of = loss_of
         self._parts = parts
         self._double = self._in_float64()
@@ -87,6 +95,7 @@ class Reference:
             LayoutError: A loss or a gradient is not finite.
         """
         others = [self._run_double(step)] if self._double is not None else []
+        self.one_piece = self._in_one_piece()
         self._fit_scale(step, scale)
         samples = _SAMPLES if self._lowered is None else _SAMPLES_OF_NORMS
         for _ in range(samples - (self._double is not None)):
@@ -186,15 +195,51 @@ class Reference:
 
     def _run_double(self, step: int) -> dict[str, torch.Tensor]:
         assert self._double is not None
-        parts = [Part(_as_double(part.pieces), part.weight) for part in self._parts]
         try:
             with torch.autocast(self._device, enabled=False):
-                return self._run(self._double, parts, step)
+                return self._run(self._double, _in_double(self._parts), step)
         except Exception as error:
             # Code that is written for one dtype: a mask, a table, a `.float()` before a product.
             self.float64_failed = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             self._double = None
             return {}
+
+    @torch.no_grad()
+    def _in_one_piece(self) -> OnePiece | None:
+        """Return the loss of pieces in one beside their mean; None of a batch that is not cut.
+
+        In float64 where that can be, so that round-off hides nothing. Batch norm, whose statistics
+        are a piece's on purpose, uses its running ones meanwhile.
+        """
+        parts = self._parts if self._double is None else _in_double(self._parts)
+        pieces = [(p, part.weight / len(part.pieces)) for part in parts for p in part.pieces]
+        if len(pieces) < 2:
+            return None
+        count, tried = len(pieces), pieces[:_PIECES]
+        model = self.model if self._double is None else self._double
+        low = self._lowered if self._double is None else None
+        norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training]
+        buffers = list(model.buffers())
+        before = [buffer.clone() for buffer in buffers]
+        for norm in norms:
+            norm.eval()
+        try:
+            with (
+                torch.autocast(self._device, enabled=False) if low is None else nullcontext(),
+                low.weights() if low is not None else nullcontext(),
+            ):
+                whole = self._loss_of(model, join([piece for piece, _ in tried]))
+                each = [(float(self._loss_of(model, piece)), weight) for piece, weight in tried]
+        except Exception as error:
+            return OnePiece(len(tried), count, failed=named(error).splitlines()[0])
+        finally:
+            _set(buffers, before)
+            for norm in norms:
+                norm.train()
+        mean = sum(loss * weight for loss, weight in each) / sum(weight for _, weight in each)
+        epsilon = self._epsilon if self._double is None else torch.finfo(torch.float64).eps
+        allowed = math.sqrt(epsilon) * max(abs(loss) for loss, _ in each)
+        return OnePiece(len(tried), count, float(whole), mean, allowed)
 
     def _in_float64(self) -> nn.Module | None:
         dtypes = {p.dtype for p in self.model.parameters()}
@@ -254,8 +299,11 @@ def _set(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Non
         tensor.copy_(value)
 
 
-def _as_double(inputs: Any) -> Any:
-    return tree_map_only(torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, inputs)
+def _in_double(parts: Sequence[Part]) -> list[Part]:
+    def double(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.double() if tensor.is_floating_point() else tensor
+
+    return [Part(tree_map_only(torch.Tensor, double, p.pieces), p.weight) for p in parts]
 
 
 def _noise(

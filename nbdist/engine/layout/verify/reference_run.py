@@ -18,7 +18,7 @@ from nbdist.engine.layout.verify.loss_sync import checked
 from nbdist.engine.layout.verify.low_precision import Lowered
 from nbdist.engine.layout.verify.preconditions import SOURCE, Provable, Task
 from nbdist.engine.layout.verify.reference import Part, Reference
-from nbdist.engine.layout.verify.report import LossSpread, Noise
+from nbdist.engine.layout.verify.report import LossSpread, Noise, OnePiece
 from nbdist.engine.layout.weights import full_tensors, meta_copy
 from nbdist.engine.layout.weights.full_tensors import TensorFacts
 from nbdist.error_text import text_of
@@ -35,6 +35,7 @@ class ReferenceStep:
         rate: Of the steps of SGD.
         scale: Of the loss.
         spread: Of the losses, computed several times.
+        one_piece: The loss of the batch in one piece; None where it is not cut.
     """
 
     noise: Mapping[str, Noise] = field(default_factory=dict)
@@ -42,6 +43,7 @@ class ReferenceStep:
     rate: float = 0.0
     scale: float = 1.0
     spread: LossSpread = LossSpread.ROUND_OFF
+    one_piece: OnePiece | None = None
 
 
 class Alone:
@@ -152,7 +154,14 @@ class Alone:
         noise = self._reference.step(step, scaler.get_scale() if scaler.is_enabled() else 1.0)
         rate = self._told.rate or self._reference.pace()
         reference = self._reference
-        return ReferenceStep(noise, reference.losses, rate, reference.scale, reference.spread)
+        return ReferenceStep(
+            noise,
+            reference.losses,
+            rate,
+            reference.scale,
+            reference.spread,
+            reference.one_piece,
+        )
 
     def _lower(self, plain: nn.Module) -> Lowered:
         layout = self._layout

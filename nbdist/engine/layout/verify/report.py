@@ -95,6 +95,53 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class OnePiece:
+    """The loss of a batch in one piece, beside the mean of the pieces that the layout makes of it.
+
+    Attributes:
+        tried: Pieces that were computed in one: the first, micro-batches or ranks' shares.
+        count: Pieces of the batch.
+        loss: Of those in one.
+        mean: Of their own losses, weighted by samples.
+        allowed: How far the two may be apart.
+        failed: Why they cannot be computed in one; "" where they can.
+    """
+
+    tried: int
+    count: int
+    loss: float = math.nan
+    mean: float = math.nan
+    allowed: float = 0.0
+    failed: str = ""
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether how the batch is cut makes no difference to the loss."""
+        return abs(self.loss - self.mean) <= self.allowed
+
+    @property
+    def verdict(self) -> str:
+        """What a proof on pieces does not say, in a clause."""
+        if self.failed:
+            return "not compared with the batch in one piece"
+        return f"in one piece the batch has another loss, {self.loss:.6g} and not {self.mean:.6g}"
+
+    @property
+    def note(self) -> str:
+        """Both numbers, why, and what to do."""
+        if self.failed:
+            return f"The batch could not be computed in one piece ({self.failed})."
+        whole = "the batch" if self.tried == self.count else f"{self.tried} of {self.count} pieces"
+        return (
+            f"The loss of {whole} in one piece is {self.loss:.6g}; the mean of the {self.tried} "
+            f"pieces' losses, which is trained, is {self.mean:.6g}. The loss divides by a count "
+            "that differs between pieces, as with a mask or ignore_index, or compares samples. For "
+            "a mean over a mask, have loss_fn divide its sum by len(y), and by the kept elements a "
+            "sample in the batch of all ranks."
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Proof:
     """What `layout.verify` found; printed, it tells people.
 
@@ -109,6 +156,7 @@ class Proof:
         notes: What a reader must know beside it.
         terms: Under which both computed, such as "in bf16".
         unreached: Parameters that are trained, and of which this loss makes no gradient.
+        one_piece: The batch in one piece, where its loss is another or could not be computed.
     """
 
     layout: str
@@ -121,10 +169,11 @@ class Proof:
     notes: tuple[str, ...] = ()
     terms: tuple[str, ...] = ()
     unreached: tuple[str, ...] = ()
+    one_piece: OnePiece | None = None
 
     @property
     def ok(self) -> bool:
-        """Whether the layout computes what one process does."""
+        """Whether the layout computes what one process does on the same split."""
         return self.first is None
 
     @property
@@ -134,6 +183,7 @@ class Proof:
         over = f"over {counted(self.steps, 'step')}{terms}"
         if self.first is not None:
             return f"DIFFERS: {self.first} on {name_ranks(self.ranks)}{terms}"
+        over += f"; {self.one_piece.verdict}" if self.one_piece is not None else ""
         if self.is_bit_equal:
             return f"equal bit for bit {over}"
         worst = self.worst[0]
@@ -163,7 +213,7 @@ class Proof:
             for whose, losses in ((self.layout, live), ("one process", alone)):
                 numbers = "".join(f"  {loss:<9.6g}" for loss in losses)
                 lines.append(f"  loss, {whose:<{width}}{numbers}".rstrip())
-        notes = list(self.notes)
+        notes = [*([] if self.one_piece is None else [self.one_piece.note]), *self.notes]
         if self.unreached:
             notes.insert(0, f"{some_of(self.unreached)} was not compared: it gets no gradient.")
         return "\n".join([*lines, *map(in_lines, notes)])
@@ -253,6 +303,7 @@ def judge(
     notes: Iterable[str],
     terms: Iterable[str] = (),
     unreached: Iterable[str] = (),
+    one_piece: OnePiece | None = None,
     *,
     is_bit_equal: bool,
 ) -> Proof:
@@ -275,6 +326,7 @@ def judge(
         tuple(notes),
         tuple(terms),
         tuple(unreached),
+        one_piece,
     )
 
 

@@ -37,6 +37,7 @@ from nbdist.engine.layout.verify.report import (
     MULTIPLE,
     LossSpread,
     Noise,
+    OnePiece,
     Proof,
     allowances,
     some_of,
@@ -91,6 +92,7 @@ class _Run:
         self._losses: list[tuple[float, float]] = []
         self._live = ShardedRun(layout, task)
         self._terms = [low.words] if self._is_low else []
+        self._one_piece: OnePiece | None = None  # the first that has another loss, or cannot be
         self._notes: list[str] = []
         self._unreached: list[str] = []
         self._made = 0  # steps
@@ -121,6 +123,7 @@ class _Run:
                     self._terms += ["without compression"] if is_compressed else []
                     break
                 self._made = step
+                self._note_pieces(told.one_piece, step)
                 self._refuse_unreached(told)
                 try:
                     loss = self._live.step(step, told.scale)
@@ -150,7 +153,13 @@ class _Run:
                 "Norms of gradients are compared: in low precision single numbers err by more."
             )
         return self._findings.conclude(
-            self._layout.name, self._made, self._losses, self._notes, self._terms, self._unreached
+            self._layout.name,
+            self._made,
+            self._losses,
+            self._notes,
+            self._terms,
+            self._unreached,
+            self._one_piece,
         )
 
     # -- before the first step
@@ -190,6 +199,15 @@ class _Run:
                 do="layout.verify((x, y), loss_fn) with a batch and a loss as you train with, of "
                 "more samples, or with the model in float64",
             )
+
+    def _note_pieces(self, one_piece: OnePiece | None, step: int) -> None:
+        """Keep on which pieces both compute, and whether in one piece the loss is another."""
+        if one_piece is None:
+            return
+        if step == 1 and self._layout.shape.pp > 1:
+            self._terms.append(f"in {one_piece.count} micro-batches")
+        if not one_piece.is_mean:
+            self._one_piece = self._one_piece or one_piece
 
     def _refuse_unreached(self, told: ReferenceStep) -> None:
         """Know what gets no gradient; refuse that where a reducer would wait for it."""

@@ -257,9 +257,9 @@ def restart_static_graphs(newcomers: Iterable[int]) -> None:
 
 
 def _buckets_of(ddp: DistributedDataParallel) -> torch_reducers.Buckets:
+    if torch_reducers.is_to_be_remade(ddp):
+        return []
     buckets = torch_reducers.buckets_of(ddp)
-    if buckets is None and torch_reducers.made_for(ddp):
-        return []  # the next forward makes its reducer anew
     if buckets is None:
         raise pickle.PicklingError("requires_grad of a parameter has changed since DDP was made")
     return buckets
@@ -278,6 +278,8 @@ def _fill_ddp(ddp: Any, contents: tuple[dict[str, Any], list[list[int]], str | N
             raise LookupError("its process group is not on this rank: make both again")
         ddp._lazy_init_ran = False
         torch_reducers.build_reducer(ddp, builtin, buckets)
+        if not buckets:  # on all ranks, which then compare what they train
+            torch_reducers.forget_trained(ddp)
         torch_modules.remember_ddp(ddp)
 
     # Its parameters may not be whole yet; and ranks know their modules by the order of making.

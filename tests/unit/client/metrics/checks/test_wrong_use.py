@@ -60,9 +60,9 @@ def test_samples_of_ranks_that_share_no_shards_are_not_compared() -> None:
     assert feeds_parts_of_a_group_different(seen({}, by_hand, by_hand)) == ""
 
 
-def test_no_sync_is_advised_only_where_no_other_optimizer_steps_in_between() -> None:
-    def twice(stepped: float) -> Seen:
-        told = {r: {"sums": 2.0, "averaged_bytes": 8.0, "stepped": stepped} for r in (0, 1)}
+def test_no_sync_is_advised_only_where_the_cell_has_one_optimizer() -> None:
+    def twice(optimizers: float) -> Seen:
+        told = {r: {"sums": 2.0, "averaged_bytes": 8.0, "optimizers": optimizers} for r in (0, 1)}
         return Seen([Step(number, told, {0: 24.0, 1: 24.0}) for number in (1, 2)])
 
     assert "Each of 3 backwards of a step averages all gradients" in averages_each_part(twice(1.0))

@@ -4,7 +4,15 @@ import math
 
 import pytest
 
-from nbdist.engine.layout.verify.report import MULTIPLE, Difference, Noise, Proof, allowances, judge
+from nbdist.engine.layout.verify.report import (
+    MULTIPLE,
+    Difference,
+    Noise,
+    OnePiece,
+    Proof,
+    allowances,
+    judge,
+)
 from nbdist.errors import LayoutError
 
 ALLOWED = {
@@ -73,6 +81,30 @@ def test_a_proof_says_that_it_is_equal_to_the_bit() -> None:
         "  loss, one process  2",
         "  A note.",
     ]
+
+
+def test_a_proof_on_pieces_says_what_one_piece_has_and_that_it_was_not_tried() -> None:
+    def said(one_piece: OnePiece) -> list[str]:
+        found = [difference(by=0.0)]
+        return repr(
+            judge("ddp", 3, found, [], [], one_piece=one_piece, is_bit_equal=True)
+        ).splitlines()
+
+    other = said(OnePiece(4, 8, 2.0, 3.0, 1e-8))
+    assert other[0].endswith(
+        "equal bit for bit over 3 steps; in one piece the batch has another loss, 2 and not 3"
+    )
+    assert other[1].startswith("  The loss of 4 of 8 pieces in one piece is 2; the mean of the 4 ")
+    assert said(OnePiece(2, 2, failed="RuntimeError: no")) == [
+        other[0].partition(";")[0] + "; not compared with the batch in one piece",
+        "  The batch could not be computed in one piece (RuntimeError: no).",
+    ]
+
+
+def test_round_off_between_one_piece_and_the_mean_of_several_is_no_other_loss() -> None:
+    assert OnePiece(2, 2, 1.0, 1.0 + 1e-9, 1e-8).is_mean
+    assert not OnePiece(2, 2, 1.0, 1.0 + 1e-7, 1e-8).is_mean
+    assert not OnePiece(2, 2, failed="RuntimeError: no").is_mean
 
 
 def test_a_proof_says_how_near_to_the_noise_floor_it_is() -> None:

@@ -1,0 +1,56 @@
+"""What FSDP2's hooks do not see is refused before a step; what is advised computes it right."""
+
+from typing import Any
+
+import pytest
+
+from tests.group.harness import run_ranks
+
+RANKS = "tests.group.unseen_ranks:"
+FLOOR = 1e-14  # float64, SGD
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> list[dict[str, Any]]:
+    return run_ranks(2, RANKS + "on_two_ranks", timeout_s=200)
+
+
+@pytest.mark.parametrize("layout", ["zero2", "zero3"])
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        ("a_penalty_alone", "Gradients of weight have not been averaged"),
+        ("parts_left_early", "Gradients of weight, bias have not been averaged"),
+        ("a_hook", "Hooks on weight are never called"),
+    ],
+)
+def test_a_step_without_them_is_refused_and_changes_nothing(
+    two_ranks: list[dict[str, Any]], use: str, words: str, layout: str
+) -> None:
+    for found in two_ranks:
+        text, is_unchanged = found["refused"][use, layout]
+        assert text.startswith(words)
+        assert is_unchanged
+
+
+def test_a_penalty_as_is_advised_trains_as_in_one_process(two_ranks: list[dict[str, Any]]) -> None:
+    for found in two_ranks:
+        assert max(found["advised"]) <= FLOOR
+
+
+def test_a_hook_from_before_parallelize_is_refused(two_ranks: list[dict[str, Any]]) -> None:
+    for found in two_ranks:
+        assert [text.split(",")[0] for text in found["hooked before"]] == [
+            "Parameter bias has a hook"
+        ] * 2
+
+
+def test_a_hook_as_is_advised_is_called_as_in_one_process(two_ranks: list[dict[str, Any]]) -> None:
+    for found in two_ranks:
+        assert max(found["hooked"]) <= FLOOR
+
+
+def test_a_plain_training_is_not_looked_at_parameter_by_parameter(
+    two_ranks: list[dict[str, Any]],
+) -> None:
+    assert [found["looks"] for found in two_ranks] == [0, 0]
