@@ -92,8 +92,8 @@ def local(t): return t.to_local() if hasattr(t, "to_local") else t
 class Kind:
     """What follows the steps: how it is made, stepped, and what it tells.
 
-    `at`: the batch of a fault after the backward, and `later` of one after the step. `is_saved`:
-    a checkpoint is saved before, for half steps for which there is no other way.
+    `at`: the batch of a fault after the backward, and `later` of one after the step. `saved`: what
+    a checkpoint holds that is saved before, for half steps for which there is no other way.
     """
 
     make: str
@@ -106,7 +106,7 @@ class Kind:
     trained: str = ""
     at: int = 5
     later: int = 5
-    is_saved: bool = False
+    saved: str = ""
     places: tuple[str, ...] = ("backward", "step", "after", "log")
 
 
@@ -185,7 +185,7 @@ KINDS = {
         "opt2.zero_grad()",
         step="opt.step(); fail('between'); opt2.step()",
         trained="model[0].parameters(), ",
-        is_saved=True,
+        saved="model",
         places=("backward", "between", "step", "after", "log"),
     ),
     "two models": Kind(
@@ -194,7 +194,7 @@ KINDS = {
         "F.mse_loss(other(x), model(x).detach()).backward(); fail('between'); "
         "opt2.step(); opt2.zero_grad()",
         "[local(p).detach().double().sum().item() for p in other.parameters()]",
-        is_saved=True,
+        saved="model, other",
         places=("backward", "step", "between", "after", "log"),
     ),
     "several": Kind(
@@ -243,7 +243,8 @@ def set_up(
         folder=str(folder),
         strike=STRIKE[fault],
     )
-    session.run(code + "\nnbdist.save('before')" * kind.is_saved, track=False)
+    save = f"\nnbdist.save('before', what=[{kind.saved}])" if kind.saved else ""
+    session.run(code + save, track=False)
 
 
 @contextmanager

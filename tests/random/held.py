@@ -147,7 +147,7 @@ class Held:
     def is_named(self, rank: int, name: str) -> bool:
         """Return whether it was told that a new rank is without a name."""
         told = re.findall(
-            rf"(?:Not cloned to rank {rank}|Rank {rank} is without|Ranks [^.]*without"
+            rf"(?:Not cloned to rank {rank}|Rank {rank} (?:is without|has no)|Ranks [^.]*without"
             rf"|The \w+ of [^.]* that ranks? [^.]*{rank}[^.]* held)[^\n]*",
             self._calls.text,
         )

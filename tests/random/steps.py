@@ -105,7 +105,7 @@ def draw(seed: int, n: int, *, can_save: bool = True) -> Drawn:
         trained=_TRAINED if "second optimizer" in names else "",
         at=chance.randint(1, 12),
         later=whole,
-        is_saved="second optimizer" in names,
+        saved="model" if "second optimizer" in names else "",
     )
     count = 1 if fault == "kill" else chance.choice((1, n))
     return Drawn(

@@ -237,13 +237,13 @@ class Followers:
         """End the running turn, for all that belongs to its step is done, and begin another."""
         due, self._due = self._due, []
         now: _Now | None = self._close()
-        for do in due:
-            do()
         if self._turn >= self._look_at:
             self._look()
             self._look_at = self._turn + min(MOST_ITEMS, 1 + self._age() // 2)
             now = None
         self._open(now, is_by_loader=is_by_loader)
+        for do in due:
+            do()
 
     # -- turns
 
@@ -488,8 +488,8 @@ class Followers:
         ]
 
     def numbers(self) -> dict[str, Number]:
-        """Return all numbers as they are: which of them move with the steps may show later."""
-        return self._all_numbers()
+        """Return all numbers as this turn began: which of them move with steps may show later."""
+        return dict(self._numbers[-1]) if self._numbers else self._all_numbers()
 
     def put_numbers(self, values: Mapping[str, Number]) -> None:
         """Give numbers these values, where their names still lead to numbers."""
