@@ -59,16 +59,27 @@ def check() -> list[str]:
 
 
 _made_for: "WeakKeyDictionary[Any, list[bool]]" = WeakKeyDictionary()
+_FOLLOWS = "_nbdist_follows_trained"  # on the module, with which it comes to a new rank
 
 
-def note_trained(module: DistributedDataParallel) -> None:
-    """Note which parameters the module's new reducer was made for: those that are trained now."""
-    _made_for[module.reducer] = _trained(module)
+def follow_trained(module: DistributedDataParallel) -> None:
+    """Note which parameters each reducer of a layout's module is made for: those then trained.
+
+    A forward makes it anew where others are. Nothing does that for a module of the user's own.
+    """
+    setattr(module, _FOLLOWS, True)
+    _note_trained(module)
+
+
+def _note_trained(module: DistributedDataParallel) -> None:
+    if hasattr(module, _FOLLOWS):
+        _made_for[module.reducer] = _trained(module)
 
 
 def forget_trained(module: DistributedDataParallel) -> None:
-    """Have the module take its reducer for one that was made for other parameters."""
-    _made_for[module.reducer] = []
+    """Have a layout's module take its reducer for one that was made for other parameters."""
+    if hasattr(module, _FOLLOWS):
+        _made_for[module.reducer] = []
 
 
 def made_for(module: DistributedDataParallel) -> str:
@@ -173,7 +184,7 @@ def _build_reducer(ddp: Any, builtin: str | None, buckets: Buckets | None) -> No
     with _assigned(buckets, ddp.bucket_bytes_cap):
         ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
     ddp._has_rebuilt_buckets = False
-    note_trained(ddp)
+    _note_trained(ddp)
     if buckets is not None:
         _began_with[ddp.reducer] = buckets
     if ddp.static_graph:

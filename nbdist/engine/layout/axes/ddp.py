@@ -78,5 +78,5 @@ def apply(model: nn.Module, mesh: DeviceMesh, *, one_bucket: bool = False) -> No
     torch_modules.replicate(model, mesh.get_group(), mesh.device_type, one_bucket=one_bucket)
     reducer = torch_modules.reducer_of(model)
     assert reducer is not None, "it has just been made"
-    torch_reducers.note_trained(reducer)
+    torch_reducers.follow_trained(reducer)
     model.register_forward_pre_hook(unused.before_forward, prepend=True)
