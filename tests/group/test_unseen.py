@@ -50,6 +50,11 @@ def test_a_hook_as_is_advised_is_called_as_in_one_process(two_ranks: list[dict[s
         assert max(found["hooked"]) <= FLOOR
 
 
+def test_forwards_alone_change_no_training(two_ranks: list[dict[str, Any]]) -> None:
+    for found in two_ranks:
+        assert max(found["between"] + found["after"]) <= FLOOR
+
+
 def test_a_plain_training_is_not_looked_at_parameter_by_parameter(
     two_ranks: list[dict[str, Any]],
 ) -> None:

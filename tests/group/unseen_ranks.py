@@ -149,6 +149,43 @@ def looks_in_a_plain_training() -> int:
     return len(looks)
 
 
+def looked_at_between(layout: str) -> float:
+    """Return how far weights are from one process's, with forwards alone between all else."""
+
+    def backward(model: nn.Module, x: Tensor) -> None:
+        look(model, x)
+        model(x).square().mean().backward()
+        look(model, x)
+
+    def look(model: nn.Module, x: Tensor) -> None:
+        with torch.no_grad():
+            model(x)
+
+    return distance(trained(deep, "", backward), trained(deep, layout, backward))
+
+
+def trained_after_a_look(layout: str) -> float:
+    """The same with an optimizer, and weights set to zero, that come after a forward alone."""
+
+    def weights(layout: str) -> dict[str, Tensor]:
+        model, x = deep(), samples()
+        if layout:
+            parallelize(model, layout)
+            x = x.chunk(2)[dist.get_rank()]
+        with torch.no_grad():
+            model(x)
+            for parameter in model.parameters():
+                parameter.mul_(0.5)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            opt.zero_grad()
+            model(x).square().mean().backward()
+            opt.step()
+        return {name: whole(tensor) for name, tensor in model.state_dict().items()}
+
+    return distance(weights(""), weights(layout))
+
+
 def on_two_ranks() -> dict[str, Any]:
     """One group for all that two ranks prove."""
     layouts = ("zero2", "zero3")
@@ -159,4 +196,6 @@ def on_two_ranks() -> dict[str, Any]:
         "hooked before": [hooked_before(layout) for layout in layouts],
         "hooked": [by_the_advised_hook(layout) for layout in layouts],
         "looks": looks_in_a_plain_training(),
+        "between": [looked_at_between(layout) for layout in layouts],
+        "after": [trained_after_a_look(layout) for layout in layouts],
     }

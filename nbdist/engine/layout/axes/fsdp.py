@@ -112,7 +112,8 @@ def apply(
         mesh: 1-D, or 2-D with replicas outermost.
         reshard_after_forward: True is ZeRO-3: blocks give their gathered parameters back after
             forward and gather them again in backward. The root keeps its own, for backward
-            begins with them (torch's default). False keeps all: ZeRO-2's traffic.
+            begins with them (torch's default). False keeps all: ZeRO-2's traffic. After a
+            forward without gradients, which no backward follows, all are given back.
         in_precision: What units are gathered in, compute in, and average in.
         offloaded: Where their shards lie between uses.
     """
@@ -134,6 +135,17 @@ def apply(
         mp_policy=precision.for_root(in_precision),
         offload_policy=offloaded,
     )
+    model.register_forward_hook(_give_back)  # after fully_shard's own
+
+
+def _give_back(model: nn.Module, _args: object, _outputs: object) -> None:
+    """Give back what a forward without gradients has gathered.
+
+    torch keeps it for a backward. The next forward would compute with it though the shards have
+    been trained since, and an optimizer made meanwhile would hold it in the place of shards.
+    """
+    if not torch.is_grad_enabled():
+        torch_sharded.reshard(model)
 
 
 def _own_outputs(_module: nn.Module, _args: object, outputs: Any) -> Any:
