@@ -398,6 +398,33 @@ def test_the_first_step_of_all_is_right_after_a_fault_or_named(
     assert session.run(TOLD.format(told=kind.told), track=False).value_list == wanted, said
 
 
+@pytest.mark.parametrize("layout", ["zero1", "zero3"])
+def test_steps_of_an_earlier_cell_that_a_fault_undoes_are_named_and_can_be_made_again(
+    session: Session, layout: str, tmp_path: Path
+) -> None:
+    kind = KINDS["cosine"]
+    told = TOLD.format(told=kind.told)
+    loop = """
+for x, y in train:
+    F.mse_loss(model(x), y).backward()
+    fail("backward")
+    opt.step(); sched.step(); opt.zero_grad(); n += 1
+"""
+    set_up(session, kind, layout)
+    session.run(loop, track=False)
+    session.run(loop, track=False)
+    wanted = session.run(told, track=False).value_list
+
+    set_up(session, replace(kind, at=6), layout, "backward", "(0,)", tmp_path)
+    session.run(loop, track=False)
+    with pytest.raises(RankError, match="bad metric") as failed:
+        session.run(loop, track=False, retry=1)
+    assert "an earlier cell had made 5, for which" in str(failed.value)
+    session.run(loop, track=False, go_on=True)
+    session.run(loop, track=False)
+    assert session.run(told, track=False).value_list == wanted
+
+
 def test_a_cell_with_retries_does_not_go_on_by_itself_after_half_a_step(
     session: Session, tmp_path: Path
 ) -> None:

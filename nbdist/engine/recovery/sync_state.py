@@ -99,6 +99,7 @@ def sync(newcomers: Iterable[int], progress: Progress) -> tuple[list[Decision], 
     shards.expect_nothing()
     rank = dist.get_rank()
     has_copied = False
+    beyond: set[str] = set()
     gone_back: list[_GoneBack] = []
     decisions = decide.decide(reports, new, peer_state.kept(new) if peers.every() else None)
     for decision in decisions:
@@ -112,6 +113,7 @@ def sync(newcomers: Iterable[int], progress: Progress) -> tuple[list[Decision], 
             has_copied |= _copy(unit, decision, rank)
         elif decision.action == "roll back":
             stood_there = unit.steps() == decision.steps
+            beyond |= _is_beyond_cell(unit, decision)
             put = snapshot.put_back(unit, decision.steps)
             gone_back.append(_GoneBack(unit.identity, decision.is_idle, stood_there, *put))
             peers.forget_after(unit.identity, decision.steps)
@@ -150,7 +152,22 @@ def sync(newcomers: Iterable[int], progress: Progress) -> tuple[list[Decision], 
     kept = next((one.follows for one in reversed(gone_back) if one.follows), None)
     if kept is not None and all(back.values()):
         follow.put_back(kept)
-    return decisions, *follow.settle(mine, decisions, progress, back)
+    lines, is_half = follow.settle(mine, decisions, progress, back)
+    return decisions, [*lines, *sorted(beyond)], is_half or bool(beyond)
+
+
+def _is_beyond_cell(unit: wrapped_models.Unit, decision: Decision) -> set[str]:
+    """Return what is to be said where a unit goes back to a step of an earlier cell."""
+    before = [step_state.here().before_cell(o) for o in unit.optimizers]
+    lost = max((b - s for b, s in zip(before, decision.steps, strict=False)), default=0)
+    if lost <= 0:
+        return set()
+    line = (
+        f"Of these steps of {unit.name} an earlier cell had made {lost}, for which running this "
+        "cell again does not make up: nbdist.restore() a checkpoint, or make those steps again by "
+        "their own cell (%%distributed --go-on), and then run this one."
+    )
+    return {line}
 
 
 def _exchange(topic: str) -> tuple[list[wrapped_models.Unit], dict[int, Sequence[ModelReport]]]:

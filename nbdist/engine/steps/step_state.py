@@ -60,6 +60,7 @@ class OptimizerSteps:
     versions: tuple[int, ...] | None = None  # of its parameters, when a step with a closure began
     cell: int = 0  # the newest in which it has stepped, as `Boundary` counts them
     opened: int = 0  # as `followers.Stepped` tells
+    before: int = 0  # whole ones when that cell began
     # Called once, when the next step begins: what follows a step, a scheduler's, is done then.
     before_next: "list[Callable[[Optimizer], None]]" = field(default_factory=list)
 
@@ -258,7 +259,7 @@ class Boundary:
         """Note the optimizer's first step in this cell."""
         is_first = not self.stepped()
         self._goes_on = optimizer in self._before_cell and (self._goes_on or is_first)
-        steps.cell = self._cell
+        steps.cell, steps.before = self._cell, steps.whole - 1
         self._has_stepped = True
         self._watch_buffers(self._find_buffers(optimizer))
 
@@ -339,6 +340,11 @@ class Boundary:
     def is_idle(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer has not stepped in the last cell."""
         return optimizer not in self.stepped()
+
+    def before_cell(self, optimizer: Optimizer) -> int:
+        """Return how many whole steps an optimizer had made when the last cell began."""
+        steps = self.steps.get(optimizer, OptimizerSteps())
+        return steps.before if steps.cell == self._cell else steps.whole
 
     def goes_on(self) -> bool:
         """Return whether the optimizers that stepped in the last cell were there before it."""
