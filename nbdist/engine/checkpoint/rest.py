@@ -380,10 +380,20 @@ def put_moment(facts: Sequence[Facts], fitted: Fit, *, is_alike: bool, repeats: 
             "from the first rank's"
         )
     resumed = _put_loaders(training, facts[0], repeats=repeats, is_part=fitted.is_part)
-    places = [one.trains_on_at for one in resumed]
-    begun = [at for at in places if at.epoch or at.consumed]  # beyond the begin of the first epoch
-    at = [f"its loader is at sample {at.consumed:,} of epoch {at.epoch}" for at in begun[:1]]
-    return notes + at
+    return notes + _say_places(resumed)
+
+
+def _say_places(loaders: Sequence[position.Standing]) -> list[str]:
+    """Return where loaders are that have been put beyond the begin of their first epoch."""
+    found = []
+    for one, names in zip(loaders, position.names_of(loaders, keep.named()), strict=True):
+        at = one.trains_on_at
+        if at.epoch or at.consumed:
+            found.append((f"loader {min(names)}" if names else "a loader", at))
+    places = [f"sample {at.consumed:,} of epoch {at.epoch}" for _, at in found]
+    if len(places) < 2:
+        return [f"its loader is at {place}" for place in places]
+    return [f"{name} is at {place}" for (name, _), place in zip(found, places, strict=True)]
 
 
 def _put_buckets(training: Training, told: Mapping[str, Any], fitted: Fit) -> None:
