@@ -133,6 +133,17 @@ KINDS = {
         later=6,
     ),
     "own schedule": Kind("sched = Warm()", "sched.step()", "sched.made"),
+    "by hand": Kind("", "[g.update(lr=g['lr'] * 0.9) for g in opt.param_groups]"),
+    "by hand before": Kind(
+        "",
+        step="[g.update(lr=g['lr'] * 0.9) for g in opt.param_groups]; fail('between'); opt.step()",
+        places=("between", "step"),
+    ),
+    "by hand at times": Kind(
+        "",
+        "[g.update(lr=g['lr'] * 0.9) for g in opt.param_groups if n in (1, 3, 9)]",
+        places=("step", "after"),
+    ),
     "averaged": Kind(
         "ema = torch.optim.swa_utils.AveragedModel(model, avg_fn=lambda a, p, i: 0.9*a + 0.1*p)",
         "ema.update_parameters(model)",
@@ -386,7 +397,7 @@ def test_all_that_follows_a_step_is_right_after_a_fault_or_named(
 
 @pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize("place", ["backward", "step", "after"])
-@pytest.mark.parametrize("name", ["cosine", "own schedule", "shadow", "held", "scaler"])
+@pytest.mark.parametrize("name", ["cosine", "own schedule", "by hand", "shadow", "held", "scaler"])
 def test_the_first_step_of_all_is_right_after_a_fault_or_named(
     session: Session, name: str, place: str, who: str, tmp_path: Path
 ) -> None:

@@ -1,12 +1,13 @@
 """Know what moves with the steps beside models: schedulers, averages, scalers, counters.
 
-`find_followers` finds what that may be. It is watched here, and so are numbers of the namespace and
-of the user's own objects. A *turn* goes from one batch of the trained loader to the next (without a
-loader: to the next step of an optimizer that has stepped in it). Where a turn begins, each of these
-is *marked*: a few of its numbers, and the versions of its tensors. What two marks tell apart has
-moved in that turn, and the turns between moves tell in which it is *due* again. A fault in a turn
-whose optimizer has stepped then leaves *lacking* what is due and has not moved: the step is half
-done. In a cell's first turn no move may show what follows: what its code sets is then *unknown*.
+`find_followers` finds what that may be. It is watched here, and so are numbers of the namespace, of
+the user's own objects, and the *options* of optimizers without a scheduler. A *turn* goes from one
+batch of the trained loader to the next (without a loader: to the next step of an optimizer that has
+stepped in it). Where a turn begins, each of these is *marked*: a few of its numbers, and the
+versions of its tensors. What two marks tell apart has moved in that turn, and the turns between
+moves tell in which it is *due* again. A fault in a turn whose optimizer has stepped then leaves
+*lacking* what is due and has not moved: the step is half done. In a cell's first turn no move may
+show what follows: what its code sets is then *unknown*.
 
 Main thread.
 """
@@ -48,6 +49,8 @@ _MOST_LEAVES = 32  # numbers and tensors in a mark
 _MOST_TENSORS = 12
 _MOST_VALUES = 4  # tensors of a mark that are looked into: `.data` writes without a new version
 _KEPT_TURNS = 3
+_MOST_GROUPS = 4  # of an optimizer, whose options are followed
+_OPTION = re.compile(r"\.param_groups\[\d+\](\['\w+'\])$")  # in the name of an option
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,10 @@ class History:
         if self.beside and not self.beside & stepped:
             return False
         return self.least <= turn - self.moved <= self.most
+
+    def is_regular(self, turn: int) -> bool:
+        """Return whether what is due in `turn` moves in it for certain, and not now and then."""
+        return self.moved is not None and (self.least == self.most or turn - self.moved == 1)
 
 
 def _keep_nothing() -> None:
@@ -150,6 +157,7 @@ class Followers:
         self._optimizers: WeakKeyDictionary[Optimizer, str] = WeakKeyDictionary()
         self._names: list[str] = []  # of numbers, in the namespace
         self._places: list[tuple[str, Callable[[], Any]]] = []  # of numbers: the user's own objects
+        self._tuned: list[tuple[str, ref[Optimizer]]] = []  # whose options no scheduler sets
         self._marks: dict[str, Mark] = {}
         self._numbers: deque[dict[str, Number]] = deque(maxlen=_KEPT_TURNS)
         self._history: dict[str, History] = {}
@@ -314,7 +322,7 @@ class Followers:
         return (0 if steps is None else steps.whole,)
 
     def _all_numbers(self) -> dict[str, Number]:
-        """Return the numbers of the namespace, and of the user's own objects."""
+        """Return the numbers of the namespace, of the user's own objects, and options."""
         names = keep.names()
         found = {
             name: value
@@ -324,7 +332,18 @@ class Followers:
         for path, place in self._places:
             if (owner := place()) is not None:
                 found |= _numbers_in(vars(owner), f"{path}.")
-        return found
+        return found | {name: group[key] for name, (group, key) in self._options().items()}
+
+    def _options(self) -> dict[str, tuple[dict[str, Any], str]]:
+        """Return where the numbers of optimizers' groups are: group and key, by name."""
+        return {
+            f"{name}.param_groups[{at}][{key!r}]": (group, key)
+            for name, held in self._tuned
+            if (optimizer := held()) is not None
+            for at, group in enumerate(optimizer.param_groups[:_MOST_GROUPS])
+            for key, value in group.items()
+            if type(value) is int or type(value) is float
+        }
 
     def living(self) -> dict[str, Any]:
         """Return what is followed, by the names that lead there."""
@@ -363,8 +382,10 @@ class Followers:
             self._marks.setdefault(name, self._count(optimizer))
             self._history.setdefault(name, History(self._turn))
         if self._numbers:
-            began = self._numbers[-1]
-            began.update({n: v for n, v in self._all_numbers().items() if n not in began})
+            began, now = self._numbers[-1], self._all_numbers()
+            for name in [n for n in began if n not in now and _OPTION.search(n)]:
+                del began[name]  # a scheduler sets it
+            began.update({n: v for n, v in now.items() if n not in began})
             for name in began:
                 self._history.setdefault(name, History(self._turn))
 
@@ -374,6 +395,14 @@ class Followers:
     def _find_numbers(self, found: Found) -> None:
         self._names = list(_numbers_in(keep.names(), ""))
         self._places = [(path, hold(owner, path)) for path, owner in found.owners.items()]
+        loose = loose_schedulers(found, found.optimizers.values())
+        schedulers = (*found.followers.values(), *loose.values())
+        scheduled = {id(getattr(one, "optimizer", None)) for one in schedulers}
+        self._tuned = [
+            (self._optimizers.get(optimizer, name), ref(optimizer))
+            for name, optimizer in found.optimizers.items()
+            if id(optimizer) not in scheduled
+        ]
 
     def _forget_made_anew(self, names: set[str]) -> None:
         """Forget when an optimizer stepped whose name means another one now, and what moved then.
@@ -416,11 +445,14 @@ class Followers:
         if self._turn == self._first_turn:
             new = {n for n, h in self._history.items() if h.moved is None and self._may_follow(n)}
         numbers = {n for n in follows | new if n in began and n not in self._set_by_loops}
-        # Of numbers only counters: what is set anew each time lacks nothing.
+        options = {n for n in due & numbers if _OPTION.search(n) and self._history[n].moved}
+        certain = {n for n in options if self._history[n].is_regular(self._turn)}
+        # Of other numbers only counters: what is set anew each time lacks nothing.
         known = {n for n in due if n in self._objects or n in optimizers}
         # Of tensors that no object calls its state only those that move with the steps count.
         known = {n for n in known if has_state(living.get(n)) or self._history[n].moved}
         known |= {n for n in due & numbers if type(began[n]) is int and self._history[n].moved}
+        known = (known - options) | certain
         last = {n for n, history in self._history.items() if history.moved == self._turn - 1}
         now = self._all_numbers()
         before = self._numbers[-2] if len(self._numbers) > 1 else {}
@@ -429,7 +461,7 @@ class Followers:
         if not self._is_by_loader:
             ahead = {n for n in ahead if n in living or self._history[n].moved is not None}
         lacking = known - moved if self._has_stepped else set()
-        unknown = new - known - moved
+        unknown = (new | options) - known - moved
         return Progress(
             self._has_stepped,
             tuple(sorted(lacking)),
@@ -460,6 +492,8 @@ class Followers:
         """Return whether this cell moves it, and not an older one alone: it did, or names it."""
         if self._reached is None or (history.moved or 0) >= self._first_turn:
             return True
+        if _OPTION.search(name):  # to name its optimizer is not to set it
+            return self._is_stored(name)
         root = re.split(r"[.[]", name)[0]
         return root in self._reached or root not in keep.names()
 
@@ -472,7 +506,13 @@ class Followers:
             return False
         if name in self._marks or self._stored is None:
             return name not in self._optimizers.values()
-        return name not in self._set_by_loops and name.rpartition(".")[2] in self._stored
+        return name not in self._set_by_loops and self._is_stored(name)
+
+    def _is_stored(self, name: str) -> bool:
+        """Return whether the cell's code may set a number of this name."""
+        option = _OPTION.search(name)
+        last = option[1] if option else name.rpartition(".")[2]
+        return self._stored is None or last in self._stored
 
     def _is_there(self, name: str) -> bool:
         return name in self._marks or bool(self._numbers and name in self._numbers[-1])
@@ -494,8 +534,12 @@ class Followers:
     def put_numbers(self, values: Mapping[str, Number]) -> None:
         """Give numbers these values, where their names still lead to numbers."""
         owners = {path: owner for path, held in self._places if (owner := held()) is not None}
-        names = keep.names()
+        names, options = keep.names(), self._options()
         for name, value in values.items():
+            if name in options:
+                group, key = options[name]
+                group[key] = value
+                continue
             path, _, last = name.rpartition(".")
             place = vars(owners[path]) if path in owners else names if not path else None
             if place is not None and type(place.get(last)) in (int, float):
@@ -557,6 +601,7 @@ def stored(
 ) -> frozenset[str] | None:
     """Return the names and attributes that a cell sets, and functions and classes it leads to.
 
+    Of items the keys that it may set, as `['lr']`: those in code that sets items or calls `update`.
     None: not known, for the cell has magics of IPython.
     """
     if reached is None:
@@ -573,7 +618,11 @@ def _stored_in(code: Any) -> set[str]:
     if not isinstance(code, types.CodeType):
         return set()
     sets = ("STORE_NAME", "STORE_GLOBAL", "STORE_ATTR")
-    own = {step.argval for step in dis.get_instructions(code) if step.opname in sets}
+    steps = list(dis.get_instructions(code))
+    own = {step.argval for step in steps if step.opname in sets}
+    if "update" in code.co_names or any(step.opname == "STORE_SUBSCR" for step in steps):
+        keys = (c if isinstance(c, tuple) else (c,) for c in code.co_consts)
+        own |= {f"[{key!r}]" for key in itertools.chain(*keys) if isinstance(key, str)}
     return own.union(*map(_stored_in, code.co_consts))
 
 

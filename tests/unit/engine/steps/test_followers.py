@@ -192,6 +192,84 @@ def test_numbers_of_the_first_turn_go_back_to_its_batch_though_they_never_moved(
     assert (progress.ahead, progress.began["n"]) == (("n",), 0)
 
 
+RATE = "opt.param_groups[0]['lr']"
+HALVE = "for g in opt.param_groups: g['lr'] *= 0.5"
+
+
+def test_a_rate_that_the_loop_sets_is_lacking_until_it_is_set(training: Training) -> None:
+    loop = Loop(training)
+    for _ in range(3):
+        loop.step()
+        exec(HALVE, loop.names)
+    loop.step()
+
+    assert loop.followers.progress().lacking == (RATE,)
+    exec(HALVE, loop.names)
+    assert loop.followers.progress().lacking == ()
+
+
+def test_a_rate_goes_back_where_the_turn_has_no_step_from_the_first_on(training: Training) -> None:
+    loop = Loop(training)
+    for rate in (0.1, 0.05):
+        loop.followers.gave_batch(loop.loader)
+        exec(HALVE, loop.names)
+        loop.followers.look()
+        progress = loop.followers.progress()
+        assert (progress.ahead, progress.began[RATE]) == ((RATE,), rate)
+        loop.followers.put_numbers({RATE: rate})
+        assert loop.optimizer.param_groups[0]["lr"] == rate
+        exec(HALVE, loop.names)
+        loop.step()
+
+
+def test_of_an_optimizer_with_a_scheduler_the_scheduler_alone_is_followed(
+    training: Training,
+) -> None:
+    loop = Loop(training)
+    loop.step()
+    loop.names["sched"] = ExponentialLR(loop.optimizer, 0.5)  # in a turn that noted the rate
+    loop.followers.begin_cell()
+    for _ in range(3):
+        loop.step()
+        loop.names["sched"].step()
+    loop.step()
+    progress = loop.followers.progress()
+    assert progress.lacking == ("sched",)
+    assert RATE not in progress.kinds
+
+
+def test_whether_a_rate_is_due_that_changes_now_and_then_is_unknown(training: Training) -> None:
+    loop = Loop(training)
+    for turn in range(1, 10):
+        loop.step()
+        if turn in (2, 6):
+            exec(HALVE, loop.names)
+    progress = loop.followers.progress()
+    assert (progress.lacking, progress.unknown) == ((), (RATE,))
+
+
+@pytest.mark.parametrize(
+    ("source", "lacking"),
+    [
+        (HALVE, (RATE,)),
+        ("for g in opt.param_groups: g.update(lr=g['lr'] / 2)", (RATE,)),
+        ("opt.step(); print(opt.param_groups[0]['lr'])", ()),
+    ],
+)
+def test_a_rate_that_an_older_cell_has_set_is_due_in_one_that_may_set_it(
+    training: Training, source: str, lacking: tuple[str, ...]
+) -> None:
+    loop = Loop(training)
+    for _ in range(3):
+        loop.step()
+        exec(HALVE, loop.names)
+    loop.followers.end_cell(HALVE, is_failed=False)
+    loop.followers.begin_cell()
+    loop.step()
+    loop.followers.end_cell(source, is_failed=True)
+    assert loop.followers.progress().lacking == lacking
+
+
 @pytest.mark.parametrize(
     ("source", "unknown"),
     [
@@ -199,6 +277,7 @@ def test_numbers_of_the_first_turn_go_back_to_its_batch_though_they_never_moved(
         ("for x in loader:\n    opt.step()\n    print(n)", ()),
         ("for n in range(3):\n    opt.step()", ()),  # a loop sets it anew
         ("for x in loader:\n    opt.step()\n    count()", ("n",)),
+        (f"opt.step()\n{HALVE}", (RATE,)),
         ("train(other)", ()),
         ("for x in loader:\n    averages.update(n)", ("averages",)),
     ],
