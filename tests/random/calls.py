@@ -103,7 +103,7 @@ class Calls:
             fault,
             is_told=is_told,
         )
-        if "so the cell was not run" in ran.text:
+        if "so the cell was not run." in ran.text:
             return self.run(code, fault, retry=retry, is_told=is_told)
         return ran
 
