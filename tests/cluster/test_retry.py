@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nbdist import ClusterError, Session
+from nbdist import ClusterError, RankError, Session
 from nbdist.client.tracking.runs import runs
 from tests.cluster.conftest import Kernel
 from tests.cluster.test_faults import fail
@@ -197,6 +197,112 @@ def test_random_numbers_drawn_around_steps_are_drawn_once(
     begin(session, tmp_path / "by itself", at=at)
     assert session.run(cell, track=False, retry=1).value_list == unbroken
     assert (tmp_path / "by itself").exists(), "the rank has never failed"
+
+
+# What two loaders give, of 6 and 3 steps an epoch, trains one model or two.
+LOADERS = """
+torch.manual_seed(0)
+seen, bad = [], {bad}
+def make_net():
+    net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Dropout(0.2), torch.nn.Linear(4, 1))
+    nbdist.parallelize(net, "ddp")
+    return net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+one = make_net()
+two = make_net() if {are_apart} else one
+data = torch.arange(96.0)[:, None].repeat(1, 2) / 96
+first, second = nbdist.loader(data, global_batch=16), nbdist.loader(data, global_batch=32)
+def learn(net, x, name):
+    global bad
+    model, opt = net
+    model(x).pow(2).mean().backward()
+    if bad == (name, sum(told == name for told, _ in seen)) and {who}:
+        bad = None
+        raise ValueError("once")
+    opt.step(); opt.zero_grad()
+    seen.append((name, (x[:, 0] * 96).round().int().tolist()))
+def ends():
+    weights = [p.flatten().tolist() for model, _ in (one, two) for p in model.parameters()]
+    # Rank 1 does not note a step that it copies from rank 0.
+    return seen if rank == 0 else None, first.epoch, second.epoch, weights
+"""
+# Each with the step that fails: so many of its name were made before.
+LOADERS_LOOPS: dict[str, tuple[str, tuple[str, int]]] = {
+    "one after the other": ("{A}\n{B}", ("b", 1)),
+    "three": ("{A}\n{B}\n{A}\n{B}", ("a", 8)),
+    "made by the cell": ("{MAKE}\n{A}\n{B}\n{A}", ("b", 1)),
+    "the first left": (
+        "for i, x in enumerate(first):\n    if i == 4: break\n    {LEARN}\n{B}\n{A}",
+        ("b", 1),
+    ),
+    "in turns": ("for epoch in range(3):\n    {A}\n    {B}", ("b", 4)),
+    "in turns until an epoch": ("while second.epoch < 3:\n    {A}\n    {B}", ("a", 14)),
+    "side by side": ("for epoch in range(3):\n    {BOTH}", ("a", 4)),
+}
+
+
+def loops_of(kind: str) -> str:
+    loops = LOADERS_LOOPS[kind][0].format(
+        A="for x in first: learn(one, x, 'a')",
+        B="for x in second: learn(two, x, 'b')",
+        BOTH="for x, y in zip(first, second): learn(one, torch.cat((x, y)), 'a')",
+        LEARN="learn(one, x, 'a')",
+        MAKE="first, second = (nbdist.loader(data, global_batch=size) for size in (16, 32))",
+    )
+    return f"{loops}\nends()"
+
+
+@pytest.mark.parametrize("loops", LOADERS_LOOPS)
+def test_loops_over_two_loaders_end_as_without_a_fault(session: Session, loops: str) -> None:
+    cell, bad = loops_of(loops), LOADERS_LOOPS[loops][1]
+    for are_apart in (False, True):
+        make = LOADERS.format(bad="None", who="True", are_apart=are_apart)
+        session.run(make)
+        unbroken = session.run(cell, track=False).value_list
+        for who in ("True", "rank == 1"):
+            session.run(LOADERS.format(bad=bad, who=who, are_apart=are_apart))
+            fail(session, cell, track=False)
+            assert session.retry().value_list == unbroken, (are_apart, who)
+
+
+def test_loops_over_two_loaders_end_as_without_faults_that_follow_each_other(
+    session: Session,
+) -> None:
+    cell = loops_of("made by the cell")
+    session.run(LOADERS.format(bad="None", who="True", are_apart=True))
+    unbroken = session.run(cell, track=False).value_list
+    session.run(LOADERS.format(bad=("b", 1), who="True", are_apart=True))
+    fail(session, cell, track=False)
+    session.run("bad = ('b', 2)", track=False)
+    with pytest.raises(RankError):
+        session.retry()
+    session.run("bad = ('a', 9)", track=False)
+    with pytest.raises(RankError):
+        session.retry()
+    assert session.retry().value_list == unbroken
+
+
+def test_a_loop_that_evaluates_leaves_the_training_around_it_as_without_a_fault(
+    session: Session,
+) -> None:
+    cell = """
+for epoch in range(3):
+    for x in first: learn(one, x, 'a')
+    found = []
+    one[0].eval()
+    with torch.no_grad():
+        for x in second:
+            one[0](x); found.append(x[:, 0].tolist())
+            if bad == ('look', epoch) and rank == 1: bad = None; 1 / 0
+    one[0].train()
+    assert len(found) == 3
+ends()[0], first.epoch, ends()[-1]
+"""
+    session.run(LOADERS.format(bad="None", who="True", are_apart=False))
+    unbroken = session.run(cell, track=False).value_list
+    for bad in (("a", 8), ("look", 1)):  # in the second epoch
+        session.run(LOADERS.format(bad=bad, who="rank == 1", are_apart=False))
+        fail(session, cell, track=False)
+        assert session.retry().value_list == unbroken, bad
 
 
 AUGMENTED = """

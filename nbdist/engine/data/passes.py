@@ -7,7 +7,12 @@ those of the run that failed, one by one:
 
 - a pass that had trained and was over is done: the loop gets nothing;
 - the one in whose midst the last boundary lay goes on there, and ends as usual;
-- a mere look (no step was made on it) begins where it had begun.
+- a mere look (no step was made on it) begins where it had begun;
+- the next one, where all were over at the last boundary, begins where it would have.
+
+A pass is over when its loop was given all, when the loader's next pass begins, or when one of
+another loader begins and its loop is left. So a boundary in one loop says of the others that are
+over that they are done.
 """
 
 from collections.abc import Callable
@@ -43,8 +48,8 @@ class Commit(NamedTuple):
     """A loader at a boundary.
 
     `given` counts the batches of the running pass, `passes` those begun in `cell` so far;
-    `is_resumed` says that the next pass goes on from here, and is no new epoch. `served` counts
-    the batches of all passes, for the journal.
+    `is_resumed` says that the next pass goes on from here, and is no new epoch. `is_over` says that
+    the last of the passes is over. `served` counts the batches of all passes, for the journal.
     """
 
     position: Position
@@ -52,8 +57,16 @@ class Commit(NamedTuple):
     is_resumed: bool
     passes: int
     cell: int
+    is_over: bool
     draws: Draws
     served: int = 0
+
+    @property
+    def goes_on_at(self) -> Position:
+        """Where the running pass goes on, or, when it is over, the next one begins."""
+        if self.is_resumed or not self.is_over:
+            return self.position
+        return Position(self.position.epoch + (self.given > 1), 0)
 
 
 @dataclass(slots=True)
@@ -71,8 +84,8 @@ class Trail:
         self._cell = cell
         self._is_alive: Callable[[], object] = _is_over
         self._moved = False  # the running pass was given a batch since the last boundary
-        self._is_at_end = False  # the running pass was given all
-        self.began = Commit(position, 0, False, 0, cell, Draws())
+        self._is_ended = False  # the newest pass is over
+        self.began = Commit(position, 0, False, 0, cell, False, Draws())
         self.committed = self.began
 
     @property
@@ -87,7 +100,8 @@ class Trail:
         self._had_trained = self.has_trained
         self._passes, self._cell = [], cell
         self._is_alive, self._moved = _is_over, False
-        self.began = Commit(position, given, is_resumed, 0, cell, Draws(), served)
+        self._is_ended = False
+        self.began = Commit(position, given, is_resumed, 0, cell, False, Draws(), served)
         self.committed = self.began
 
     def __getstate__(self) -> dict[str, object]:
@@ -108,7 +122,7 @@ class Trail:
     def pass_over(self, start: Position) -> None:
         """Note that a loop gets nothing, for it was done when this cell ran before."""
         self._add(_Pass(start, has_trained=True))
-        self._is_alive, self._moved = _is_over, False
+        self._is_alive, self._moved, self._is_ended = _is_over, False, True
 
     def ask(self, random_numbers: Callable[[], Any]) -> None:
         """Note the random numbers with which the running loop asks for its next batch."""
@@ -122,18 +136,22 @@ class Trail:
 
     def end_pass(self) -> None:
         """Note that the running loop has come to its end."""
-        self._is_at_end = True
+        self._is_ended = True
+
+    def end_left(self) -> None:
+        """Note that a loop over another loader begins: one that is left by now is over."""
+        self._is_ended = self._is_ended or not self._is_alive()
 
     def count_copied(self) -> None:
         """Note that what the last pass was given has been trained on, by another rank.
 
         The fault has ended the pass: it cannot be told by its being alive.
         """
-        if self._moved and not self._is_at_end and self._passes:
+        if self._moved and not self._is_ended and self._passes:
             self._passes[-1].has_trained = True
 
     def _add(self, one: _Pass) -> None:
-        self._is_at_end = False
+        self._is_ended = False
         if len(self._passes) < MAX_PASSES:
             self._passes.append(one)
 
@@ -144,12 +162,18 @@ class Trail:
                 self._passes[-1].has_trained = True
             self._moved = False
         *before, _, served_before = self.committed
-        here = position, given, is_resumed, len(self._passes), self._cell
+        here = position, given, is_resumed, len(self._passes), self._cell, self._is_ended
         if here != tuple(before):
             self.committed = Commit(*here, Draws(), served)
         elif served != served_before:
             self.committed = self.committed._replace(served=served)
         return self.committed
+
+    def forget_after(self, commit: Commit) -> None:
+        """Forget what passes were given since a boundary of this cell: the fault has lost it."""
+        if commit.cell == self._cell:
+            del self._passes[commit.passes :]
+            self._moved, self._is_ended = False, commit.is_over
 
     def goes_back_to(self, commit: Commit) -> bool:
         """Return whether a fault takes the loader back to `commit`.
@@ -164,20 +188,20 @@ class Trail:
 
         Passes beyond the plan begin as usual.
         """
-        if self.committed.cell != self._cell:  # rolled back beyond the cell's beginning
-            return [self.committed.position] if self._passes else []
-        passes = self._passes[: self.committed.passes]
-        trained = [i for i, one in enumerate(passes) if one.has_trained]
-        if not trained:
+        here = self.committed
+        if here.cell != self._cell:  # rolled back beyond the cell's beginning
+            return [here.goes_on_at] if self._passes else []
+        passes = self._passes[: here.passes]
+        if not any(one.has_trained for one in passes):
             return []
-        last = trained[-1]
         if len(self._passes) == MAX_PASSES:
-            return [self.committed.position]
-        return [
-            self.committed.position if i == last else None if one.has_trained else one.start
-            for i, one in enumerate(passes)
-            if i <= last
-        ]
+            return [here.goes_on_at]
+        *done, last = passes
+        if here.is_over and (last.has_trained or here.given != 1):
+            done, at = passes, here.goes_on_at
+        else:  # in its midst, or a look at one batch, which is no epoch
+            at = here.position if last.has_trained else last.start
+        return [*(None if one.has_trained else one.start for one in done), at]
 
 
 def _is_over() -> bool:

@@ -105,6 +105,8 @@ class Standing:
             self._to_draw = self.draws if not self.plan else None
             self._is_replayed = bool(self.plan)
             if planned is None:
+                if len(self.plan) == 1 and (at := self.plan[0]) is not None:
+                    self.stand_at(at)  # also for who asks before the next pass begins
                 self.trail.pass_over(self._position())
                 return False
             self.stand_at(planned)
@@ -120,6 +122,9 @@ class Standing:
     def begin_pass(self, is_alive: Callable[[], object]) -> None:
         """Note that a loop begins here; `is_alive` as in `Trail.begin_pass`."""
         self._loop = is_alive
+        for other in live():
+            if other is not self:
+                other.trail.end_left()
         self.trail.begin_pass(self._position(), is_alive)
 
     def ask(self) -> None:

@@ -195,8 +195,9 @@ def _prepare(again: _Again) -> str | None:
         live.go_on(place.plan, place.draws)
     _cell.inherited = again.made
     plans = [*(planned.plan for planned in again.made), *(place.plan for _, place in again.live)]
-    ends = {plan[-1] for plan in plans if plan}
-    places = sorted(f"sample {p.consumed:,} of epoch {p.epoch}" for p in ends if p is not None)
+    ends = {at for plan in plans if plan and (at := plan[-1]) is not None}
+    ends = {at for at in ends if at.consumed} or ends  # those that are in the midst of an epoch
+    places = sorted(f"sample {at.consumed:,} of epoch {at.epoch}" for at in ends)
     what = _title()
     return f"{what} continues: its loader is at {', '.join(places)}." if places else None
 
@@ -367,6 +368,7 @@ def _restore(mark: _Mark) -> None:
         commit = commits.get(id(live.trail), live.trail.began)
         if live.trail.goes_back_to(commit):
             live.go_back(commit)
+            live.trail.forget_after(commit)
 
 
 _cell = _Cell()

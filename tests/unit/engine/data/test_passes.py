@@ -32,6 +32,7 @@ class Loops:
     def end(self) -> None:
         self.lives = False
         self.epoch, self.consumed, self.given = self.epoch + 1, 0, 0
+        self.trail.end_pass()
 
 
 def test_the_pass_that_failed_goes_on_after_the_last_boundary() -> None:
@@ -73,6 +74,66 @@ def test_a_look_at_a_batch_is_taken_again_where_it_was_taken() -> None:
     loops.train(2)
 
     assert loops.trail.plan() == [Position(0, 0), Position(0, 20)]
+
+
+def test_a_pass_is_done_once_a_step_was_made_after_its_end() -> None:
+    loops = Loops()
+    loops.begin()
+    loops.train(10)
+    loops.end()
+    loops.boundary()  # of another loader's loop
+
+    assert loops.trail.plan() == [None, Position(1, 0)]
+
+
+def test_a_pass_that_was_left_is_done_once_another_loader_is_trained_on() -> None:
+    loops = Loops()
+    loops.begin()
+    loops.train(3)
+    loops.trail.end_left()  # the other's loop begins within this one
+    loops.boundary()
+    assert loops.trail.plan() == [Position(0, 30)]
+
+    loops.lives = False
+    loops.trail.end_left()
+    assert loops.trail.plan() == [Position(0, 30)]  # until the other's first step
+    loops.boundary()
+    assert loops.trail.plan() == [None, Position(1, 0)]
+
+
+def test_looks_after_a_pass_are_taken_again_where_another_loader_is_trained_on_since() -> None:
+    loops = Loops()
+    loops.begin()
+    loops.train(10)
+    loops.end()
+    loops.begin()
+    loops.batch()
+    loops.lives = False  # next(iter(loader))
+    loops.trail.end_left()
+    loops.boundary()
+    assert loops.trail.plan() == [None, Position(1, 0)]
+
+    loops.begin()
+    loops.batch()
+    loops.end()
+    loops.boundary()
+    assert loops.trail.plan() == [None, Position(1, 0), Position(1, 0), Position(2, 0)]
+
+
+def test_what_a_fault_has_lost_is_no_pass_of_the_boundary() -> None:
+    loops = Loops()
+    loops.begin()
+    loops.train(10)
+    loops.end()
+    loops.boundary()
+    boundary = loops.trail.committed
+    loops.begin()
+    loops.batch()  # lost
+    loops.trail.forget_after(boundary)
+    loops.epoch, loops.consumed, loops.given = 1, 0, 0
+    loops.boundary()  # noted once more, before the cell is run again
+
+    assert loops.trail.plan() == [None, Position(1, 0)]
 
 
 def test_loops_without_a_step_begin_as_usual() -> None:
