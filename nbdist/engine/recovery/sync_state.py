@@ -153,7 +153,7 @@ def sync(newcomers: Iterable[int], progress: Progress) -> tuple[list[Decision], 
     if kept is not None and all(back.values()):
         follow.put_back(kept)
     lines, is_half = follow.settle(mine, decisions, progress, back)
-    return decisions, [*lines, *sorted(beyond)], is_half or bool(beyond)
+    return decisions, [*lines, *sorted(beyond)], is_half
 
 
 def _is_beyond_cell(unit: wrapped_models.Unit, decision: Decision) -> set[str]:
@@ -163,9 +163,10 @@ def _is_beyond_cell(unit: wrapped_models.Unit, decision: Decision) -> set[str]:
     if lost <= 0:
         return set()
     line = (
-        f"Of these steps of {unit.name} an earlier cell had made {lost}, for which running this "
-        "cell again does not make up: nbdist.restore() a checkpoint, or make those steps again by "
-        "their own cell (%%distributed --go-on), and then run this one."
+        f"Of these steps of {unit.name} an earlier cell had made {lost}. A loop up to an epoch "
+        "(while loader.epoch < N) makes them again, a single pass (for batch in loader) does not: "
+        "for that, nbdist.restore() a checkpoint, or make them by their own cell (%%distributed "
+        "--go-on), and then run this one."
     )
     return {line}
 
