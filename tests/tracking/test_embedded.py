@@ -207,14 +207,14 @@ def test_the_runs_of_a_notebook_are_listed_newest_first(notebook: Notebook) -> N
         ("mended", "finished", 5),
         ("small", "finished", 8),
         ("small", "failed", 3),
-        ("ddp-w4-lr0.03", "finished", STEPS),
+        ("GPT-ddp-w4-lr0.03", "finished", STEPS),
     ]
     assert all(r.is_sent and r.run_id for r in rows)
     assert runs(notebook.home, "another notebook") == ()
     table = runs_table(notebook.home)
     header = ["#", "run", "state", "attempt", "layout", "ranks", "lr"]
     assert str(table).splitlines()[0].split()[:7] == header
-    assert "<td>ddp-w4-lr0.03</td>" in table._repr_html_()
+    assert "<td>GPT-ddp-w4-lr0.03</td>" in table._repr_html_()
 
 
 def test_what_was_sent_leaves_only_summary_and_curves_behind(notebook: Notebook) -> None:

@@ -49,6 +49,7 @@ _MOST_LEAVES = 32  # numbers and tensors in a mark
 _MOST_TENSORS = 12
 _MOST_VALUES = 4  # tensors of a mark that are looked into: `.data` writes without a new version
 _KEPT_TURNS = 3
+_OF_RANKS = ("rank", "local_rank", "world_size")  # numbers of nbdist's: a scale changes them
 _MOST_GROUPS = 4  # of an optimizer, whose options are followed
 _OPTION = re.compile(r"\.param_groups\[\d+\](\['\w+'\])$")  # in the name of an option
 
@@ -393,7 +394,7 @@ class Followers:
         return search(keep.kept(), keep.names(), torch_live.live(Optimizer))
 
     def _find_numbers(self, found: Found) -> None:
-        self._names = list(_numbers_in(keep.names(), ""))
+        self._names = [name for name in _numbers_in(keep.names(), "") if name not in _OF_RANKS]
         self._places = [(path, hold(owner, path)) for path, owner in found.owners.items()]
         loose = loose_schedulers(found, found.optimizers.values())
         schedulers = (*found.followers.values(), *loose.values())

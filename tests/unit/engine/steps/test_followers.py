@@ -181,11 +181,12 @@ def test_numbers_of_the_first_turn_go_back_to_its_batch_though_they_never_moved(
     training: Training,
 ) -> None:
     loop = Loop(training)
-    loop.names.update(n=0, tries=0)
+    loop.names.update(n=0, tries=0, world_size=3)
     loop.followers.begin_cell()
     loop.names["tries"] = 1  # before the loop: run again, the cell does it again
     loop.followers.gave_batch(loop.loader)
     loop.names["n"] = 1
+    loop.names["world_size"] = 2  # not the cell's: ranks have come or gone
     loop.followers.end_cell("tries += 1\nfor x in loader:\n    n += 1", is_failed=True)
 
     progress = loop.followers.progress()
