@@ -158,7 +158,8 @@ class Followers:
         self._optimizers: WeakKeyDictionary[Optimizer, str] = WeakKeyDictionary()
         self._names: list[str] = []  # of numbers, in the namespace
         self._places: list[tuple[str, Callable[[], Any]]] = []  # of numbers: the user's own objects
-        self._tuned: list[tuple[str, ref[Optimizer]]] = []  # whose options no scheduler sets
+        # Options that no scheduler sets: their names, the optimizer, its group, the key.
+        self._tuned: list[tuple[str, ref[Optimizer], int, str]] = []
         self._marks: dict[str, Mark] = {}
         self._numbers: deque[dict[str, Number]] = deque(maxlen=_KEPT_TURNS)
         self._history: dict[str, History] = {}
@@ -337,14 +338,13 @@ class Followers:
 
     def _options(self) -> dict[str, tuple[dict[str, Any], str]]:
         """Return where the numbers of optimizers' groups are: group and key, by name."""
-        return {
-            f"{name}.param_groups[{at}][{key!r}]": (group, key)
-            for name, held in self._tuned
-            if (optimizer := held()) is not None
-            for at, group in enumerate(optimizer.param_groups[:_MOST_GROUPS])
-            for key, value in group.items()
-            if type(value) is int or type(value) is float
-        }
+        found = {}
+        for name, held, at, key in self._tuned:
+            if (optimizer := held()) is not None and at < len(optimizer.param_groups):
+                group = optimizer.param_groups[at]
+                if type(value := group.get(key)) is int or type(value) is float:
+                    found[name] = group, key
+        return found
 
     def living(self) -> dict[str, Any]:
         """Return what is followed, by the names that lead there."""
@@ -400,9 +400,12 @@ class Followers:
         schedulers = (*found.followers.values(), *loose.values())
         scheduled = {id(getattr(one, "optimizer", None)) for one in schedulers}
         self._tuned = [
-            (self._optimizers.get(optimizer, name), ref(optimizer))
-            for name, optimizer in found.optimizers.items()
-            if id(optimizer) not in scheduled
+            (f"{self._optimizers.get(one, name)}.param_groups[{at}][{key!r}]", ref(one), at, key)
+            for name, one in found.optimizers.items()
+            if id(one) not in scheduled
+            for at, group in enumerate(one.param_groups[:_MOST_GROUPS])
+            for key, value in group.items()
+            if type(value) is int or type(value) is float
         ]
 
     def _forget_made_anew(self, names: set[str]) -> None:

@@ -16,9 +16,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from nbdist.engine.compat import torch_sharded
+from nbdist.engine.layout.axes.unused import named
 from nbdist.errors import LayoutError
-
-_SHOWN = 4  # names in an error
 
 
 class Unseen:
@@ -59,7 +58,7 @@ class Unseen:
 def _refuse_unreduced(names: list[str]) -> None:
     if names:
         raise LayoutError(
-            f"Gradients of {_some(names)} have not been averaged, and this step would miss them.",
+            f"Gradients of {named(names)} have not been averaged, and this step would miss them.",
             why="a backward came to them through torch.autograd.grad(create_graph=True) alone, or "
             "was told to send nothing, and none followed that sends",
             do="around such a grad, model.set_reshard_after_backward(False) before it and (True) "
@@ -71,16 +70,11 @@ def _refuse_unreduced(names: list[str]) -> None:
 def _refuse_hooks(names: list[str]) -> None:
     if names:
         raise LayoutError(
-            f"Hooks on {_some(names)} are never called.",
+            f"Hooks on {named(names)} are never called.",
             why="they are shards, and autograd computes with what is gathered of them",
             do="p.register_post_accumulate_grad_hook(hook) in the place of p.register_hook: it is "
             "given p, whose p.grad is averaged then, and its own part",
         )
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def install() -> None:

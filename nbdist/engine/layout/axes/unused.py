@@ -56,7 +56,7 @@ def refuse(model: nn.Module) -> None:
     ]
     count = f"{len(left_out)} parameters" if len(left_out) > 1 else "A parameter"
     raise LayoutError(
-        f"{count} got no gradient in this backward: {_named(left_out)}."
+        f"{count} got no gradient in this backward: {named(left_out)}."
         if left_out
         else "A parameter got no gradient in this backward.",
         why="replicas average gradients when all of them are there, so none of this step count; "
@@ -67,7 +67,8 @@ def refuse(model: nn.Module) -> None:
     )
 
 
-def _named(names: list[str]) -> str:
+def named(names: list[str]) -> str:
+    """Return the first of these names, and how many more there are, for an error."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 
@@ -93,7 +94,7 @@ def _follow_trained(model: nn.Module) -> None:
     if changed and torch_modules.has_comm_hooks(reducer):
         names = [name for name, p in model.named_parameters() if id(p) in changed]
         raise LayoutError(
-            f"{_named(names)} cannot be frozen or thawed after parallelize in this layout.",
+            f"{named(names)} cannot be frozen or thawed after parallelize in this layout.",
             why="gradients are sent in fewer bytes, and what a step has not sent is kept for the "
             "parameters that were trained then",
             do="parallelize without Compress and without Precision's reduce=; or freeze before it",
@@ -118,7 +119,7 @@ def _refuse_unlike(model: nn.Module, group: dist.ProcessGroup) -> None:
             more = [name for name in names if name not in first] or ["fewer"]
             less = [name for name in first if name not in names] or ["fewer"]
             raise LayoutError(
-                f"Ranks train different parameters: {_named(less)} on rank {here}, {_named(more)} "
+                f"Ranks train different parameters: {named(less)} on rank {here}, {named(more)} "
                 f"on rank {there}.",
                 why="replicas average gradients in their order, so these would be averaged with "
                 "each other",
@@ -149,7 +150,7 @@ def _refuse_strangers(reducer: Any, trained: dict[str, nn.Parameter]) -> None:
     strangers = [name for name, p in trained.items() if id(p) not in known]
     if strangers:
         raise LayoutError(
-            f"Gradients of {_named(strangers)} are not averaged.",
+            f"Gradients of {named(strangers)} are not averaged.",
             why="the model has got them after parallelize, and replicas would part",
             do="give the model its new parts, then parallelize",
         )
