@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.group.factory_ranks import MINE
 from tests.group.harness import run_ranks
 
 pytestmark = pytest.mark.timeout(600)
@@ -32,8 +33,8 @@ def test_ranks_hold_their_shards_and_rank_0_alone_the_whole(
 ) -> None:
     (most_0, _), (most_1, end_1) = (found["held"] for found in two_ranks)
     assert most_0 > 1
-    assert end_1 <= 0.51
-    assert most_1 <= 0.51 + 2 / 12  # its shards, and a block's worth on the way
+    assert end_1 <= MINE
+    assert most_1 <= MINE + 2 / 12  # its shards, and a block's worth on the way
 
 
 def test_random_numbers_go_on_as_if_all_ranks_had_built_it(

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 GRACE_S = 0.1  # ranks that fail together reply within a few milliseconds of each other
 INTERRUPT_GRACE_S = 0.25  # Python code stops within this after SIGINT
 _CHILDREN_AFTER_S = 0.4  # a rank that has not stopped by then may wait for a command it started
-_TIMEOUT_ASK_S = 0.5
+_TIMEOUT_ASK_S = 2.0
 # A wait that no rank can name (an operator the tap does not see, the tap switched off) is cut
 # after this. A rank in Python is unharmed by that.
 _PATIENCE_S = {"failed": 5.0, "interrupted": 1.0}

@@ -76,9 +76,15 @@ class Poll:
         return True
 
     def ask_now(self, ranks: Iterable[int], gone: Mapping[int, Gone], timeout_s: float) -> None:
-        """Ask at once, and wait for the answers; the main thread does nothing else meanwhile."""
-        self._begin(ranks, gone, time.monotonic())
-        wait([self._open[rank] for rank in self._round], timeout_s)
+        """Ask at once, and wait for the answers; the main thread does nothing else meanwhile.
+
+        A rank that was asked a moment ago gives that answer first.
+        """
+        asked = list(ranks)
+        until = time.monotonic() + timeout_s
+        wait([self._open[rank] for rank in asked if rank in self._open], timeout_s)
+        self._begin(asked, gone, time.monotonic())
+        wait([self._open[rank] for rank in self._round], max(until - time.monotonic(), 0.0))
         self._end(time.monotonic())
 
     def deadlock(self, world: frozenset[int], ran: WhatRan = A_CELL) -> Deadlock | None:

@@ -1,5 +1,7 @@
 """Asking ranks what they do, with futures in place of ranks."""
 
+import threading
+import time
 from concurrent.futures import Future
 from typing import Any
 
@@ -109,3 +111,22 @@ def test_a_rank_that_says_it_waits_is_known_before_the_others_have_answered() ->
 
     assert watch.waiting_since(99.0) == {0}
     assert watch.waiting_since(100.5) == set(), "asked before"
+
+
+def test_who_was_asked_a_moment_ago_is_waited_for_and_asked_again() -> None:
+    ranks = Ranks()
+    watch = Poll(ranks.ask)
+    watch.attend([0, 1], {}, 0.3, 100.0)
+
+    def answer_both_rounds() -> None:
+        ranks.say(of_1=1)
+        while ranks.asked != [0, 1, 0, 1]:
+            time.sleep(0.001)
+        ranks.say(of_1=2)
+
+    answering = threading.Timer(0.05, answer_both_rounds)
+    answering.start()
+    watch.ask_now([0, 1], {}, timeout_s=30.0)
+    answering.join()
+    assert sorted(watch.last.said) == [0, 1]
+    assert watch.last.said[1].counts == {"0": 2}
