@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from nbdist.client.export.cells import NotebookCell
 from nbdist.client.export.export import ExportRequest, export
-from nbdist.client.export.notebook_cells import NotebookCell
 from nbdist.client.notebook.arguments import parse_dist, parse_distributed
 from tests.export.torchrun import torchrun
 

@@ -1,1 +1,1 @@
-"""Leave the notebook: its cells as a script for torchrun, and the job files around it."""
+"""A notebook's cells as a script for torchrun, and the files of a job around it."""

@@ -10,12 +10,18 @@ from pathlib import Path
 
 from nbdist.client.cluster.launchers.slurm_words import read_lines
 from nbdist.client.export import jobs
-from nbdist.client.export.modules import beside, other_folders
-from nbdist.client.export.notebook_cells import NotebookCell, choose
+from nbdist.client.export.cells import NotebookCell, Parse, dist_lines, numbers
+from nbdist.client.export.modules import beside
 from nbdist.client.export.place import require_own_name, require_place, write_all
-from nbdist.client.export.rank_cells import Parse
-from nbdist.client.export.resolve import Resolved, resolve
-from nbdist.client.export.script import Script, ScriptOptions, write
+from nbdist.client.export.script import (
+    Part,
+    Script,
+    ScriptOptions,
+    name_cells,
+    parts_of,
+    trains,
+    write,
+)
 from nbdist.errors import UsageError
 from nbdist.formatting import counted
 from nbdist.options import TIMEOUT_S, ClusterOptions
@@ -38,6 +44,7 @@ class ExportRequest:
         path: Of the script.
         format: `torchrun` for the script alone, or that of the job around it.
         cells: Numbers, such as `3,5-8`; "" for the `%%distributed` cells.
+        skip: Numbers of cells to leave out.
         force: Overwrite what is there.
         time_limit: Of the job.
         partition: Of Slurm.
@@ -48,6 +55,7 @@ class ExportRequest:
     path: Path
     format: str = TORCHRUN
     cells: str = ""
+    skip: str = ""
     force: bool = False
     time_limit: str = ""
     partition: str = ""
@@ -78,16 +86,8 @@ class Exported:
         if script.modules:
             there = f"; copy them from {self.copy_from}" if self.copy_from else ""
             lines.append(f"It needs beside it: {', '.join(script.modules)}{there}.")
-        lines += [f"Left out: cell {number}, which {reason}." for number, reason in script.left_out]
+        lines += [f"Left out: {line}." for line in script.left_out_lines]
         lines += [f"Cell {number} is without {', '.join(gone)}." for number, gone in script.without]
-        for number, runs in script.repeated:
-            lines.append(
-                f"Cell {number} has run {runs} times, and stands there once, as of the last."
-            )
-        for number, names in script.not_given:
-            lines.append(
-                f"Cell {number} uses {', '.join(names)}, which nothing in the script gives."
-            )
         command = script.command_of(str(self.files[0]))
         return "\n".join([*lines, *script.doubts, f"Run it: {command}"])
 
@@ -114,43 +114,44 @@ def export(
         running: What the cluster was started with, where one runs.
 
     Raises:
-        UsageError: It cannot be written there, a word makes no sense, or no cell is left.
+        UsageError: It cannot be written there, a word makes no sense, or no cell is left that
+            trains.
     """
-    if request.format not in FORMATS:
-        raise UsageError(f"--format is {', '.join(FORMATS)}, not {request.format!r}.")
     _require_words(request)
-    chosen = choose(cells, request.cells) if request.cells else None
+    chosen = numbers(cells, "--cells", request.cells) if request.cells else None
+    skipped = numbers(cells, "--skip", request.skip) if request.skip else set()
     require_place(request.path, force=request.force)
-    resolved = resolve(cells, chosen, parse_dist, parse_distributed)
-    if not any(block.code for block in resolved.blocks):
-        raise _nothing(resolved, chosen)
-    options = _options(resolved, running, request.nodes)
-    modules = beside(resolved.code, resolved.written, folder)
-    code = "\n".join([resolved.code, *modules.values()])
-    doubts = other_folders(code, folder) if folder else []
-    script = write(resolved, options, request.path.name, notebook, modules, doubts)
-    if request.path.name in {*resolved.written, *script.modules}:
+    parts = parts_of(cells, chosen, skipped, parse_distributed)
+    modules = beside("\n".join(part.code for part in parts), folder)
+    _require_training(parts, cells, list(modules.values()))
+    last = max(part.number for part in parts if part.code)
+    started = list(dist_lines([cell for cell in cells if cell.number <= last], parse_dist))
+    least = max(part.least_ranks for part in parts)
+    options = _options(started, running, request.nodes, least)
+    doubts = _ran_in_another_order(cells)
+    script = write(parts, options, request.path.name, notebook, modules, doubts)
+    if request.path.name in script.modules:
         raise UsageError(
             f"{request.path.name} is a module that the script needs; nothing was written.",
             do=f"export to another name, such as train_{request.path.name}",
         )
     files = {request.path.name: script.text}
     if request.format != TORCHRUN:
-        started = resolved.starts[0] if resolved.starts else argparse.Namespace()
-        files |= jobs.files(request.format, _job(request, script, started))
+        files |= jobs.files(request.format, _job(request, script, _start(started)))
     require_own_name(request.path.name, files)
     place = request.path.parent
     for name in files:
         require_place(place / name, force=request.force)
     write_all(place, files)
     lacking = [module for module in script.modules if not (place / module).exists()]
-    has_them = folder is not None and any((folder / module).exists() for module in lacking)
     made = tuple(place / name for name in files)
-    return Exported(made, script, folder if has_them else None)
+    return Exported(made, script, folder if lacking else None)
 
 
 def _require_words(request: ExportRequest) -> None:
-    """Refuse words that would change nothing of what is written."""
+    """Refuse words that make no sense, or would change nothing of what is written."""
+    if request.format not in FORMATS:
+        raise UsageError(f"--format is {', '.join(FORMATS)}, not {request.format!r}.")
     given = {
         "--time": request.time_limit,
         "--partition": request.partition,
@@ -167,44 +168,94 @@ def _require_words(request: ExportRequest) -> None:
         raise UsageError(f"--nodes {request.nodes}: ranks need one machine or more.")
 
 
-def _nothing(resolved: Resolved, chosen: Sequence[int] | None) -> UsageError:
-    why = "; ".join(
-        f"cell {block.number} {block.reason}"
-        for block in resolved.blocks
-        if not block.code and not block.is_notebooks
-    )
-    what = "None of these cells" if chosen else "No %%distributed cell"
-    return UsageError(
-        f"{what} can be exported; nothing was written.",
-        why=why or "there is none that has run",
-        do="run the %%distributed cells that train, and export again",
-    )
+def _require_training(
+    parts: Sequence[Part], cells: Sequence[NotebookCell], modules: Sequence[str]
+) -> None:
+    """Refuse a script without code, or one that is left without the training that the cells have.
+
+    Raises:
+        UsageError: It is one; the text names the cell that would train, and why it stays out.
+    """
+    kept = [part.code for part in parts if part.code]
+    left = "; ".join(f"cell {part.number} {part.reason}" for part in parts if part.reason)
+    if not kept:
+        raise UsageError(
+            "No cell can be exported; nothing was written.",
+            why=left or "there is no %%distributed cell that has run",
+            do="run the %%distributed cells that train, and export again",
+        )
+    if any(map(trains, [*kept, *modules])):
+        return
+    training = [cell.number for cell in cells if cell.losses or trains(cell.source)]
+    if training:
+        raise UsageError(
+            "No optimizer steps in the script; nothing was written.",
+            why=f"{name_cells(training)} would train, and is not in it"
+            + (f": {left}" if left else ""),
+            do="run that cell again and export, or choose it with --cells",
+        )
+
+
+def _ran_in_another_order(cells: Sequence[NotebookCell]) -> list[str]:
+    """Return in sentences what the runs of cells make doubtful: their order, and their number."""
+    mine = [cell for cell in cells if (cell.is_of_ranks or cell.sent) and not cell.trouble]
+    said = [
+        f"Cell {cell.number} has run {cell.runs} times, and stands there once, as of the last."
+        for cell in mine
+        if cell.runs > 1
+    ]
+    ran = [cell.number for cell in mine]
+    if ran != sorted(ran):
+        order = ", ".join(map(str, ran))
+        said.append(f"The cells ran last in another order than they stand there: {order}.")
+    return said
+
+
+def _start(started: Sequence[argparse.Namespace]) -> argparse.Namespace:
+    """Return the words of the newest `%dist start`."""
+    starts = [one for one in started if one.command == "start"]
+    return starts[-1] if starts else argparse.Namespace()
+
+
+def _ranks(started: Sequence[argparse.Namespace]) -> int | None:
+    """Return how many ranks the newest `%dist start` or `scale` has asked for."""
+    n: int | None = None
+    for one in started:
+        if one.command == "start":
+            n = one.n
+            if isinstance(one.gpus_per_node, int):
+                n = one.gpus_per_node * (one.nodes or 1)
+        elif one.command == "scale":
+            n = one.n
+    return n
 
 
 def _options(
-    resolved: Resolved, running: ClusterOptions | None, asked_nodes: int | None
+    started: Sequence[argparse.Namespace],
+    running: ClusterOptions | None,
+    asked_nodes: int | None,
+    least: int,
 ) -> ScriptOptions:
-    """Return what the script is started with: as the first `%dist start`, which cells began on.
+    """Return what the script is started with: as the `%dist` lines say, else as the ranks that run.
 
-    Where `%dist scale` came before the last of them, their number of ranks is what it left.
+    Args:
+        started: The words of these lines.
+        running: What runs.
+        asked_nodes: Machines; None for as many as there were.
+        least: Ranks that the cells need.
 
     Raises:
         UsageError: So many machines are asked for that the ranks cannot be spread over evenly.
     """
-    asked = resolved.starts[0] if resolved.starts else argparse.Namespace()
+    asked = _start(started)
 
     def word(name: str) -> object:
         return getattr(asked, name, None)
 
-    n = resolved.n or word("n") or (running.n if running else 2)
-    assert isinstance(n, int)
-    device = word("device") or (running.device if running else "cpu")
     hosts = str(word("hosts") or "")
     nodes = asked_nodes or word("nodes") or (len(hosts.split(",")) if hosts else 1)
     assert isinstance(nodes, int)
-    per_node = word("gpus_per_node")
-    if isinstance(per_node, int) and resolved.n is None:
-        n = per_node * nodes
+    n = max(_ranks(started) or (running.n if running else 2), least)
     if n % nodes and asked_nodes:
         fitting = ", ".join(str(number) for number in range(1, n + 1) if n % number == 0)
         raise UsageError(
@@ -212,16 +263,14 @@ def _options(
             why="torchrun starts as many ranks on each machine",
             do=f"--nodes takes {fitting} here",
         )
-    if n % nodes:
-        nodes = 1
     threads, timeout = word("threads"), word("timeout")
-    if running and not resolved.starts:  # by nbdist.start
+    if running and not vars(asked):  # by nbdist.start
         threads = running.threads
         timeout = None if running.timeout == TIMEOUT_S else running.timeout
     return ScriptOptions(
         n,
-        str(device),
-        nodes,
+        str(word("device") or (running.device if running else "cpu")),
+        1 if n % nodes else nodes,
         str(word("backend") or ""),
         threads if isinstance(threads, int) else None,
         timeout if isinstance(timeout, float) else None,

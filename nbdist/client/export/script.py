@@ -1,17 +1,50 @@
-"""Write the script that torchrun runs: a header, a few lines that make a rank, the cells. Pure."""
+"""Write the script that torchrun runs: a header, a few lines that make a rank, the cells. Pure.
 
+`%%distributed` cells stand there verbatim, in order. What stays out is a comment at its place, with
+its reason: a script is to be read and kept.
+"""
+
+import argparse
+import ast
+import builtins
+import itertools
+import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import symtable
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from nbdist.client.export import code as code_of
-from nbdist.client.export.blocks import Block, doubtful, not_given, ranks_needed
-from nbdist.client.export.environment_lost import variables_lost
-from nbdist.client.export.group_made import ended_early, for_modules, taken_as_done
-from nbdist.client.export.resolve import Resolved
-from nbdist.client.export.settings_lost import settings_lost, started_anew
+from pyflakes.checker import Checker
+from pyflakes.messages import UndefinedName
+
+from nbdist.client.export.cells import NotebookCell, Parse
+from nbdist.client.export.plain_code import INDENT, commented, does_nothing, indented, plain
+from nbdist.client.export.sent import literal
+from nbdist.errors import UsageError
 from nbdist.formatting import counted
+from nbdist.ranks import NAMES_OF_A_RANK, parse_ranks
 
+_MOST_RANKS = 1 << 20
+_LONGEST_LINE = 100
+# What a script does without, and where it can be had.
+_WITHOUT = {
+    "retry": "--retry: a script starts again from nbdist.save and nbdist.restore",
+    "checkpoint": "--checkpoint: call nbdist.save() in the loop, and nbdist.restore() before it",
+    "profile": "--profile: use torch.profiler",
+    "timeout": "--timeout: the job's time limit ends it",
+    "resume": "--resume: a script keeps no runs",
+}
+_STEPS = re.compile(r"\.step\(|\.fit\(|rainer\w*\.train\(")  # an optimizer's, or a library's
+_GIVEN_BY_IPYTHON = {"display": "from IPython.display import display"}
+_TAKEN_AS_DONE = """\
+# As in the notebook: what makes the process group once more is taken as done.
+def taken_as_done(make_group):
+    return lambda *args, **more: torch.distributed.is_initialized() or make_group(*args, **more)
+
+
+torch.distributed.init_process_group = taken_as_done(torch.distributed.init_process_group)
+"""
 # Imported once more: a cell may have given the name to something else, or have ended the group.
 _END = """\
 import torch.distributed as dist
@@ -46,6 +79,33 @@ class ScriptOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """What a cell comes to in the script.
+
+    Attributes:
+        number: The cell's.
+        heading: Comment above the code.
+        code: Plain Python; "" where it stays out.
+        reason: Why it does, in words that follow `cell 5`.
+        source: As it stood in the notebook.
+        without: Lines that were commented out.
+        least_ranks: How many ranks it needs.
+        features: Of `__future__`.
+        brings: Names that functions which were sent read, each with the statement that gives it.
+    """
+
+    number: int
+    heading: str
+    code: str = ""
+    reason: str = ""
+    source: str = ""
+    without: tuple[str, ...] = ()
+    least_ranks: int = 1
+    features: tuple[str, ...] = ()
+    brings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Script:
     """A script, and what is to be said of it.
 
@@ -55,9 +115,7 @@ class Script:
         options: What it is started with.
         cells: Numbers of the cells that are in it.
         left_out: Cells that are not, each with its reason.
-        without: Cells with lines that the script does without, such as those of IPython.
-        repeated: Cells that have run more than once in the notebook, and how often.
-        not_given: Cells that take names which nothing in the script gives.
+        without: Cells with lines that were commented out.
         doubts: What may be other than in the notebook, in sentences.
         modules: Files that it needs beside it, also in folders below.
         needs_nbdist: Whether it imports nbdist, itself or by these files.
@@ -69,8 +127,6 @@ class Script:
     cells: tuple[int, ...]
     left_out: tuple[tuple[int, str], ...]
     without: tuple[tuple[int, tuple[str, ...]], ...]
-    repeated: tuple[tuple[int, int], ...]
-    not_given: tuple[tuple[int, tuple[str, ...]], ...]
     doubts: tuple[str, ...]
     modules: tuple[str, ...]
     needs_nbdist: bool
@@ -88,9 +144,155 @@ class Script:
         meeting = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint HOST:29400"
         return f"torchrun {meeting} --nproc-per-node {n // nodes} {quoted}"
 
+    @property
+    def left_out_lines(self) -> list[str]:
+        """What stays out, a line a reason: `cells 3, 5: failed`."""
+        reasons: dict[str, list[int]] = {}
+        for number, reason in self.left_out:
+            reasons.setdefault(reason, []).append(number)
+        return [f"{name_cells(numbers)}: {reason}" for reason, numbers in reasons.items()]
+
+
+def name_cells(numbers: Sequence[int]) -> str:
+    """Return `cell 3`, or `cells 3, 5, 9`."""
+    return f"cell{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def parts_of(
+    cells: Sequence[NotebookCell], chosen: Set[int] | None, skipped: Set[int], parse: Parse
+) -> list[Part]:
+    """Return what the cells come to, in their order.
+
+    Args:
+        cells: The notebook's.
+        chosen: Numbers of those to export; None takes the `%%distributed` cells and what was sent.
+        skipped: Numbers of those to leave out.
+        parse: Reads the words after `%%distributed`.
+    """
+    found: list[Part] = []
+    for cell in cells:
+        is_asked = cell.is_of_ranks if chosen is None else cell.number in chosen
+        if not (is_asked or cell.sent or cell.ran_code):
+            continue
+        trouble = "is skipped" if cell.number in skipped else cell.trouble
+        if cell.ran_code and not is_asked:
+            trouble = trouble or "ran code on the ranks by other means than %%distributed"
+        if trouble:
+            found.append(_left_out(cell, trouble))
+            continue
+        found += [_of_code(cell, parse)] if is_asked else []
+        found += [_of_sent(cell)] if cell.sent else []
+    return [part for part in found if part.code or part.reason]
+
+
+def trains(text: str) -> bool:
+    """Return whether code lets an optimizer step, itself or by a library's trainer."""
+    return bool(_STEPS.search(text))
+
+
+def _left_out(cell: NotebookCell, reason: str) -> Part:
+    return Part(cell.number, "", "", reason, cell.source)
+
+
+def _of_code(cell: NotebookCell, parse: Parse) -> Part:
+    """Return the code that a cell has run on ranks, or would."""
+    try:
+        asked = parse(cell.line) if cell.is_of_ranks else argparse.Namespace(ranks="all", params=())
+        is_all = asked is None or asked.ranks == "all"
+        ranks = None if asked is None or is_all else parse_ranks(asked.ranks, _MOST_RANKS)
+    except UsageError as error:
+        return _left_out(cell, f"has a wrong line: {error.what}")
+    found = plain(cell.body)
+    if found.reason or asked is None:
+        return _left_out(cell, found.reason or "shows a help")
+    params = dict(asked.params)
+    if clash := sorted(params.keys() & NAMES_OF_A_RANK):
+        return _left_out(cell, f"sets {clash[0]}, which each rank finds set")
+    code = found.code
+    if (params or ranks is not None) and does_nothing(code):
+        code = f"{code}\npass".lstrip("\n")
+    code = _with_params(code, params)
+    notes = [note for name, note in _WITHOUT.items() if getattr(asked, name, None)]
+    line = f"%%distributed {cell.line}".rstrip() if cell.is_of_ranks else ""
+    return Part(
+        cell.number,
+        "\n".join([line, *notes]),
+        code if ranks is None else _only_on(ranks, code),
+        without=found.without,
+        least_ranks=1 if ranks is None else max(ranks) + 1,
+        features=found.features,
+    )
+
+
+def _of_sent(cell: NotebookCell) -> Part:
+    """Return the assignments and definitions by which ranks have what a cell has sent."""
+    codes: dict[str, None] = {}
+    brings: dict[str, str] = {}
+    lost: list[str] = []
+    least = 1
+    for one in cell.sent:
+        if one.trouble:
+            lost.append(f"{one.name}: {one.trouble}")
+            continue
+        text = "\n".join(code for _, code in one.code)
+        if one.ranks != "all":
+            ranks = parse_ranks(one.ranks, _MOST_RANKS)
+            least, text = max(least, max(ranks) + 1), _only_on(ranks, text)
+            codes[text] = None
+            continue
+        codes |= dict.fromkeys(code for _, code in one.code)
+        brings |= {name: code for name, code in one.code if name != one.name}
+    names = ", ".join(dict.fromkeys(one.name for one in cell.sent))
+    heading = "\n".join([f"sent to the ranks: {names}", *(f"without {one}" for one in lost)])
+    if not codes:
+        return Part(cell.number, "", "", f"sends {'; '.join(lost)}")
+    return Part(
+        cell.number,
+        heading,
+        "\n".join(_spaced(codes)),
+        without=tuple(f"the push of {one}" for one in lost),
+        least_ranks=least,
+        brings=brings,
+    )
+
+
+def _spaced(codes: Iterator[str] | Mapping[str, None]) -> Iterator[str]:
+    """Yield statements, those of several lines apart."""
+    before = ""
+    for code in codes:
+        is_apart = "\n" in code or "\n" in before
+        yield f"\n\n{code}" if before and is_apart else code
+        before = code
+
+
+def _only_on(ranks: Sequence[int], text: str) -> str:
+    condition = f"== {ranks[0]}" if len(ranks) == 1 else f"in {tuple(ranks)!r}"
+    return f"if dist.get_rank() {condition}:\n{indented(text)}"
+
+
+def _with_params(text: str, params: Mapping[str, Any]) -> str:
+    """Return code after its parameters; with lists, once for each combination of their values.
+
+    Each run begins with all of them set anew, as in the notebook, whatever the one before has
+    made of them: so combinations are written out, and the others stand inside of the loop.
+    """
+    single = {name: value for name, value in params.items() if not isinstance(value, list)}
+    lists = {name: value for name, value in params.items() if isinstance(value, list)}
+    text = "".join(f"{name} = {literal(value)}\n" for name, value in single.items()) + text
+    if not lists:
+        return text
+    names = ", ".join(lists)
+    values = lists[names] if len(lists) == 1 else list(itertools.product(*lists.values()))
+    tried = [literal(value) for value in values]
+    line = f"for {names} in [{', '.join(tried)}]:"
+    if len(line) > _LONGEST_LINE:
+        inner = "".join(f"{INDENT}{one},\n" for one in tried)
+        line = f"for {names} in [\n{inner}]:"
+    return f"{line}\n{indented(text)}"
+
 
 def write(
-    resolved: Resolved,
+    parts: Sequence[Part],
     options: ScriptOptions,
     name: str,
     notebook: str,
@@ -100,78 +302,112 @@ def write(
     """Return the script.
 
     Args:
-        resolved: The cells.
+        parts: What the cells come to.
         options: What it is started with.
         name: Of its file.
         notebook: Of the notebook, for the header; "" where it is not known.
-        modules: Files that it needs beside it, and what is in those of Python; see `beside`.
-        doubts: More of them, of what only files tell.
+        modules: Files that it needs beside it, and what is in them; see `beside`.
+        doubts: More of them, of what the runs of cells tell.
     """
-    blocks = [block for block in resolved.blocks if block.code]
-    texts = (resolved.code, *modules.values())
-    needs_nbdist = any(map(code_of.uses_nbdist, texts))
-    left_out = [b for b in resolved.blocks if not b.code]
-    cells = tuple(dict.fromkeys(block.number for block in blocks))
+    kept = [part for part in parts if part.code]
+    texts = (*(part.code for part in kept), *modules.values())
     script = Script(
         name,
         "",
         options,
-        cells,
-        tuple((b.number, b.reason) for b in left_out if not b.is_notebooks),
-        tuple((b.number, b.without) for b in blocks if b.without),
-        tuple({b.number: b.runs for b in blocks if b.runs > 1 and not b.pushes}.items()),
-        tuple((number, tuple(names)) for number, names in not_given(blocks).items()),
-        (*_doubts(resolved, modules), *doubts),
+        tuple(dict.fromkeys(part.number for part in kept)),
+        tuple((part.number, part.reason) for part in parts if part.reason),
+        tuple((part.number, part.without) for part in kept if part.without),
+        (*doubts, *_clashes(kept)),
         tuple(modules),
-        needs_nbdist,
+        any(map(_uses_nbdist, texts)),
     )
-    prelude = _with_nbdist if needs_nbdist else _with_torch
-    parts = [
-        _header(script, notebook, [b for b in left_out if b.is_notebooks]),
-        *_features(resolved.features),
-        prelude(options, [word for text in texts for word in code_of.layouts(text)]),
-        *([] if needs_nbdist else for_modules(modules)),
-        *_refusal(blocks, name),
-        *(
-            [f"{resolved.rank} = rank  # which a cell takes for something else\n"]
-            if resolved.rank != "rank"
-            else []
-        ),
-        *(_part(b if needs_nbdist else _in_a_group(b, resolved)) for b in resolved.blocks),
-        _END if needs_nbdist else _END_OF_TORCH,
-    ]
-    text = "\n\n".join(part for part in parts if part)
+    prelude = _with_nbdist(options) if script.needs_nbdist else _with_torch(options, texts)
+    end = _END if script.needs_nbdist else _END_OF_TORCH
+    bodies = [prelude, *_refusal(kept, name), *map(_text_of, parts), end]
+    features = sorted({feature for part in kept for feature in part.features})
+    # pyflakes counts lines: the header is written when what it says is known.
+    begin = [f"from __future__ import {', '.join(features)}\n"] if features else []
+    undefined = _undefined(_joined([*begin, *bodies]))
+    begin += [_GIVEN_BY_IPYTHON[one] + "\n" for one in _GIVEN_BY_IPYTHON if one in undefined]
+    script = replace(script, doubts=(*script.doubts, *_not_given(kept, parts, undefined)))
+    text = _joined([_header(script, notebook), *begin, *bodies])
     compile(text, name, "exec", dont_inherit=True)
     return replace(script, text=text)
 
 
-def _doubts(resolved: Resolved, modules: Mapping[str, str]) -> list[str]:
-    """Return in sentences what may be other than in the notebook."""
-    texts = (resolved.code, *modules.values())
-    return [
-        *doubtful(resolved.blocks),
-        *resolved.doubts,
-        *settings_lost(resolved.blocks),
-        *ended_early(resolved.blocks, modules),
-        *started_anew(resolved.commands, resolved.blocks),
-        *variables_lost(resolved.variables, resolved.commands, texts),
-        *_rewritten(resolved, modules),
-    ]
+def _joined(bodies: Sequence[str]) -> str:
+    return "\n\n".join(bodies)
 
 
-def _rewritten(resolved: Resolved, modules: Mapping[str, str]) -> list[str]:
-    return [
-        f"{name} was written more than once: the script imports it as it is now."
-        for name in modules
-        if name in resolved.rewritten
-    ]
+def _clashes(parts: Sequence[Part]) -> list[str]:
+    """Return in sentences which names functions that were sent share with cells of the ranks.
+
+    In the notebook a function keeps its own globals. A script has one of each name.
+    """
+    said = []
+    for part in parts:
+        for name, code in part.brings.items():
+            others = [one for one in parts if one is not part and name in _bound(one)]
+            apart = [one.number for one in others if one.brings.get(name, "") != code]
+            if apart:
+                said.append(
+                    f"A function that cell {part.number} sends reads {name}, of the notebook, and "
+                    f"{name_cells(apart)} set {name}, too: in the script these are one."
+                )
+    return said
 
 
-def _features(names: Sequence[str]) -> list[str]:
-    return [f"from __future__ import {', '.join(sorted(set(names)))}\n"] if names else []
+def _bound(part: Part) -> set[str]:
+    """Return the names that a part gives at its top level."""
+    table = symtable.symtable(part.code, "cell", "exec")
+    return {
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+    }
 
 
-def _header(script: Script, notebook: str, own: Sequence[Block]) -> str:
+def _undefined(text: str) -> dict[str, int]:
+    """Return the names that nothing in a script gives, each with the first line that uses it."""
+    messages = Checker(ast.parse(text)).messages
+    found: dict[str, int] = {}
+    for message in messages:
+        if isinstance(message, UndefinedName) and not hasattr(builtins, message.message_args[0]):
+            found.setdefault(message.message_args[0], message.lineno)
+    return found
+
+
+def _not_given(
+    kept: Sequence[Part], parts: Sequence[Part], undefined: Mapping[str, int]
+) -> list[str]:
+    """Return in sentences which names no cell of the script gives, and which cell would have."""
+    said = []
+    for name in undefined.keys() - _GIVEN_BY_IPYTHON.keys():
+        word = re.compile(rf"\b{re.escape(name)}\b")
+        using = [part.number for part in kept if word.search(part.code)]
+        giving = [part.number for part in parts if part.reason and word.search(part.source)]
+        where = f"; {name_cells(giving)}, which is left out, has it" if giving else ""
+        cells = name_cells(list(dict.fromkeys(using))) if using else "a cell"
+        said.append(f"Nothing in the script gives {name}, which {cells} uses{where}.")
+    return sorted(said)
+
+
+def _uses_nbdist(code: str) -> bool:
+    """Return whether code names nbdist."""
+    try:
+        nodes = list(ast.walk(ast.parse(code)))
+    except (SyntaxError, ValueError):
+        return False
+    return any(
+        (isinstance(node, ast.Name) and node.id == "nbdist")
+        or (isinstance(node, ast.Import) and any(a.name == "nbdist" for a in node.names))
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "nbdist")
+        for node in nodes
+    )
+
+
+def _header(script: Script, notebook: str) -> str:
     of = f"cells of {notebook}" if notebook else "cells of a notebook"
     where = "one machine" if script.options.nodes == 1 else f"{script.options.nodes} machines"
     lines = [
@@ -183,23 +419,16 @@ def _header(script: Script, notebook: str, own: Sequence[Block]) -> str:
     if script.modules:
         lines += ["", f"It needs beside it: {', '.join(script.modules)}."]
     if script.left_out:
-        lines += ["", "Left out:"]
-        lines += [f"    cell {number}: it {reason}" for number, reason in script.left_out]
+        lines += ["", "Left out:", *(f"    {line}" for line in script.left_out_lines)]
     if script.doubts:
         lines += ["", "What may be other than in the notebook:"]
         lines += [f"    {doubt}" for doubt in script.doubts]
-    if own:
-        numbers = ", ".join(str(block.number) for block in own)
-        lines += ["", f"The notebook's own cells, which are not for ranks: {numbers}."]
     body = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
     return f'"""{body}\n"""'
 
 
-def _with_nbdist(options: ScriptOptions, layouts: Sequence[str]) -> str:
-    words: list[str] = []
-    if layouts:
-        words.append(f"layouts={list(dict.fromkeys(layouts))!r}".replace("'", '"'))
-    words.append(f'device="{options.device}"')
+def _with_nbdist(options: ScriptOptions) -> str:
+    words = [f'device="{options.device}"']
     if options.backend:
         words.append(f'backend="{options.backend}"')
     if options.threads is not None:
@@ -207,73 +436,59 @@ def _with_nbdist(options: ScriptOptions, layouts: Sequence[str]) -> str:
     if options.timeout is not None:
         words.append(f"timeout={options.timeout:g}")
     call = f"rank, local_rank, world_size, device = nbdist.init({', '.join(words)})"
-    if len(call) > 100:
-        inner = "".join(f"    {word},\n" for word in words)
-        call = f"rank, local_rank, world_size, device = nbdist.init(\n{inner})"
     return f"import nbdist\nimport torch\nimport torch.distributed as dist\n\n{call}\n"
 
 
-def _with_torch(options: ScriptOptions, layouts: Sequence[str]) -> str:
-    timeout = options.timeout is not None
+def _with_torch(options: ScriptOptions, texts: Sequence[str]) -> str:
     is_cuda = options.device == "cuda"
     backend = options.backend or ("cpu:gloo,cuda:nccl" if is_cuda else "gloo")
     device = 'torch.device("cuda", local_rank % torch.cuda.device_count())'
-    lines = ["import os", *(["from datetime import timedelta"] if timeout else []), ""]
-    lines += ["import torch", "import torch.distributed as dist", ""]
-    lines += [
-        'if __name__ == "__mp_main__":  # spawned by the script: a rank twice',
-        '    raise SystemExit("Start workers by fork, or train below a check of __name__.")',
-        "",
-    ]
-    lines += ['local_rank = int(os.environ["LOCAL_RANK"])']
-    lines += [f"device = {device}" if is_cuda else 'device = torch.device("cpu")']
-    lines += ["torch.cuda.set_device(device)"] if is_cuda else []
-    more = f", timeout=timedelta(seconds={options.timeout:g})" if timeout else ""
-    lines += [f'dist.init_process_group("{backend}"{more})']
-    lines += ["rank, world_size = dist.get_rank(), dist.get_world_size()"]
+    more = f", timeout=timedelta(seconds={options.timeout:g})" if options.timeout else ""
+    threads = [f"torch.set_num_threads({options.threads})"]
     if options.threads is None:
-        lines += [
-            "# As the notebook's ranks: cores shared out, and random numbers of each rank's own.",
+        threads = [
             'local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])',
             'has_affinity = hasattr(os, "sched_getaffinity")',
             "cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()",
             "torch.set_num_threads(max(1, cores // local_world_size))",
         ]
-    else:
-        lines += [
-            "# As the notebook's ranks: threads, and random numbers of each rank's own.",
-            f"torch.set_num_threads({options.threads})",
-        ]
-    lines += ["torch.seed()"]
-    return "\n".join(lines) + "\n"
-
-
-def _refusal(blocks: Sequence[Block], name: str) -> list[str]:
-    """Return the lines that refuse a number of ranks which the cells cannot have."""
-    least, why = ranks_needed(blocks)
-    if least == 1:
-        return []
-    told = f"{name} needs {least} ranks or more: {why}."
-    told = repr(told) if {'"', "\\"} & {*name} else f'"{told}"'
     lines = [
-        f"if world_size < {least}:",
-        "    if rank == 0:",
-        f"        print({told}, flush=True)",
-        "    dist.barrier()  # torchrun ends all at the first that fails",
-        "    raise SystemExit(1)",
+        "import os",
+        *(["from datetime import timedelta"] if options.timeout else []),
+        "",
+        "import torch",
+        "import torch.distributed as dist",
+        "",
+        'if __name__ == "__mp_main__":  # spawned by the script: a rank twice',
+        '    raise SystemExit("Start workers by fork, or train below a check of __name__.")',
+        "",
+        'local_rank = int(os.environ["LOCAL_RANK"])',
+        f"device = {device}" if is_cuda else 'device = torch.device("cpu")',
+        *(["torch.cuda.set_device(device)"] if is_cuda else []),
+        f'dist.init_process_group("{backend}"{more})',
+        "rank, world_size = dist.get_rank(), dist.get_world_size()",
+        "# As the notebook's ranks: threads, and random numbers of each rank's own.",
+        *threads,
+        "torch.seed()",
     ]
-    return ["\n".join(lines) + "\n"]
+    is_made_again = any("init_process_group" in text for text in texts)
+    return "\n".join(lines) + "\n" + (f"\n\n{_TAKEN_AS_DONE}" if is_made_again else "")
 
 
-def _in_a_group(block: Block, resolved: Resolved) -> Block:
-    return replace(block, code=taken_as_done(block.code, resolved.code))
+def _refusal(parts: Sequence[Part], name: str) -> list[str]:
+    """Return the lines that refuse a number of ranks which the cells cannot have."""
+    most = max(parts, key=lambda part: part.least_ranks, default=None)
+    if most is None or most.least_ranks == 1:
+        return []
+    why = f"cell {most.number} runs on rank {most.least_ranks - 1}"
+    told = f"{name} needs {most.least_ranks} ranks or more: {why}."
+    return [f"if world_size < {most.least_ranks}:\n    raise SystemExit({told!r})\n"]
 
 
-def _part(block: Block) -> str:
-    if block.is_notebooks:
-        return ""
-    if not block.code:
-        return f"# Cell {block.number} is left out: it {block.reason}.\n"
-    heading = ": ".join(filter(None, [f"Cell {block.number}", block.heading]))
-    comment = "".join(f"# {line}\n" for line in heading.split("\n"))
-    return f"{comment}{block.code.rstrip()}\n"
+def _text_of(part: Part) -> str:
+    if not part.code:
+        left = f"# Cell {part.number} is left out: it {part.reason}."
+        return f"{left}\n{commented(part.source)}\n" if part.source else f"{left}\n"
+    first, *notes = part.heading.split("\n")
+    heading = ": ".join(filter(None, [f"Cell {part.number}", first]))
+    return f"{commented(chr(10).join([heading, *notes]))}\n{part.code.rstrip()}\n"

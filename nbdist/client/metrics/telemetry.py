@@ -183,6 +183,15 @@ class Telemetry:
         histories = self._series.get(key, {})
         return {rank: history.snapshot() for rank, history in sorted(histories.copy().items())}
 
+    def first_values(self, key: str) -> dict[int, float]:
+        """Return the first value of `key` on each rank, unless thinning may have dropped it."""
+        found = self.series(key)
+        return {
+            rank: series.values[0]
+            for rank, series in found.items()
+            if series.n and series.n == series.seen
+        }
+
     def _remember(self, rank: int, records: list[Record], is_late: bool) -> None:
         latest: dict[str, float] = {}
         # Each series once: measured steps and others take turns, and so do their keys.

@@ -267,6 +267,12 @@ def add_export(export: argparse.ArgumentParser, cells: str) -> None:
         + "; ".join(f"{name}, {text}" for name, text in FORMATS.items()),
     )
     export.add_argument("--cells", metavar="CELLS", help=cells)
+    export.add_argument("--skip", metavar="CELLS", help="numbers of cells to leave out")
+    export.add_argument(
+        "--check",
+        action="store_true",
+        help="run the script's first step under torchrun, and compare its loss",
+    )
     export.add_argument("--force", action="store_true", help="overwrite what is there")
     export.add_argument("--nodes", type=int, metavar="N", help="nodes of the job")
     export.add_argument("--time", metavar="LIMIT", help="time limit of the job, as 2:00:00")

@@ -451,10 +451,10 @@ def _note_sent(code: str, values: Mapping[str, Any], ranks: str) -> None:
     export_command.note_sent(code, values, ranks)
 
 
-def _note_failed_attempt() -> None:
+def _note_trained(losses: Mapping[int, float]) -> None:
     from nbdist.client.notebook import export_command
 
-    export_command.note_failed_attempt()
+    export_command.note_trained(losses)
 
 
 def take_over(session: Session, place: Path | None) -> None:
@@ -465,7 +465,7 @@ def take_over(session: Session, place: Path | None) -> None:
     session.at_stop(side.session_ended)
     session.judge_by(_judge)
     session.note_sent(_note_sent)
-    session.note_failed_attempts(_note_failed_attempt)
+    session.note_trained(_note_trained)
     atexit.register(session.stop if session.detached is None else session.leave)
     _answer_terminals(session, place)
 

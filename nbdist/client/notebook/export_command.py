@@ -4,12 +4,14 @@ The kernel's history is written by IPython's events, on the main thread.
 """
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nbdist.client.export.cells import NotebookCell, read_notebook
+from nbdist.client.export.check import check
 from nbdist.client.export.export import Exported, ExportRequest, export
-from nbdist.client.export.notebook_cells import History, read_notebook
+from nbdist.client.export.history import History
 from nbdist.client.notebook.arguments import parse_dist, parse_distributed
 from nbdist.errors import UsageError
 
@@ -24,7 +26,8 @@ def watch(shell: Any) -> None:
     earlier = getattr(shell.history_manager, "input_hist_raw", [])
     for number, source in enumerate(earlier[:-1]):  # the last is the cell that loads nbdist
         if source:
-            _history.note_run(number, source, None, has_failed=False)
+            trouble = "has not run: nbdist was not loaded" if "%%distributed" in source else ""
+            _history.note_run(number, source, None, has_failed=False, trouble=trouble)
     shell.events.register("post_run_cell", _note_run)
 
 
@@ -33,14 +36,14 @@ def note_sent(code: str, values: Mapping[str, object], ranks: str) -> None:
     if not _is_watched:
         return  # a program's session
     if code:
-        _history.note_code(code)
+        _history.note_code()
     _history.note_push(values, ranks)
 
 
-def note_failed_attempt() -> None:
-    """Note that what the cell that runs let ranks run has failed, and runs again."""
+def note_trained(losses: Mapping[int, float]) -> None:
+    """Note the losses of the first step that the cell which runs has made, by rank."""
     if _is_watched:
-        _history.note_failed_attempt()
+        _history.note_losses(losses)
 
 
 def _note_run(result: Any) -> None:
@@ -53,31 +56,33 @@ def _note_run(result: Any) -> None:
     )
 
 
-def export_history(asked: argparse.Namespace) -> Exported:
-    """Export what this kernel has run; raises as `export`."""
+def export_history(asked: argparse.Namespace) -> str:
+    """Export what this kernel has run, and return what is to be said; raises as `export`."""
     from nbdist.client.notebook import current
     from nbdist.client.tracking.provenance import notebook_path
 
     path = notebook_path()
     running = current.current().options if current.is_running() else None
-    return export(
+    cells = _history.cells()
+    made = export(
         _request(asked),
-        _history.cells(),
+        cells,
         parse_dist,
         parse_distributed,
         notebook=path.name if path else "",
         folder=Path.cwd(),
         running=running,
     )
+    return _said(made, cells, is_checked=asked.check)
 
 
-def export_file(asked: argparse.Namespace) -> Exported:
+def export_file(asked: argparse.Namespace) -> str:
     """Export the cells of a notebook's file, without a kernel; raises as `export`."""
     notebook = Path(asked.notebook).expanduser()
     if notebook.suffix != ".ipynb":
         raise UsageError(f"nbdist export takes a notebook and a script, and {notebook} is none.")
-    cells = read_notebook(notebook)
-    return export(
+    cells = read_notebook(notebook, parse_dist)
+    made = export(
         _request(asked),
         cells,
         parse_dist,
@@ -85,6 +90,15 @@ def export_file(asked: argparse.Namespace) -> Exported:
         notebook=notebook.name,
         folder=notebook.parent,
     )
+    return _said(made, cells, is_checked=asked.check)
+
+
+def _said(made: Exported, cells: Sequence[NotebookCell], *, is_checked: bool) -> str:
+    """Return what was written, and where that is asked for, how its first step compares."""
+    if not is_checked:
+        return str(made)
+    first = next((cell for cell in cells if cell.losses and cell.number in made.script.cells), None)
+    return f"{made}\n{check(made.files[0], made.script, first.losses if first else {})}"
 
 
 def _request(asked: argparse.Namespace) -> ExportRequest:
@@ -92,6 +106,7 @@ def _request(asked: argparse.Namespace) -> ExportRequest:
         Path(asked.path).expanduser(),
         asked.format,
         asked.cells or "",
+        asked.skip or "",
         asked.force,
         asked.time or "",
         asked.partition or "",

@@ -85,6 +85,7 @@ class Showing:
             None  # of the newest cell that made steps, and has ended
         )
         self.trained: TrainedCell | None = None  # the newest, whether it went well or not
+        self.note_trained: Callable[[dict[int, float]], None] = lambda _: None
         self._open: OpenCell | None = None
         self._ends: dict[str, Told] = {}  # models that cells left different on ranks
         self._cells: deque[CellInfo] = deque(maxlen=_MOST_CELLS)  # a run keeps what led to it
@@ -190,8 +191,11 @@ class Showing:
     def remember_training(self, outcome: Outcome) -> None:
         """Keep what the cell trained; it is over, and so are the checks of it."""
         if self._open is not None:
-            self.trained = self._open.close(outcome.word) or self.trained
+            closed = self._open.close(outcome.word)
             self._open = None
+            if closed is not None:
+                self.trained = closed
+                self.note_trained(closed.telemetry.first_values("loss"))
 
     def follow_board(self, board: Board, run: "TrackedRun | None" = None) -> None:
         """Let `show_board` show a cell's board while it runs, also by the name of its run."""

@@ -8,7 +8,7 @@ Main thread only.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,6 @@ class Attempts:
         self.last: CellResult | None = None
         self.profile: Profiled | None = None
         self.shown: ShownCell | None = None  # how the last cell is shown
-        self.note_failed: Callable[[], None] = lambda: None  # hears of each that another follows
         self._cluster = cluster
         self._showing = showing
         self._count = 0
@@ -201,7 +200,6 @@ class Attempts:
             if self._cluster.broken:
                 lines = self._with_fewer_ranks(done.outcome.repaired, error, request.ran)
             notice = announcement(attempt + 1, retries + 1, error, lines)
-            self.note_failed()
             before = done
         raise AssertionError("the last attempt returns or raises")
 

@@ -456,9 +456,9 @@ class Session:
         """Let `note` hear what ranks are sent from here on: code, or values, and which ranks."""
         self._note_sent = note
 
-    def note_failed_attempts(self, note: Callable[[], None]) -> None:
-        """Let `note` hear of each attempt of a cell that fails from here on, and runs again."""
-        self._attempts.note_failed = note
+    def note_trained(self, note: Callable[[Mapping[int, float]], None]) -> None:
+        """Let `note` hear of the first losses of each training from here on, by rank."""
+        self._showing.note_trained = note
 
     def probe(self) -> LinkProbe:
         """Measure latency and bandwidth between the ranks; nothing else may run meanwhile.

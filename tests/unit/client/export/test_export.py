@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from nbdist import cli
+from nbdist.client.export.cells import NotebookCell, read_notebook
 from nbdist.client.export.export import FORMATS, Exported, ExportRequest, export
-from nbdist.client.export.notebook_cells import NotebookCell, read_notebook
 from nbdist.client.notebook.arguments import parse_dist, parse_distributed
 from nbdist.errors import UsageError
 from nbdist.options import ClusterOptions
@@ -18,21 +18,21 @@ NO_TIME = {"torchrun", "ray", "spark"}
 CELLS = [
     NotebookCell(1, "%dist start -n 4 --device cpu --threads 1 --timeout 60"),
     NotebookCell(2, '%%distributed\nnbdist.parallelize(model, "ddp")'),
-    NotebookCell(3, "%%distributed\nraise ValueError", has_failed=True),
+    NotebookCell(3, "%%distributed\nraise ValueError", trouble="failed"),
 ]
 
 
-def exported(path: Path, cells: list[NotebookCell] = CELLS, **more: object) -> Exported:
+def exported(path: Path, made: list[NotebookCell] = CELLS, **more: object) -> Exported:
     request = ExportRequest(path, **more)  # type: ignore[arg-type]
-    return export(request, cells, parse_dist, parse_distributed)
+    return export(request, made, parse_dist, parse_distributed)
 
 
 def test_a_script_says_what_it_is_and_how_it_runs(tmp_path: Path) -> None:
     made = exported(tmp_path / "train.py")
     assert str(made) == (
         f"Wrote {tmp_path / 'train.py'}, of 1 cell.\n"
-        "Left out: cell 3, which has failed.\n"
-        "Cell 2 uses model, which nothing in the script gives.\n"
+        "Left out: cell 3: failed.\n"
+        "Nothing in the script gives model, which cell 2 uses.\n"
         f"Run it: torchrun --nproc-per-node 4 {tmp_path / 'train.py'}"
     )
     assert 'nbdist.init(device="cpu", threads=1, timeout=60)' in (tmp_path / "train.py").read_text()
@@ -67,7 +67,7 @@ def test_a_partition_that_slurm_could_not_read_is_refused(tmp_path: Path) -> Non
 
 def test_lines_that_were_taken_out_are_told(tmp_path: Path) -> None:
     cell = NotebookCell(5, "%%distributed\n%%time\n!nvidia-smi\na = 1")
-    assert "\nCell 5 is without !nvidia-smi.\n" in str(exported(tmp_path / "a.py", [cell]))
+    assert "\nCell 5 is without %%time, !nvidia-smi.\n" in str(exported(tmp_path / "a.py", [cell]))
 
 
 def test_a_running_cluster_tells_what_its_start_left_open(tmp_path: Path) -> None:
@@ -89,9 +89,10 @@ def test_ranks_on_several_machines_are_started_on_each(tmp_path: Path) -> None:
 
 def test_a_module_that_the_script_needs_is_never_overwritten(tmp_path: Path) -> None:
     (path := tmp_path / "helper.py").write_text("mine")
-    cells = [NotebookCell(1, "%%writefile helper.py\nx = 1"), CELLS[1]]
+    cells = [NotebookCell(1, "%%distributed\nimport helper")]
+    request = ExportRequest(path, force=True)
     with pytest.raises(UsageError, match="is a module that the script needs"):
-        exported(path, cells, force=True)
+        export(request, cells, parse_dist, parse_distributed, folder=tmp_path)
     assert path.read_text() == "mine"
 
 
@@ -101,7 +102,7 @@ def test_modules_in_the_notebooks_folder_are_found_and_travel_with_the_job(tmp_p
     for name, text in {
         "model.py": "import shapes.round\nimport json",
         "shapes/__init__.py": "",
-        "shapes/round.py": "import nbdist\nWORD = 'tp=2'",
+        "shapes/round.py": "import nbdist",
         "unused.py": "",
         "broken.py": "def",
     }.items():
@@ -112,7 +113,7 @@ def test_modules_in_the_notebooks_folder_are_found_and_travel_with_the_job(tmp_p
     made = exported.script
     assert f"shapes/round.py; copy them from {folder}.\n" in str(exported)
     assert made.modules == ("broken.py", "model.py", "shapes/__init__.py", "shapes/round.py")
-    assert 'nbdist.init(layouts=["tp=2"]' in made.text
+    assert "nbdist.init(" in made.text
     assert "'shapes/round.py'" in (tmp_path / "train_ray.py").read_text()
 
 
@@ -233,33 +234,13 @@ def test_nodes_are_known_by_the_script_alone(tmp_path: Path) -> None:
     assert made.script.command.endswith("--nproc-per-node 2 train.py")
 
 
-def test_a_folder_that_cells_put_on_the_path_must_travel_too(tmp_path: Path) -> None:
-    (tmp_path / "src" / "shapes").mkdir(parents=True)
-    for name in ("src/lib1.py", "src/shapes/__init__.py", "src/unused.py"):
-        (tmp_path / name).write_text("")
-    cells = [
-        NotebookCell(
-            1, '%%distributed\nimport sys, os\nsys.path.insert(0, os.path.abspath("src"))'
-        ),
-        NotebookCell(2, '%%distributed\nsys.path.append("data/")\nimport lib1, shapes.round'),
-    ]
-    request = ExportRequest(tmp_path / "train.py")
-    made = export(request, cells, parse_dist, parse_distributed, folder=tmp_path)
-    (told,) = made.script.doubts
-    assert told == (
-        "It imports lib1, shapes from src/, which a cell puts on sys.path: src/ must lie beside the"
-        " script, and travel with it."
-    )
-    assert told in (tmp_path / "train.py").read_text()
-
-
 def test_without_a_cell_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         exported(tmp_path / "train.py", [])
-    assert caught.value.why == "there is none that has run"
+    assert caught.value.why == "there is no %%distributed cell that has run"
     with pytest.raises(UsageError) as caught:
         exported(tmp_path / "train.py", CELLS[2:])
-    assert caught.value.why == "cell 3 has failed"
+    assert caught.value.why == "cell 3 failed"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -307,7 +288,7 @@ def test_a_file_is_exported_without_a_kernel(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["export", str(notebook(tmp_path)), "train.py"]) == 0
-    assert "Left out: cell 3, which has failed.\nRun it: torchrun --nproc-per-node 3 train.py" in (
+    assert "Left out: cell 3: failed.\nRun it: torchrun --nproc-per-node 3 train.py" in (
         capsys.readouterr().out
     )
     assert "The cells of digits.ipynb, as a script." in Path("train.py").read_text()
@@ -321,9 +302,9 @@ def test_a_file_is_exported_without_a_kernel(
 def test_a_file_that_is_no_notebook_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.ipynb").write_text("{}")
     with pytest.raises(UsageError, match="is no notebook"):
-        read_notebook(tmp_path / "a.ipynb")
+        read_notebook(tmp_path / "a.ipynb", parse_dist)
     with pytest.raises(UsageError, match="cannot be read: No such file"):
-        read_notebook(tmp_path / "b.ipynb")
+        read_notebook(tmp_path / "b.ipynb", parse_dist)
 
 
 TRAIN = "%%distributed\na = 1"
@@ -341,14 +322,6 @@ def test_ranks_that_a_scale_added_before_the_training_are_those_of_the_script(
     assert "On 2 ranks of one machine" in made.script.text
 
 
-def test_cells_that_ran_on_other_ranks_than_the_script_has_are_told(tmp_path: Path) -> None:
-    sources = ("%dist start -n 4", TRAIN, "%dist scale 2", TRAIN, "%dist scale 8")
-    cells = [NotebookCell(number, source, number == 5) for number, source in enumerate(sources, 1)]
-    made = exported(tmp_path / "train.py", cells)
-    assert made.script.doubts == ("Cell 2 ran on 4 ranks, and in the script on 2.",)
-    assert made.script.options.n == 2
-
-
 def test_a_start_after_a_scale_has_its_own_ranks(tmp_path: Path) -> None:
     sources = ("%dist start -n 1", "%dist scale 2", "%dist stop", "%dist start -n 1", TRAIN)
     cells = [NotebookCell(number, source) for number, source in enumerate(sources, 1)]
@@ -359,5 +332,67 @@ def test_a_script_has_the_ranks_that_a_cell_needs_which_a_scale_took_away(tmp_pa
     sources = ("%dist start -n 4", "%%distributed -r 3\na = 1", "%dist scale 2", TRAIN)
     cells = [NotebookCell(number, source) for number, source in enumerate(sources, 1)]
     made = exported(tmp_path / "train.py", cells)
-    assert made.script.doubts == ("Cell 4 ran on 2 ranks, and in the script on 4.",)
     assert made.script.options.n == 4
+
+
+STEP = "%%distributed\noptimizer.step()"
+
+
+@pytest.mark.parametrize(
+    ("cells", "words", "why"),
+    [
+        ([(STEP, "failed")], {}, "cell 2 would train, and is not in it: cell 2 failed"),
+        ([(STEP, "")], {"skip": "2"}, "cell 2 would train, and is not in it: cell 2 is skipped"),
+        ([(STEP, "")], {"cells": "1"}, "cell 2 would train, and is not in it"),
+    ],
+)
+def test_a_script_that_lost_its_training_is_refused_with_the_cell_that_trains(
+    tmp_path: Path, cells: list[tuple[str, str]], words: dict[str, str], why: str
+) -> None:
+    made = [
+        NotebookCell(number, source, trouble)
+        for number, (source, trouble) in enumerate([(TRAIN, ""), *cells], 1)
+    ]
+    with pytest.raises(UsageError) as caught:
+        exported(tmp_path / "train.py", made, **words)
+    assert (caught.value.what, caught.value.why) == (
+        "No optimizer steps in the script; nothing was written.",
+        why,
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_in_another_order_and_more_than_one_are_told(tmp_path: Path) -> None:
+    cells = [NotebookCell(5, TRAIN, runs=2), NotebookCell(3, TRAIN), NotebookCell(4, "x = 1")]
+    assert exported(tmp_path / "train.py", cells).script.doubts == (
+        "Cell 5 has run 2 times, and stands there once, as of the last.",
+        "The cells ran last in another order than they stand there: 5, 3.",
+    )
+
+
+@pytest.mark.parametrize("option", ["cells", "skip"])
+def test_numbers_of_cells_are_ranges_and_must_be_there(tmp_path: Path, option: str) -> None:
+    with pytest.raises(UsageError, match=f"--{option} takes numbers of cells, such as 3,5-8"):
+        exported(tmp_path / "a.py", CELLS, **{option: "3-"})
+    with pytest.raises(UsageError, match=f"--{option} 2,7-9: there is no cell 7-9; cells are 1 to"):
+        exported(tmp_path / "a.py", CELLS, **{option: "2,7-9"})
+
+
+def test_a_file_knows_what_it_sends_what_has_not_run_and_what_was_retried(tmp_path: Path) -> None:
+    def cell(source: str, count: int | None = 1, *outputs: str) -> dict[str, object]:
+        told = [{"output_type": kind} for kind in outputs]
+        made = {"cell_type": "code", "source": source, "outputs": told}
+        return {**made, "execution_count": count}
+
+    cells = [
+        cell("import math\nk = 2\ndef f(x): return math.floor(x) * k"),
+        cell("%dist push f\n%dist run other.py"),
+        cell("%%distributed\na = f(1)", 3, "error"),
+        cell("%dist retry"),
+        cell("%%distributed\nb = 1", None),
+    ]
+    (path := tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}))
+    found = read_notebook(path, parse_dist)
+    assert [one.trouble for one in found] == ["", "", "", "", "has not run"]
+    assert [name for name, _ in found[1].sent[0].code] == ["k", "math", "f"]
+    assert found[1].ran_code

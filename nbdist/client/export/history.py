@@ -1,0 +1,103 @@
+"""What the kernel has run, in order, as the cells that a script is made of.
+
+Each cell stands once: where it succeeded first, as it succeeded last. So a definition that was
+corrected after it was used stays above its use. Which runs are of one cell the front end says, by
+an id; where it sends none (nbclient, papermill, IPython in a terminal) each run is a cell.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from nbdist.client.export.cells import RETRY, NotebookCell
+from nbdist.client.export.sent import Sent, sent
+
+
+@dataclass(slots=True)
+class _Running:
+    """What the cell that runs has done so far."""
+
+    sent: list[Sent] = field(default_factory=list)
+    ran_code: bool = False
+    losses: Mapping[int, float] = field(default_factory=dict)
+
+
+class History:
+    """The cells that a kernel has run. Main thread."""
+
+    def __init__(self) -> None:
+        """Begin with nothing run."""
+        self._cells: dict[str, NotebookCell] = {}  # by the cell's id, or one of the run's own
+        self._running = _Running()
+        self._failed = ""  # the id of the newest cell of ranks that failed, till it succeeds
+        self._count = 0
+
+    def note_push(self, values: Mapping[str, object], ranks: str = "all") -> None:
+        """Note what the cell that runs has sent to ranks."""
+        self._running.sent += (sent(name, value, ranks) for name, value in values.items())
+
+    def note_code(self) -> None:
+        """Note that the cell that runs has let ranks run code."""
+        self._running.ran_code = True
+
+    def note_losses(self, losses: Mapping[int, float]) -> None:
+        """Note the first losses of a training in the cell that runs, by rank."""
+        self._running.losses = self._running.losses or losses
+
+    def note_run(
+        self, number: int, source: str, cell_id: str | None, *, has_failed: bool, trouble: str = ""
+    ) -> None:
+        """Note a cell that has ended; without an id it is none of those before.
+
+        Args:
+            number: The prompt's.
+            source: As it stands in the notebook.
+            cell_id: The front end's.
+            has_failed: It ended with an error.
+            trouble: Why no script can have it, where it is not that.
+        """
+        self._count += 1
+        running, self._running = self._running, _Running()
+        if RETRY.search(source):
+            self._retry(number, running.losses, has_failed)
+            return
+        found = NotebookCell(
+            number,
+            source,
+            "failed" if has_failed else trouble,
+            tuple(running.sent),
+            losses=running.losses,
+        )
+        found = replace(found, ran_code=running.ran_code and not found.is_of_ranks)
+        key = cell_id or self._same_that_failed(source) or f"run {self._count}"
+        if found.is_of_ranks:
+            self._failed = key if has_failed else ("" if self._failed == key else self._failed)
+        self._put(key, found)
+
+    def _put(self, key: str, cell: NotebookCell) -> None:
+        before = self._cells.get(key)
+        if before is None:
+            self._cells[key] = cell
+        elif before.trouble == "failed" and not cell.trouble:
+            del self._cells[key]  # it stands where it succeeds first
+            self._cells[key] = cell
+        elif cell.trouble != "failed":
+            self._cells[key] = replace(cell, runs=before.runs + 1)
+
+    def _retry(self, number: int, losses: Mapping[int, float], has_failed: bool) -> None:
+        """Take the cell that `%dist retry` has run again for one that has succeeded."""
+        if self._failed in self._cells and not has_failed:
+            cell = self._cells[self._failed]
+            again = replace(cell, number=number, trouble="", losses=losses or cell.losses)
+            self._put(self._failed, again)
+            self._failed = ""
+
+    def _same_that_failed(self, source: str) -> str:
+        """Return the key of a run without an id that failed with this source; "" without one."""
+        for key, cell in reversed(self._cells.items()):
+            if key.startswith("run ") and cell.trouble == "failed" and cell.source == source:
+                return key
+        return ""
+
+    def cells(self) -> list[NotebookCell]:
+        """Return the cells in the order of their first successes, each as it succeeded last."""
+        return list(self._cells.values())
