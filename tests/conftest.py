@@ -1,7 +1,9 @@
 """What every test shares."""
 
 import logging
+import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,6 +15,14 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts its background jobs with SIGINT ignored, and Python keeps it so.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(groups, "nbdist-groups")
+
+
+@pytest.fixture(autouse=True)
+def _priority_is_kept() -> Iterator[None]:
+    """Fail a test that lowers the worker's priority: all that it starts from then on is slow."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    yield
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
 @pytest.fixture
