@@ -46,6 +46,7 @@ def test_the_synchronous_and_the_asynchronous_way_train_the_same_model_in_two_ce
     assert counts == [(90, 90), (90, 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("breaker", [0, 1])
 def test_an_exception_on_the_server_or_a_worker_ends_the_cell_and_training_goes_on(
     session: Session, breaker: int

@@ -122,6 +122,7 @@ def test_runs_are_compared_by_the_name_of_their_study_with_a_picture(notebook: K
     assert refused.error[1] == "There is no run 'lr0.11'; did you mean lr0.1?"
 
 
+@pytest.mark.slow
 def test_an_error_ends_the_sweep_and_keeps_the_runs_before(notebook: Kernel) -> None:
     ran = notebook.cell(TRAIN + "assert lr < 0.2", "--run broken -p lr=[0.1,0.3,0.5]")
     assert ran.error is not None

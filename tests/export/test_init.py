@@ -127,6 +127,7 @@ def test_a_worker_that_imports_the_script_does_not_join_but_says_what_to_write(
     )
 
 
+@pytest.mark.slow
 def test_a_layout_that_cannot_have_these_ranks_ends_the_script_with_one_error(
     tmp_path: Path,
 ) -> None:

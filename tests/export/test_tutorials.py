@@ -73,7 +73,8 @@ class Tutorial:
     only_last: bool = False
 
 
-SLOW = [
+TUTORIALS = [
+    Tutorial("02_train_with_ddp", 2),
     Tutorial("03_fsdp_language_model", 2),
     Tutorial("04_when_things_go_wrong", 3, only_last=True),
     Tutorial("05_where_does_the_time_go", 3),
@@ -84,14 +85,8 @@ SLOW = [
 ]
 
 
-@pytest.mark.parametrize(
-    "tutorial",
-    [
-        Tutorial("02_train_with_ddp", 2),
-        *(pytest.param(one, marks=pytest.mark.slow) for one in SLOW),
-    ],
-    ids=lambda one: one.name,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda one: one.name)
 def test_a_tutorials_script_has_the_losses_of_its_cells(
     tutorial: Tutorial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

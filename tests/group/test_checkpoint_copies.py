@@ -44,6 +44,7 @@ def test_what_is_copied_beside_the_next_step_is_the_state_of_the_save(
     assert equal(found[0]["weights"], restored[0])
 
 
+@pytest.mark.slow
 def test_a_program_that_changes_weights_after_a_save_has_them_copied_at_once(
     ranks: Cluster, tmp_path: Path
 ) -> None:
@@ -56,6 +57,7 @@ def test_a_program_that_changes_weights_after_a_save_has_them_copied_at_once(
     assert equal(found["weights"], restored[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [on_ranks.change, on_ranks.clip_unseen])
 def test_a_weight_that_changes_while_it_is_copied_makes_no_checkpoint(
     ranks: Cluster, tmp_path: Path, way: Any

@@ -67,6 +67,7 @@ def test_a_server_that_does_not_answer_is_told_of(ranks: Cluster) -> None:
             assert told["is_unchanged"]
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_in_a_save_has_the_checkpoint_before(
     ranks: Cluster, tmp_path: Path
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_server_that_dies_in_a_save_has_the_checkpoint_before(
     ]
 
 
+@pytest.mark.slow
 def test_two_notebooks_that_save_one_step_at_once_never_mix_their_files(server: Server) -> None:
     url, case, how = "s3://bucket/shared", Case(1, "ddp", model="dropping"), server.options
     with cluster(1) as one, cluster(1) as other:

@@ -85,6 +85,7 @@ def test_policies_keep_names_and_asking_for_the_same_again_is_harmless(
         assert "4 blocks keep their inputs alone" in names["explained"]
 
 
+@pytest.mark.slow
 def test_one_infinite_gradient_on_one_rank_skips_the_step_on_all() -> None:
     for seen in run_ranks(4, RANKS + "overflow", "fsdp=2 tp=2"):
         assert seen["changes"][0] == 0

@@ -38,12 +38,14 @@ def test_every_layout_reads_what_the_folder_holds_and_trains(
         assert found == dict.fromkeys(found, True)
 
 
+@pytest.mark.slow
 def test_two_axes_read_their_own_parts(folders: Path) -> None:
     layouts = ["fsdp=2 tp=2", "pp=2 fsdp=2", "dp=2 fsdp=2", "dp=2 tp=2"]
     for found in run_ranks(4, f"{RANKS}:loaded", "stages", str(folders / "stages"), layouts):
         assert found == dict.fromkeys(found, True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="asks Linux for the peak")
 def test_no_rank_needs_more_than_its_shard_and_a_third(folders: Path) -> None:
     run_ranks(1, f"{RANKS}:make_folder", "large", str(folders / "large"))

@@ -123,6 +123,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield running
 
 
+@pytest.mark.slow
 def test_files_and_a_delta_table_in_s3_are_read_once_over_two_ranks(
     server: Server, folder: str
 ) -> None:

@@ -240,6 +240,7 @@ def test_an_interrupt_of_the_attached_kernel_interrupts_the_cell(
     assert "idle" in notebook.run("%dist status")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_attached_to_is_said_in_one_sentence(
     runtime: Runtime, keeper: psutil.Process
 ) -> None:

@@ -58,6 +58,7 @@ def test_ranks_are_replaced_without_the_folder_they_began_in(tmp_path: Path, los
             assert "The notebook's folder is gone: logs and runs are kept in " in said
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_to_starts_with_its_logs_elsewhere(tmp_path: Path) -> None:
     folder = tmp_path / "notebook"
     with notebook_in(folder) as notebook:

@@ -77,6 +77,7 @@ def assert_nothing_left(folder: Path) -> None:
     wait_for(lambda: not list(left_running(folder)), "kernel, ranks and senders to end", 60)
 
 
+@pytest.mark.slow
 def test_nbconvert_executes_a_notebook_with_ranks(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -144,6 +145,7 @@ def _type(shell: "pexpect.spawn[str]", cell: str) -> str:
     return COLOURS.sub("", shell.before or "")
 
 
+@pytest.mark.slow
 def test_a_kernel_with_classes_of_its_own_runs_cells_and_shows_their_errors(tmp_path: Path) -> None:
     module = tmp_path / "own_kernel.py"
     module.write_text(OWN_KERNEL)

@@ -44,6 +44,7 @@ def test_shutdown_of_a_busy_kernel_leaves_nothing(tmp_path: Path) -> None:
         assert notebook.keys == []
 
 
+@pytest.mark.slow
 def test_restart_of_a_busy_kernel_leaves_nothing_and_a_new_cluster_starts(tmp_path: Path) -> None:
     with Notebook(tmp_path) as notebook:
         family = _start_everything(notebook)

@@ -84,6 +84,7 @@ def test_two_pods_train_as_one_a_lost_one_comes_back_and_stop_leaves_none(
     assert f"DELETE /apis/batch/v1/namespaces/{NAMESPACE}/jobs/" in " ".join(server.seen)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_killed_leaves_no_pods(server: ApiServer, notebook: Notebook) -> None:
     assert "Started" in notebook.run(START + "--image train:1 -n 2")
     assert len(server.pods) == 1
@@ -113,6 +114,7 @@ def test_pods_of_a_machine_that_dies_end_by_themselves_when_their_lease_is_over(
     wait_for(lambda: all(not psutil.pid_exists(p.pid) for p in ranks), "the ranks to end")
 
 
+@pytest.mark.slow
 def test_an_evicted_pod_tells_its_ranks_and_their_training_is_saved(
     server: ApiServer, notebook: Notebook
 ) -> None:
@@ -138,6 +140,7 @@ def test_an_evicted_pod_tells_its_ranks_and_their_training_is_saved(
     assert "Stopped" in notebook.run("%dist stop")
 
 
+@pytest.mark.slow
 def test_what_kubernetes_refuses_is_told_in_a_sentence_and_leaves_nothing(
     server: ApiServer, notebook: Notebook
 ) -> None:

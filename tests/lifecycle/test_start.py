@@ -132,6 +132,7 @@ def test_an_interrupt_while_starting_leaves_nothing_and_the_next_start_works(
         assert len(notebook.keys) == 1
 
 
+@pytest.mark.slow
 def test_a_python_that_cannot_be_run_is_one_error_and_a_second_start_is_another(
     tmp_path: Path,
 ) -> None:
@@ -174,6 +175,7 @@ def slow_launcher(folder: Path, monkeypatch: pytest.MonkeyPatch, sleep: float) -
     return launcher
 
 
+@pytest.mark.slow
 def test_a_slow_import_of_torch_is_told_and_waited_for_while_it_gets_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +196,7 @@ def test_a_slow_import_of_torch_is_told_and_waited_for_while_it_gets_on(
     )
 
 
+@pytest.mark.slow
 def test_an_import_of_torch_that_hangs_ends_the_start_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +218,7 @@ LocalLauncher.ready = lambda launcher, say: found(launcher, say) | {"gpus": 1}
 """
 
 
+@pytest.mark.slow
 @no_cuda
 def test_who_shares_a_gpu_is_told_and_ranks_that_find_none_are_one_error(tmp_path: Path) -> None:
     with Notebook(tmp_path, CUDA_VISIBLE_DEVICES="") as notebook:
@@ -268,6 +272,7 @@ def test_an_address_that_is_not_of_this_machine_is_one_error(tmp_path: Path) -> 
         launcher.close()
 
 
+@pytest.mark.slow
 def test_where_a_site_hook_runs_a_thread_fresh_interpreters_are_started_and_work(
     tmp_path: Path,
 ) -> None:
@@ -314,6 +319,7 @@ print([result[rank].value for rank in range(2)])
 """
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_without_stop_leaves_nothing(tmp_path: Path) -> None:
     process, temp = run_script(tmp_path, SCRIPT + "input() if False else None\n")
     said, _ = process.communicate(timeout=90)
@@ -340,6 +346,7 @@ print("THEN", len(nbdist.loader([1, 2], global_batch=2)))
 """
 
 
+@pytest.mark.slow
 def test_a_script_with_a_session_is_told_that_what_is_for_ranks_is_run_there(
     tmp_path: Path,
 ) -> None:

@@ -93,6 +93,7 @@ def test_a_terminal_asks_and_stops_a_cluster_while_a_cell_runs(
         assert "No ranks are running" in notebook.run("%dist status")
 
 
+@pytest.mark.slow
 def test_a_killed_kernel_is_not_found(tmp_path: Path, runtime: Path) -> None:
     with Notebook(tmp_path, XDG_RUNTIME_DIR=str(runtime)) as notebook:
         notebook.start()

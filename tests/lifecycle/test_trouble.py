@@ -338,6 +338,7 @@ def test_a_port_that_another_takes_meanwhile_is_tried_again_and_then_named(
     assert_nothing_is_left(unstarted)
 
 
+@pytest.mark.slow
 def test_a_kernel_without_file_descriptors_starts_nothing_and_later_does(
     unstarted: Notebook,
 ) -> None:
@@ -361,6 +362,7 @@ def test_a_kernel_without_file_descriptors_starts_nothing_and_later_does(
     assert "3.0" in unstarted.on_ranks(SUM)
 
 
+@pytest.mark.slow
 def test_a_kernel_whose_files_are_limited_lets_ranks_have_what_it_may_give(
     unstarted: Notebook,
 ) -> None:

@@ -230,6 +230,7 @@ def test_a_thousand_clean_steps_are_silent(trainings: Trainings) -> None:
     assert trainings.said_while_running() == set()
 
 
+@pytest.mark.slow
 def test_a_thousand_clean_steps_that_keep_every_core_busy_are_silent(trainings: Trainings) -> None:
     trainings.run("pause = 0.002\nin_forward = lambda: compute(0.002)", steps=1000)
     assert trainings.said_while_running() == set()

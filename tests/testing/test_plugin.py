@@ -52,6 +52,7 @@ def test_a_notebook_without_ranks_runs_and_old_outputs_are_no_evidence(folder: P
     assert (folder / "kept" / "plain" / "plain.ipynb").exists()
 
 
+@pytest.mark.slow
 def test_what_ends_a_kernel_or_is_no_notebook_is_told_in_words(tmp_path: Path) -> None:
     cells = [new_code_cell("import os"), new_code_cell("os._exit(3)  # as a crash does")]
     nbformat.write(new_notebook(cells=cells), tmp_path / "crash.ipynb")
@@ -80,6 +81,7 @@ def test_a_cell_that_hears_no_interrupt_is_told_by_the_time_that_was_asked_for_a
     assert "Timeout" not in f"{told}{caplog.text}"  # nbclient's own, with another number
 
 
+@pytest.mark.slow
 def test_baselines_are_named_where_some_were_written_and_none_is_promised_elsewhere(
     folder: Path,
 ) -> None:

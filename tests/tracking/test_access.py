@@ -144,6 +144,7 @@ class Gate(http.server.BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 def test_a_token_opens_a_server_behind_a_gate_and_is_written_nowhere(
     guarded: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

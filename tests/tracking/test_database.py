@@ -25,6 +25,7 @@ from tests.tracking.test_embedded import wait_for
 _COMMAND = [sys.executable, "-m", "nbdist.client.tracking.ship"]
 
 
+@pytest.mark.slow
 def test_a_maker_that_is_killed_leaves_a_folder_where_the_next_one_succeeds(
     tmp_path: Path,
 ) -> None:
@@ -146,6 +147,7 @@ def test_a_run_outlives_what_befalls_the_database_and_says_what_it_is(
     assert losses(home, "struck") == pytest.approx([1 / step + 0.5 for step in range(1, 41)])
 
 
+@pytest.mark.slow
 def test_a_run_whose_database_is_deleted_is_sent_anew_and_older_ones_are_told_as_lost(
     home: Path,
 ) -> None:

@@ -43,6 +43,7 @@ def test_a_server_killed_in_the_middle_of_a_run_gets_every_point_once(
     assert url.startswith(f"{server.uri}/#/experiments/")
 
 
+@pytest.mark.slow
 def test_what_was_made_without_a_server_is_sent_by_sync(server: Server, tmp_path: Path) -> None:
     home = tmp_path / ".nbdist"
     server.kill()
@@ -78,6 +79,7 @@ def test_resume_finds_a_run_that_only_the_server_knows(server: Server, tmp_path:
     assert sorted(p.step for p in history) == list(range(1, 21))
 
 
+@pytest.mark.slow
 def test_resume_goes_on_with_a_newer_run_than_the_one_in_this_folder(
     server: Server, tmp_path: Path
 ) -> None:

@@ -101,6 +101,7 @@ def quick_switches() -> Iterator[None]:
     sys.setswitchinterval(usual)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_switches")
 @pytest.mark.parametrize("base", [Plan, nn.Module])
 def test_tuples_that_another_thread_builds_meanwhile_come_to_be(base: type[Any]) -> None:
