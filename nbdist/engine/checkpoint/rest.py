@@ -383,7 +383,7 @@ def put_moment(facts: Sequence[Facts], fitted: Fit, *, is_alike: bool, repeats: 
     return notes + _say_places(resumed)
 
 
-def _say_places(loaders: Sequence[position.Standing]) -> list[str]:
+def _say_places(loaders: Sequence[position.LoaderPosition]) -> list[str]:
     """Return where loaders are that have been put beyond the begin of their first epoch."""
     found = []
     for one, names in zip(loaders, position.names_of(loaders, keep.named()), strict=True):
@@ -429,7 +429,7 @@ def _derive_random(first: tuple[Any, ...]) -> None:
 
 def _put_loaders(
     training: Training, told: Mapping[str, Any], *, repeats: bool, is_part: bool
-) -> list[position.Standing]:
+) -> list[position.LoaderPosition]:
     """Have each loader go on where the one of its name, it itself, or the newest like it stood.
 
     One that the cell has yet to make goes on as well, unless it may be that of what is left out.

@@ -21,7 +21,7 @@ from nbdist.engine.checkpoint import trained_models
 from nbdist.engine.checkpoint.trained_models import Optimizer, TrainedModel, parameters_of
 from nbdist.engine.compat import torch_live, torch_sharded
 from nbdist.engine.data import position
-from nbdist.engine.data.position import Standing
+from nbdist.engine.data.position import LoaderPosition
 from nbdist.engine.steps import find_followers, keep, step_state
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
 from nbdist.errors import CheckpointError, UsageError
@@ -47,7 +47,7 @@ class Training:
     optimizers: list[Optimizer]
     followers: dict[str, Any]
     kept: dict[str, Any]
-    loaders: list[Standing]
+    loaders: list[LoaderPosition]
     names: dict[int, str] = field(default_factory=dict)  # "GPT.head.weight", by id of parameters
     called: dict[int, set[str]] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()

@@ -191,7 +191,7 @@ def _together(
 def _each(
     entries: Iterable[JournalEntry],
     about: Mapping[int, dict[str, Any]],
-    living: Mapping[int, position.Standing],
+    living: Mapping[int, position.LoaderPosition],
 ) -> Iterator[EpochCoverage]:
     """Return every epoch of every loader, loaders in the order in which they were made."""
     by_epoch = counts.by_epoch(entries)

@@ -17,7 +17,7 @@ from nbdist.engine.data.batches import mix, part
 from nbdist.engine.data.left_out import Skipped
 from nbdist.engine.data.making import Collate, Init, Items, add_noted
 from nbdist.engine.data.own_generators import own_generators
-from nbdist.engine.data.position import Standing
+from nbdist.engine.data.position import LoaderPosition
 from nbdist.engine.data.probe import Probe
 from nbdist.engine.data.reader_threads import own_cores
 from nbdist.engine.data.shards import data_shard
@@ -45,7 +45,7 @@ class Loader(DataLoader[T]):
     def __init__(
         self,
         dataset: Dataset[T],
-        standing: Standing,
+        standing: LoaderPosition,
         options: dict[str, Any],
         made_at: tuple[int, int] = (0, 0),
     ) -> None:

@@ -16,7 +16,7 @@ from nbdist.engine.data import alike, resume
 from nbdist.engine.data.decode import collate, decoded, in_turn
 from nbdist.engine.data.loaders import Loader
 from nbdist.engine.data.own_sampler import SamplerBatches
-from nbdist.engine.data.position import Standing
+from nbdist.engine.data.position import LoaderPosition
 from nbdist.engine.data.sampler import Batches, SourceBatches
 from nbdist.engine.data.samples import OfStream, Rows, Transformed, as_is
 from nbdist.engine.data.shards import by_rank, data_shard
@@ -172,7 +172,7 @@ def loader(
     _check_sizes(batches.samples, global_batch, drop_last)
     batches.skips = on_bad == "skip"
     made_at = _calling_line()
-    standing = Standing(batches, resume.cell_number(), made_at[0])
+    standing = LoaderPosition(batches, resume.cell_number(), made_at[0])
     made = Loader(dataset, standing, options, made_at)
     made.weights = weights
     resume.add(standing)

@@ -26,7 +26,7 @@ from nbdist.engine.steps import step_state
 _log = logging.getLogger("nbdist.data")
 
 
-class Standing:
+class LoaderPosition:
     """One loader's: what an interrupted training needs, without the loader and its data."""
 
     def __init__(self, batches: Batches, cell: int, prompt: int = 0) -> None:
@@ -301,18 +301,18 @@ class Standing:
         self._given = 0
 
 
-def _note(standing: Standing) -> None:
+def _note(standing: LoaderPosition) -> None:
     global _were_made
     _were_made = True
     _live.add(standing)
 
 
-def live() -> list[Standing]:
+def live() -> list[LoaderPosition]:
     """Return the standing of every loader that is alive, or may be gone back to."""
     return list(_live) if _were_made else []
 
 
-def in_order() -> list[Standing]:
+def in_order() -> list[LoaderPosition]:
     """Return `live` in the order of making."""
     return sorted(live(), key=lambda one: one.number)
 
@@ -322,7 +322,7 @@ class SavedPosition(NamedTuple):
 
     Attributes:
         state: As `state_dict` returned it.
-        is_held: Whether it was there still, as `Standing.is_held`.
+        is_held: Whether it was there still, as `LoaderPosition.is_held`.
         names: By what cells called it, as of `names_of`.
     """
 
@@ -331,7 +331,9 @@ class SavedPosition(NamedTuple):
     names: frozenset[str] = frozenset()
 
 
-def names_of(loaders: Iterable[Standing], named: Mapping[str, object]) -> list[frozenset[str]]:
+def names_of(
+    loaders: Iterable[LoaderPosition], named: Mapping[str, object]
+) -> list[frozenset[str]]:
     """Return by what names each loader is called, of all that cells have named."""
     held = [one.holder() for one in loaders]
     return [
@@ -349,9 +351,9 @@ def _is_passing(name: str) -> bool:
 
 def matched(
     saved: Sequence[SavedPosition],
-    loaders: Sequence[Standing],
+    loaders: Sequence[LoaderPosition],
     named: Mapping[str, object] | None = None,
-) -> list[Standing | None]:
+) -> list[LoaderPosition | None]:
     """Return the loader that goes on with each state; None where none fits.
 
     One that is called the same, also where an older one that had the name lives on. Else the loader
@@ -365,9 +367,9 @@ def matched(
         named: What cells have named.
     """
     called = dict(zip(map(id, loaders), names_of(loaders, named or {}), strict=True))
-    found: list[Standing | None] = [None] * len(saved)
+    found: list[LoaderPosition | None] = [None] * len(saved)
     free = list(loaders)
-    fits: tuple[Callable[[Standing, SavedPosition], bool], ...] = (
+    fits: tuple[Callable[[LoaderPosition, SavedPosition], bool], ...] = (
         lambda one, told: bool(called[id(one)] & told.names),
         lambda one, told: one.is_held and one.is_of(told.state),
         lambda one, told: one.is_held and one.is_kind_of(told.state),
@@ -402,7 +404,7 @@ def forget_pending() -> None:
     _pending.clear()
 
 
-def _take_pending(new: Standing) -> None:
+def _take_pending(new: LoaderPosition) -> None:
     fitting = [one for one in _pending if one[0]["samples"] == new.batches.samples]
     for pending in sorted(fitting, key=lambda one: not new.is_kind_of(one[0]))[:1]:
         _pending.remove(pending)
@@ -430,7 +432,7 @@ def _do_nothing() -> None:
     """Stand for what comes before a pass."""
 
 
-def newest() -> Standing | None:
+def newest() -> LoaderPosition | None:
     """Return that of the loader which gave the newest batch of this cell."""
     return None if _newest is None else _newest()
 
@@ -444,6 +446,6 @@ def forget_newest() -> None:
 _before_pass: Callable[[], None] = _do_nothing
 _numbers = itertools.count(1)
 _pending: list[tuple[dict[str, Any], Any, list[Position | None]]] = []
-_live: "weakref.WeakSet[Standing]" = weakref.WeakSet()
+_live: "weakref.WeakSet[LoaderPosition]" = weakref.WeakSet()
 _were_made = False  # each step asks, and a weak set takes microseconds to say that it is empty
-_newest: "weakref.ref[Standing] | None" = None
+_newest: "weakref.ref[LoaderPosition] | None" = None

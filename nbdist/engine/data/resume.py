@@ -25,7 +25,7 @@ from nbdist.engine.data import journal, position
 from nbdist.engine.data.account import Account
 from nbdist.engine.data.journal import JournalEntry
 from nbdist.engine.data.passes import Commit, Draws, Position, Trail
-from nbdist.engine.data.position import Standing
+from nbdist.engine.data.position import LoaderPosition
 from nbdist.engine.data.sampler import Spec
 from nbdist.engine.kernel import location
 from nbdist.engine.steps import step_state
@@ -65,7 +65,7 @@ class Restored(NamedTuple):
     `plan` is that of the passes of the cell that was saved in; `at` is its position.
     """
 
-    loader: Standing | None
+    loader: LoaderPosition | None
     plan: list[Position | None]
     at: Position
     draws: Draws
@@ -85,7 +85,7 @@ class _Again:
     goes_on: bool
     has_stepped: bool
     made: list[_Planned]
-    live: list[tuple["weakref.ref[Standing]", _Place]]
+    live: list[tuple["weakref.ref[LoaderPosition]", _Place]]
     optimizers: list["weakref.ref[Optimizer]"]
     began: step_state.StepState | None = None
     kept: step_state.StepState | None = None
@@ -100,11 +100,11 @@ class _Cell:
     made: list[tuple[Spec, Trail, Account]] = field(default_factory=list)
     inherited: list[_Planned] = field(default_factory=list)
     # A loader that only its loop held would go with the exception, and its position with it.
-    newest: "deque[Standing]" = field(default_factory=lambda: deque(maxlen=16))
+    newest: "deque[LoaderPosition]" = field(default_factory=lambda: deque(maxlen=16))
     taken_over: _Again | None = None  # in a replacement rank, which has not run it
     repeats: _Again | None = None  # as which this cell was begun
 
-    def add(self, new: Standing) -> None:
+    def add(self, new: LoaderPosition) -> None:
         """Note a loader that this cell makes; run again, the cell makes it go on."""
         spec, nth = new.batches.spec(), len(self.made)
         self.made.append((spec, new.trail, new.account))
@@ -208,7 +208,7 @@ def _title() -> str:
     return "The cell" if name == "the cell" else name
 
 
-def _place(one: Standing) -> _Place:
+def _place(one: LoaderPosition) -> _Place:
     trail = one.trail
     return _Place(trail.plan(), trail.committed.draws, one.stood(), trail.began)
 
@@ -284,7 +284,9 @@ def _forget_accounts(again: _Again) -> None:
         journal.here().forget(planned.account.loader)
 
 
-_Handed = tuple[int, bool, bool, list[_Planned], list[tuple[Standing, _Place]], list[Optimizer]]
+_Handed = tuple[
+    int, bool, bool, list[_Planned], list[tuple[LoaderPosition, _Place]], list[Optimizer]
+]
 
 
 def hand_over() -> dict[str, list[_Handed]]:
@@ -337,7 +339,7 @@ def are_loops_begun() -> bool:
     return any(trail.plan() for trail in trails)
 
 
-def add(new: Standing) -> None:
+def add(new: LoaderPosition) -> None:
     """Note a loader that the cell makes."""
     _cell.add(new)
 

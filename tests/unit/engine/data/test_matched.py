@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbdist.engine.data.make import loader
-from nbdist.engine.data.position import SavedPosition, Standing, matched, names_of
+from nbdist.engine.data.position import LoaderPosition, SavedPosition, matched, names_of
 
 
 def made(samples: int = 8) -> Any:
     return loader(list(range(samples)), global_batch=4)
 
 
-def standings(*loaders: Any) -> list[Standing]:
+def standings(*loaders: Any) -> list[LoaderPosition]:
     return [one._standing for one in loaders]
 
 
@@ -109,6 +109,6 @@ def test_a_state_of_another_number_of_samples_waits_for_its_loader() -> None:
 
 def test_a_loader_that_comes_from_another_rank_is_older_than_what_is_made_then() -> None:
     here = made()._standing
-    came = Standing.__new__(Standing)
+    came = LoaderPosition.__new__(LoaderPosition)
     came.__setstate__({**vars(here), "number": here.number + 100})
     assert made()._standing.number > came.number
