@@ -75,7 +75,7 @@ class _Pass:
     has_trained: bool = False
 
 
-class Trail:
+class PassLog:
     """The passes of one cell over one loader."""
 
     def __init__(self, position: Position, cell: int) -> None:

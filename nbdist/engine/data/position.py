@@ -17,7 +17,7 @@ import torch.distributed as dist
 from nbdist.engine.data import weighting
 from nbdist.engine.data.account import Account
 from nbdist.engine.data.left_out import LeftOut
-from nbdist.engine.data.passes import Commit, Draws, Position, Trail
+from nbdist.engine.data.passes import Commit, Draws, PassLog, Position
 from nbdist.engine.data.sampler import Batches
 from nbdist.engine.data.shards import data_shard
 from nbdist.engine.data.weighting import Heed
@@ -52,7 +52,7 @@ class LoaderPosition:
         self.holder: Callable[[], object] = _nobody  # the loader; what a fault needs outlives it
         self._loop: Callable[[], object] = _nobody  # the newest, as long as anything holds it
         self.account = Account(cell, batches.spec(), prompt=prompt or cell, **batches.about())
-        self.trail = Trail(self._position(), cell)
+        self.trail = PassLog(self._position(), cell)
         _note(self)
         _take_pending(self)
 
@@ -120,7 +120,7 @@ class LoaderPosition:
         return True
 
     def begin_pass(self, is_alive: Callable[[], object]) -> None:
-        """Note that a loop begins here; `is_alive` as in `Trail.begin_pass`."""
+        """Note that a loop begins here; `is_alive` as in `PassLog.begin_pass`."""
         self._loop = is_alive
         for other in live():
             if other is not self:

@@ -24,13 +24,13 @@ from torch.optim import Optimizer
 from nbdist.engine.data import journal, position
 from nbdist.engine.data.account import Account
 from nbdist.engine.data.journal import JournalEntry
-from nbdist.engine.data.passes import Commit, Draws, Position, Trail
+from nbdist.engine.data.passes import Commit, Draws, PassLog, Position
 from nbdist.engine.data.position import LoaderPosition
 from nbdist.engine.data.sampler import Spec
 from nbdist.engine.kernel import location
 from nbdist.engine.steps import step_state
 
-_Mark = list[tuple[Trail, Commit]]
+_Mark = list[tuple[PassLog, Commit]]
 
 
 class _Planned(NamedTuple):
@@ -97,7 +97,7 @@ class _Cell:
     """The loaders of the cell that runs, or has just ended. `number` counts the session's cells."""
 
     number: int = 0
-    made: list[tuple[Spec, Trail, Account]] = field(default_factory=list)
+    made: list[tuple[Spec, PassLog, Account]] = field(default_factory=list)
     inherited: list[_Planned] = field(default_factory=list)
     # A loader that only its loop held would go with the exception, and its position with it.
     newest: "deque[LoaderPosition]" = field(default_factory=lambda: deque(maxlen=16))

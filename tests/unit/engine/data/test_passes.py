@@ -1,13 +1,13 @@
 import pickle
 
-from nbdist.engine.data.passes import Position, Trail
+from nbdist.engine.data.passes import PassLog, Position
 
 
 class Loops:
     """Loops over one loader of 100 samples, 10 a batch, as `data.Loader` tells them."""
 
     def __init__(self) -> None:
-        self.trail = Trail(Position(0, 0), 1)
+        self.trail = PassLog(Position(0, 0), 1)
         self.epoch = self.consumed = self.given = 0
         self.lives = False
 
