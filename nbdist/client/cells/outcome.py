@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from nbdist import gpu_errors, plain
 from nbdist.client.cells.listener import CellFailure, Collector
-from nbdist.client.cluster.processes import RankState
+from nbdist.client.cluster.processes import RankProcess
 from nbdist.client.faults import rank_errors
 from nbdist.client.faults.advice import WhatRan
 from nbdist.client.faults.rank_state import Gone
@@ -21,7 +21,7 @@ from nbdist.ranks import name_ranks
 
 
 def gone(
-    ranks: Mapping[int, RankState], collectors: Mapping[int, Collector], ran: WhatRan
+    ranks: Mapping[int, RankProcess], collectors: Mapping[int, Collector], ran: WhatRan
 ) -> dict[int, Gone]:
     """Return the ranks that launch nothing more in a cell, and why.
 
@@ -66,7 +66,7 @@ def _gone_by(failed: rank_errors.Failure, ran: WhatRan) -> Gone:
 
 def rank_error(
     collectors: Mapping[int, Collector],
-    ranks: Mapping[int, RankState],
+    ranks: Mapping[int, RankProcess],
     *,
     last_words: Callable[[int], LastOutput],
     notes: Sequence[str],
@@ -135,7 +135,7 @@ def _deaths(
     return found
 
 
-def places(ranks: Mapping[int, RankState]) -> dict[int, str]:
+def places(ranks: Mapping[int, RankProcess]) -> dict[int, str]:
     """Return each rank's host and device, such as `node-b, cuda:0`."""
     return {rank: f"{state.host}, {state.device}" for rank, state in ranks.items()}
 

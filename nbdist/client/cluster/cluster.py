@@ -35,7 +35,7 @@ from nbdist.client.cluster.memory import ClusterMemory
 from nbdist.client.cluster.network import check_connection
 from nbdist.client.cluster.patience import sleeping_s
 from nbdist.client.cluster.process_group import Answers, ProcessGroup
-from nbdist.client.cluster.processes import RankState, Roster, describe_end
+from nbdist.client.cluster.processes import RankProcess, Roster, describe_end
 from nbdist.client.cluster.requests import Requests
 from nbdist.errors import ClusterError, StartError
 from nbdist.options import ClusterOptions
@@ -230,7 +230,7 @@ class Cluster:
         assert isinstance(self._launcher, HostsLauncher)
         self.options = ClusterOptions(**facts["options"])
         self._place = None if facts["place"] is None else Path(facts["place"])
-        self._roster.adopt(RankState(**state) for state in facts["ranks"])
+        self._roster.adopt(RankProcess(**state) for state in facts["ranks"])
         self.group.adopt(facts["group"], ())
         self._launcher.on_exit(self._on_exit)
         self._launcher.adopt(facts["launcher"], told, explain)
@@ -512,7 +512,7 @@ class Cluster:
         return self._connection is not None
 
     @property
-    def ranks(self) -> dict[int, RankState]:
+    def ranks(self) -> dict[int, RankProcess]:
         """What is known of each rank."""
         return self._roster.ranks
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from nbdist.client.cluster.processes import RankState
+from nbdist.client.cluster.processes import RankProcess
 
 HANGS_AFTER_S = 120.0  # of a process that starts, or forms a group with others
 FAR_S = 600.0  # the longest for one of another machine, of which we see no processor time
@@ -79,7 +79,7 @@ class LongWait:
             self._say(f"Waiting for {self._what}: {for_s:.0f} s so far (interrupt to give up).")
 
 
-def sleeping_s(ranks: Iterable[RankState]) -> dict[int, float]:
+def sleeping_s(ranks: Iterable[RankProcess]) -> dict[int, float]:
     """Return the processor time (s) of those ranks that sleep, as far as this machine knows."""
     here = {state.rank: processor_s(state.pid) for state in ranks if state.is_here}
     return {rank: used_s for rank, used_s in here.items() if used_s is not None}

@@ -16,7 +16,7 @@ _OOM_KILLER = "killed by the kernel's OOM killer"  # as `host/oom.py` says it
 
 
 @dataclass(slots=True)
-class RankState:
+class RankProcess:
     """One rank as the notebook knows it.
 
     While it lives `exit_status` is None; afterwards `cause` tells its end in words, with why it was
@@ -46,7 +46,7 @@ class Roster:
 
     def __init__(self) -> None:
         """Begin without ranks."""
-        self.ranks: dict[int, RankState] = {}
+        self.ranks: dict[int, RankProcess] = {}
         self._lock = threading.Lock()
         self._serials = itertools.count(1)
         self._starting: set[int] = set()
@@ -61,7 +61,7 @@ class Roster:
     def came(self, rank: int, process: Started) -> None:
         """Enter an expected rank's process, which may have ended since."""
         with self._lock:
-            state = RankState(
+            state = RankProcess(
                 rank,
                 process.pid,
                 process.host,
@@ -73,7 +73,7 @@ class Roster:
             self.ranks[rank] = state
             self._starting.discard(rank)
 
-    def adopt(self, ranks: Iterable[RankState]) -> None:
+    def adopt(self, ranks: Iterable[RankProcess]) -> None:
         """Enter ranks as another kernel knew them."""
         with self._lock:
             self.ranks.update((state.rank, state) for state in ranks)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import psutil
 
 from nbdist.client.cluster.cluster import Cluster
-from nbdist.client.cluster.processes import RankState
+from nbdist.client.cluster.processes import RankProcess
 from nbdist.client.faults import describe
 from nbdist.client.faults.poll import Poll
 from nbdist.client.faults.rank_state import Doing, Gone
@@ -196,7 +196,7 @@ def silent_ranks(watch: Poll, cluster: Cluster, now: float) -> dict[int, str]:
     return {rank: process_word(cluster.ranks[rank]) for rank in watch.silent(now)}
 
 
-def process_word(rank: RankState) -> str:
+def process_word(rank: RankProcess) -> str:
     """Return why a rank may not answer, where that can be seen: on this machine alone."""
     if not rank.is_here:
         return ""

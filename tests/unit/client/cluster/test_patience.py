@@ -7,7 +7,7 @@ import sys
 import psutil
 
 from nbdist.client.cluster.patience import IdleProcesses, LongWait, sleeping_s
-from nbdist.client.cluster.processes import RankState
+from nbdist.client.cluster.processes import RankProcess
 from tests.lifecycle.kernels import wait_for
 
 
@@ -46,9 +46,9 @@ def test_only_processes_that_sleep_on_this_machine_are_looked_at() -> None:
         try:
             process = psutil.Process(sleeper.pid)
             wait_for(lambda: process.status() == psutil.STATUS_SLEEPING, "it to sleep")
-            state = RankState(3, sleeper.pid, "here")
-            busy = RankState(4, os.getpid(), "here")
-            away = RankState(5, sleeper.pid, "away", is_here=False)
+            state = RankProcess(3, sleeper.pid, "here")
+            busy = RankProcess(4, os.getpid(), "here")
+            away = RankProcess(5, sleeper.pid, "away", is_here=False)
             assert set(sleeping_s([state, busy, away])) == {3}
             process.suspend()
             wait_for(lambda: process.status() == psutil.STATUS_STOPPED, "it to stop")
