@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from nbdist.client.faults.advice import A_CELL, WhatRan
-from nbdist.client.faults.rank_state import STORE, Doing, Gone, Wait, missing_in, waiters
+from nbdist.client.faults.rank_state import STORE, Gone, RankState, Wait, missing_in, waiters
 from nbdist.collectives import COLLECTIVES
 from nbdist.ranks import name_ranks
 
@@ -56,8 +56,8 @@ class _Need:
 
 
 def prove(
-    before: Mapping[int, Doing],
-    after: Mapping[int, Doing],
+    before: Mapping[int, RankState],
+    after: Mapping[int, RankState],
     gone: Mapping[int, Gone],
     world: frozenset[int],
     ran: WhatRan = A_CELL,
@@ -100,7 +100,7 @@ def prove(
 
 
 def _lasting(
-    before: Mapping[int, Doing], after: Mapping[int, Doing], gone: Mapping[int, Gone]
+    before: Mapping[int, RankState], after: Mapping[int, RankState], gone: Mapping[int, Gone]
 ) -> dict[int, Wait]:
     """Return the waits of running ranks that are the same at both moments."""
     found = {}

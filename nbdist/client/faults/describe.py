@@ -8,13 +8,13 @@ import re
 from collections.abc import Mapping, Sequence
 
 from nbdist import origins
-from nbdist.client.faults.rank_state import Doing, Gone, missing_in, waiters
+from nbdist.client.faults.rank_state import Gone, RankState, missing_in, waiters
 from nbdist.ranks import begin_with_ranks, name_ranks
 
 _CELL_FRAME = re.compile(rf'^( *)File "{origins.CELL_FILE}"', re.MULTILINE)
 
 
-def describe(rank: int, said: Mapping[int, Doing], gone: Mapping[int, Gone]) -> str:
+def describe(rank: int, said: Mapping[int, RankState], gone: Mapping[int, Gone]) -> str:
     """Return what one rank does, e.g. `waiting 14 s in barrier #2 (group 0) for rank 1`.
 
     Args:
@@ -31,7 +31,7 @@ def describe(rank: int, said: Mapping[int, Doing], gone: Mapping[int, Gone]) -> 
 
 
 def clauses(
-    said: Mapping[int, Doing],
+    said: Mapping[int, RankState],
     running: Sequence[int],
     gone: Mapping[int, Gone],
     silent: Mapping[int, str],
@@ -79,7 +79,7 @@ def _conjugate(verb: str, ranks: Sequence[int]) -> str:
 
 def quiet_note(
     quiet_s: float,
-    said: Mapping[int, Doing],
+    said: Mapping[int, RankState],
     running: Sequence[int],
     gone: Mapping[int, Gone],
     silent: Mapping[int, str],
@@ -106,7 +106,7 @@ def after_failure(culprits: Mapping[int, Gone], computing: Sequence[int]) -> str
     )
 
 
-def not_stopped(said: Mapping[int, Doing], running: Sequence[int]) -> str:
+def not_stopped(said: Mapping[int, RankState], running: Sequence[int]) -> str:
     """Return the line about ranks that an interrupt has not stopped, and what a second one does."""
     places: dict[str, list[int]] = {}
     for rank in running:

@@ -15,7 +15,7 @@ from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.processes import RankProcess
 from nbdist.client.faults import describe
 from nbdist.client.faults.poll import Poll
-from nbdist.client.faults.rank_state import Doing, Gone
+from nbdist.client.faults.rank_state import Gone, RankState
 from nbdist.client.output.live_text import LiveText
 from nbdist.ranks import begin_with_ranks
 
@@ -159,7 +159,7 @@ class Commentary:
 
 def deaf(
     running: Iterable[int],
-    said: Mapping[int, Doing],
+    said: Mapping[int, RankState],
     waited: Collection[int],
     *,
     for_s: float,

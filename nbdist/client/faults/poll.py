@@ -14,7 +14,7 @@ from typing import Any
 
 from nbdist.client.faults.advice import A_CELL, WhatRan
 from nbdist.client.faults.deadlock import Deadlock, prove
-from nbdist.client.faults.rank_state import Doing, Gone
+from nbdist.client.faults.rank_state import Gone, RankState
 
 _ROUND_S = 1.0  # a rank that has not answered by then is left out
 _APART_S = 0.3  # between the two rounds of a proof
@@ -27,7 +27,7 @@ class Round:
     began: float = 0.0
     ended: float = 0.0
     gone: Mapping[int, Gone] = field(default_factory=dict)
-    said: Mapping[int, Doing] = field(default_factory=dict)
+    said: Mapping[int, RankState] = field(default_factory=dict)
 
 
 class Poll:
@@ -106,7 +106,7 @@ class Poll:
         for rank in self._round:
             future = self._open[rank]
             is_told = future.done() and future.exception() is None
-            if is_told and Doing.from_wire(future.result()).wait is not None:
+            if is_told and RankState.from_wire(future.result()).wait is not None:
                 found.add(rank)
         return found
 
@@ -136,7 +136,7 @@ class Poll:
                 continue
             del self._open[rank]
             if future.exception() is None:
-                said[rank] = Doing.from_wire(future.result())
+                said[rank] = RankState.from_wire(future.result())
         for rank, doing in said.items():
             then = self.last.said.get(rank)
             if then is not None and then.progress != doing.progress:

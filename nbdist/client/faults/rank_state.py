@@ -76,7 +76,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
+class RankState:
     """One rank at one moment.
 
     `word` is `idle`, `computing`, `waiting` or `loading data`. `function` and `line` (of the cell)
@@ -98,7 +98,7 @@ class Doing:
     tagged: Mapping[str, int] | None = None
 
     @classmethod
-    def from_wire(cls, answer: Mapping[str, Any]) -> "Doing":
+    def from_wire(cls, answer: Mapping[str, Any]) -> "RankState":
         """Return what an answer of `control.state` says."""
         wait = _wait_from(answer.get("waiting"))
         where = answer.get("where") or {}
@@ -168,7 +168,7 @@ def members(wait: Wait, world: frozenset[int]) -> frozenset[int]:
 
 
 def missing_in(
-    rank: int, doing: Mapping[int, Doing], gone: Mapping[int, Gone], world: frozenset[int]
+    rank: int, doing: Mapping[int, RankState], gone: Mapping[int, Gone], world: frozenset[int]
 ) -> frozenset[int]:
     """Return whom `rank` waits for: the ranks that are not where it waits.
 
@@ -196,7 +196,7 @@ def missing_in(
 def _is_known(
     rank: int,
     wait: Wait,
-    doing: Mapping[int, Doing],
+    doing: Mapping[int, RankState],
     gone: Mapping[int, Gone],
     others: frozenset[int],
 ) -> bool:
@@ -230,7 +230,7 @@ def _sent(tagged: Mapping[str, int], wait: Wait, to: int) -> int:
 
 
 def _is_missing(
-    peer: int, wait: Wait, rank: int, there: Doing | None, gone: Mapping[int, Gone]
+    peer: int, wait: Wait, rank: int, there: RankState | None, gone: Mapping[int, Gone]
 ) -> bool:
     if there is None:
         return _is_dead(peer, gone)
@@ -247,7 +247,7 @@ def _is_missing(
     return there.counts is not None and there.counts.get(wait.group, 0) < wait.seq
 
 
-def _has_no_end(wait: Wait, rank: int, there: Doing) -> bool:
+def _has_no_end(wait: Wait, rank: int, there: RankState) -> bool:
     """Return whether a message's other end has not been launched there.
 
     Messages with a tag meet only those with the same, in the order of their calls. A receive from

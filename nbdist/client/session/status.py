@@ -11,7 +11,7 @@ from typing import Any
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.faults.describe import describe, readable_stack
 from nbdist.client.faults.notes import process_word
-from nbdist.client.faults.rank_state import Doing
+from nbdist.client.faults.rank_state import RankState
 from nbdist.formatting import aligned, name_bytes
 
 _ANSWER_TIMEOUT_S = 5.0
@@ -162,7 +162,7 @@ def answers(futures: Mapping[int, "Future[Any]"]) -> dict[int, Any]:
 
 def _words(cluster: Cluster, answers: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
     """Return what every rank of the cluster does, in a few words."""
-    said = {rank: Doing.from_wire(answer) for rank, answer in answers.items()}
+    said = {rank: RankState.from_wire(answer) for rank, answer in answers.items()}
     words = {}
     for rank, state in sorted(cluster.ranks.items()):
         if not state.alive:

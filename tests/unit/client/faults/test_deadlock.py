@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.client.faults.deadlock import prove
-from nbdist.client.faults.rank_state import Doing, Gone, Wait
+from nbdist.client.faults.rank_state import Gone, RankState, Wait
 
 WORLD4 = frozenset(range(4))
 
@@ -21,25 +21,27 @@ def waiting(
     group: str = "0",
     counts: dict[str, int] | None = None,
     **wait: Any,
-) -> Doing:
+) -> RankState:
     """Return a rank that has launched and now waits."""
-    return Doing("waiting", Wait(kind, group, seq, **wait), {group: seq, **(counts or {})}, {}, {})
+    return RankState(
+        "waiting", Wait(kind, group, seq, **wait), {group: seq, **(counts or {})}, {}, {}
+    )
 
 
-def computing(**counts: int) -> Doing:
-    return Doing("computing", None, {"0": 0, **counts}, {}, {})
+def computing(**counts: int) -> RankState:
+    return RankState("computing", None, {"0": 0, **counts}, {}, {})
 
 
-def idle(world: int = 0) -> Doing:
-    return Doing("idle", None, {"0": world}, {}, {})
+def idle(world: int = 0) -> RankState:
+    return RankState("idle", None, {"0": world}, {}, {})
 
 
-def stuck(said: dict[int, Doing], gone: dict[int, Gone] | None = None) -> tuple[int, ...]:
+def stuck(said: dict[int, RankState], gone: dict[int, Gone] | None = None) -> tuple[int, ...]:
     found = prove(said, said, gone or {}, frozenset(said) | frozenset(gone or {}))
     return found.ranks if found else ()
 
 
-def text(said: dict[int, Doing], gone: dict[int, Gone] | None = None) -> str:
+def text(said: dict[int, RankState], gone: dict[int, Gone] | None = None) -> str:
     found = prove(said, said, gone or {}, frozenset(said) | frozenset(gone or {}))
     assert found is not None
     return found.text
@@ -57,7 +59,7 @@ def test_ranks_that_wait_for_one_that_has_finished_are_stuck_and_the_text_names_
 
 
 def test_a_rank_that_serves_may_have_finished_the_cell_and_answers_all_the_same() -> None:
-    receives = Doing("waiting", Wait("recv", "7", 2, peer=0, ranks=(0, 1)), {}, {}, {})
+    receives = RankState("waiting", Wait("recv", "7", 2, peer=0, ranks=(0, 1)), {}, {}, {})
     gone = {0: Gone("finished")}
     assert stuck({0: idle(), 1: receives}, gone) == (1,)
     assert stuck({0: replace(idle(), serves=True), 1: receives}, gone) == ()
@@ -128,7 +130,7 @@ def test_a_dead_rank_has_launched_all_it_ever_will() -> None:
 
 
 def test_an_engine_that_tells_no_counts_proves_nothing() -> None:
-    said = {0: replace(waiting(), counts=None), 1: Doing("idle")}
+    said = {0: replace(waiting(), counts=None), 1: RankState("idle")}
     assert stuck(said, {1: Gone("finished")}) == ()
 
 
@@ -137,7 +139,7 @@ def test_an_engine_that_tells_no_counts_proves_nothing() -> None:
     [waiting(2), waiting(1, counts={"1": 5}), computing(), waiting(1, "broadcast")],
     ids=["the next collective", "launches elsewhere", "computing", "another kind"],
 )
-def test_a_wait_that_changes_between_two_looks_proves_nothing(later: Doing) -> None:
+def test_a_wait_that_changes_between_two_looks_proves_nothing(later: RankState) -> None:
     gone = {1: Gone("finished")}
     before = {0: waiting(), 1: idle()}
     assert prove(before, {0: later, 1: idle()}, gone, frozenset({0, 1})) is None
@@ -161,40 +163,40 @@ def test_within_backward_only_a_peer_that_never_comes_proves_anything() -> None:
 
 def test_a_receiver_waits_for_its_sender_and_a_sender_for_its_receiver() -> None:
     gone = {1: Gone("finished")}
-    receives = Doing("waiting", Wait("recv", "0", 2, peer=1), {}, {}, {})
-    assert stuck({0: receives, 1: Doing("idle", None, {}, {"0/0": 1}, {})}, gone) == (0,)
-    assert stuck({0: receives, 1: Doing("idle", None, {}, {"0/0": 2}, {})}, gone) == ()
-    sends = Doing("waiting", Wait("send", "0", 2, peer=1), {}, {}, {})
-    assert stuck({0: sends, 1: Doing("idle", None, {}, {}, {"0/0": 1})}, gone) == (0,)
-    assert stuck({0: sends, 1: Doing("idle", None, {}, {}, {"0/0": 2})}, gone) == ()
+    receives = RankState("waiting", Wait("recv", "0", 2, peer=1), {}, {}, {})
+    assert stuck({0: receives, 1: RankState("idle", None, {}, {"0/0": 1}, {})}, gone) == (0,)
+    assert stuck({0: receives, 1: RankState("idle", None, {}, {"0/0": 2}, {})}, gone) == ()
+    sends = RankState("waiting", Wait("send", "0", 2, peer=1), {}, {}, {})
+    assert stuck({0: sends, 1: RankState("idle", None, {}, {}, {"0/0": 1})}, gone) == (0,)
+    assert stuck({0: sends, 1: RankState("idle", None, {}, {}, {"0/0": 2})}, gone) == ()
 
 
 def test_two_ranks_that_both_receive_from_each_other_are_stuck_and_a_pair_is_not() -> None:
-    receives = [Doing("waiting", Wait("recv", "0", 1, peer=1 - r), {}, {}, {}) for r in (0, 1)]
+    receives = [RankState("waiting", Wait("recv", "0", 1, peer=1 - r), {}, {}, {}) for r in (0, 1)]
     assert stuck(dict(enumerate(receives))) == (0, 1)
-    sends = Doing("waiting", Wait("send", "0", 1, peer=0), {}, {}, {})
+    sends = RankState("waiting", Wait("send", "0", 1, peer=0), {}, {}, {})
     assert stuck({0: receives[0], 1: sends}) == ()
 
 
 def test_who_receives_from_anyone_is_stuck_when_nobody_is_left() -> None:
-    anyone = Doing("waiting", Wait("recv", "0", 1, ranks=(0, 1, 2)), {}, {}, {})
+    anyone = RankState("waiting", Wait("recv", "0", 1, ranks=(0, 1, 2)), {}, {}, {})
     left = {0: anyone, 1: idle(), 2: computing()}
     assert stuck(left, {1: Gone("finished")}) == ()
     assert stuck(left, {1: Gone("finished"), 2: Gone("finished")}) == (0,)
 
 
 def test_who_makes_a_group_waits_for_every_rank_of_it() -> None:
-    store = Doing("waiting", Wait("store", ""), {}, {}, {})
+    store = RankState("waiting", Wait("store", ""), {}, {}, {})
     gone = {1: Gone("finished")}
     assert stuck({0: store, 1: idle(), 2: store}, gone) == ()  # rank 2 may be about to go on
     assert stuck({0: store, 1: idle()}, gone) == (0,)
-    long = Doing("waiting", Wait("store", "", seconds=9), {}, {}, {})
+    long = RankState("waiting", Wait("store", "", seconds=9), {}, {}, {})
     assert stuck({0: long, 1: idle(), 2: long}, gone) == (0, 2)
     assert stuck({0: store, 1: idle(), 2: computing()}, gone) == ()
 
 
 def test_a_broadcast_under_way_is_given_time_before_a_circle_through_it_counts() -> None:
-    def said(seconds: float) -> dict[int, Doing]:
+    def said(seconds: float) -> dict[int, RankState]:
         return {
             # Rank 0 gets its data from rank 2, which has sent it and computes.
             0: waiting(1, "broadcast", seconds=seconds, counts={"1": 0}, ranks=(0, 1, 2)),
@@ -211,7 +213,9 @@ def test_a_broadcast_under_way_is_given_time_before_a_circle_through_it_counts()
 Program = Sequence[tuple[str, frozenset[int]]]  # (group, members)
 
 
-def run(programs: Sequence[Program], choices: Sequence[int]) -> tuple[dict[int, Doing], set[int]]:
+def run(
+    programs: Sequence[Program], choices: Sequence[int]
+) -> tuple[dict[int, RankState], set[int]]:
     """Run each rank's program as the choices say; return what the ranks say, and who is done.
 
     A choice names a rank, which launches its next collective; one that waits is left waiting.
@@ -240,7 +244,7 @@ def run(programs: Sequence[Program], choices: Sequence[int]) -> tuple[dict[int, 
             wait = Wait("all_reduce", group, launched[r][group], ranks=tuple(sorted(members)))
         elif at[r] == len(programs[r]):
             done.add(r)
-        said[r] = Doing("", wait, dict(launched[r]), {}, {})
+        said[r] = RankState("", wait, dict(launched[r]), {}, {})
     return said, done
 
 
@@ -300,16 +304,16 @@ def test_every_stuck_rank_blames_one_that_is_gone_or_stuck(
         assert all(f"rank {r}" in found.text or "ranks" in found.text for r in found.ranks)
 
 
-def message(kind: str, peer: int | None, tag: int = 0, number: int = 1, **tagged: int) -> Doing:
+def message(kind: str, peer: int | None, tag: int = 0, number: int = 1, **tagged: int) -> RankState:
     """Return a rank that waits in a message; `tagged` as it counts, "_" for "/" and no group."""
     wait = Wait(kind, "0", number, peer=peer, ranks=(0, 1, 2), tag=tag, tag_number=number)
     counted = {"0/" + key.replace("_", "/"): n for key, n in tagged.items()}
-    return Doing("waiting", wait, {"0": 0}, {}, {}, tagged=counted)
+    return RankState("waiting", wait, {"0": 0}, {}, {}, tagged=counted)
 
 
-def finished(**tagged: int) -> Doing:
+def finished(**tagged: int) -> RankState:
     counted = {"0/" + key.replace("_", "/"): n for key, n in tagged.items()}
-    return Doing("idle", None, {"0": 0}, {}, {}, tagged=counted)
+    return RankState("idle", None, {"0": 0}, {}, {}, tagged=counted)
 
 
 def test_a_send_and_a_receive_with_other_tags_are_a_deadlock_that_names_both() -> None:
@@ -325,7 +329,7 @@ def test_a_send_and_a_receive_with_other_tags_are_a_deadlock_that_names_both() -
 
 def test_a_message_whose_tag_may_still_come_is_waited_for() -> None:
     receives = message("recv", 0, 2, recv_0_2=1)
-    busy = Doing("computing", None, {"0": 0}, {}, {}, tagged={"0/send/1/1": 1})
+    busy = RankState("computing", None, {"0": 0}, {}, {}, tagged={"0/send/1/1": 1})
     assert stuck({0: busy, 1: receives}) == ()
     sent = finished(send_1_1=1, send_1_2=1)
     assert stuck({0: sent, 1: receives}, {0: Gone("finished")}) == (), "on its way"

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from nbdist.client.faults import describe
-from nbdist.client.faults.rank_state import Doing, Gone, Wait
+from nbdist.client.faults.rank_state import Gone, RankState, Wait
 
 WAIT = Wait("all_reduce", "0", 7, 8_400_000, 14.2, 9, (0, 1, 2, 3))
-WAITS = Doing("waiting", WAIT, {"0": 7})
-LOADS = Doing("computing", None, {"0": 6}, function="load_batch", line=3)
+WAITS = RankState("waiting", WAIT, {"0": 7})
+LOADS = RankState("computing", None, {"0": 6}, function="load_batch", line=3)
 
 
 def test_the_quiet_note_names_who_computes_who_waits_and_the_way_out() -> None:
@@ -26,22 +26,22 @@ def test_the_quiet_note_names_who_computes_who_waits_and_the_way_out() -> None:
 @pytest.mark.parametrize(
     ("said", "silent", "expected"),
     [
-        ({0: Doing("loading data", line=4)}, {}, "rank 0 loads data (line 4)"),
-        ({0: Doing("idle")}, {}, "rank 0 begins"),
+        ({0: RankState("loading data", line=4)}, {}, "rank 0 loads data (line 4)"),
+        ({0: RankState("idle")}, {}, "rank 0 begins"),
         ({}, {0: "stopped (SIGSTOP?)"}, "rank 0 does not answer: stopped (SIGSTOP?)"),
         ({}, {0: ""}, "rank 0 does not answer"),
-        ({0: Doing("waiting", WAIT, {"0": 7})}, {}, f"rank 0 waits in {WAIT}"),
+        ({0: RankState("waiting", WAIT, {"0": 7})}, {}, f"rank 0 waits in {WAIT}"),
     ],
 )
 def test_every_state_of_a_rank_has_its_words(
-    said: dict[int, Doing], silent: dict[int, str], expected: str
+    said: dict[int, RankState], silent: dict[int, str], expected: str
 ) -> None:
     assert describe.clauses(said, [0], {}, silent) == expected
 
 
 def test_ranks_that_wait_for_different_ones_name_them() -> None:
-    other = Doing("waiting", Wait("barrier", "1", 1, ranks=(2, 3)), {"0": 7, "1": 1})
-    said = {0: LOADS, 1: WAITS, 2: other, 3: Doing("computing", None, {"0": 7}, line=5)}
+    other = RankState("waiting", Wait("barrier", "1", 1, ranks=(2, 3)), {"0": 7, "1": 1})
+    said = {0: LOADS, 1: WAITS, 2: other, 3: RankState("computing", None, {"0": 7}, line=5)}
     assert describe.clauses(said, [0, 1, 2, 3], {}, {}) == (
         "rank 0 computes in load_batch (line 3); rank 3 computes (line 5); "
         "rank 1 waits for rank 0 in all_reduce #7 (8.4 MB, group 0), line 9; "
@@ -66,7 +66,7 @@ def test_after_a_failure_the_ranks_that_still_compute_are_named_with_what_ends_t
 
 
 def test_what_an_interrupt_has_not_stopped_is_named_with_what_a_second_one_costs() -> None:
-    text = describe.not_stopped({0: LOADS, 1: Doing("computing")}, [0, 1])
+    text = describe.not_stopped({0: LOADS, 1: RankState("computing")}, [0, 1])
     assert text == (
         "Rank 0 is still busy in load_batch (line 3). Rank 1 is still inside one long call. "
         "Wait, or interrupt again to kill them: variables that no other rank holds are lost then."
@@ -75,7 +75,7 @@ def test_what_an_interrupt_has_not_stopped_is_named_with_what_a_second_one_costs
 
 def test_a_rank_of_which_only_the_line_is_known_has_a_whole_sentence_too() -> None:
     text = describe.not_stopped(
-        {0: Doing("computing", line=2), 1: Doing("computing", line=2)}, [0, 1]
+        {0: RankState("computing", line=2), 1: RankState("computing", line=2)}, [0, 1]
     )
     assert text.startswith("Ranks 0-1 are still busy (line 2). Wait, or ")
 
@@ -83,7 +83,7 @@ def test_a_rank_of_which_only_the_line_is_known_has_a_whole_sentence_too() -> No
 def test_an_answer_of_a_rank_is_read_and_what_it_lacks_is_unknown() -> None:
     wait: dict[str, Any] = {"kind": "recv", "group": "0", "seq": 2, "bytes": 4, "seconds": 1.0}
     wait |= {"line": "/tmp/ipykernel_nbdist/ab.py:14", "is_certain": True, "peer": 1, "ranks": []}
-    doing = Doing.from_wire({"waiting": wait, "doing": "waiting", "step": 3})
+    doing = RankState.from_wire({"waiting": wait, "doing": "waiting", "step": 3})
     assert doing.wait == Wait("recv", "0", 2, 4, 1.0, 14, None, 1)
     assert doing.counts is None
     assert doing.step == 3

@@ -8,11 +8,11 @@ import pytest
 
 from nbdist.client.faults.notes import Commentary, deaf
 from nbdist.client.faults.poll import Round
-from nbdist.client.faults.rank_state import Doing, Gone, Wait
+from nbdist.client.faults.rank_state import Gone, RankState, Wait
 from tests.unit.fakes import FakeCluster
 
-WAITS = Doing("waiting", Wait("all_reduce"))
-COMPUTES = Doing("computing", line=2)
+WAITS = RankState("waiting", Wait("all_reduce"))
+COMPUTES = RankState("computing", line=2)
 
 
 class Note:
@@ -38,7 +38,7 @@ def commentary() -> tuple[Commentary, Note]:
     return Commentary(note, FakeCluster()), note
 
 
-def attend(said: Commentary, doing: dict[int, Doing], **more: Any) -> None:
+def attend(said: Commentary, doing: dict[int, RankState], **more: Any) -> None:
     now = time.monotonic()
     last = Round(began=now, said=doing)
     watch: Any = SimpleNamespace(last=last, moved_at=0.0, silent=lambda now: [])
@@ -78,7 +78,7 @@ def test_ranks_that_only_wait_are_not_named_and_so_not_killed() -> None:
         (COMPUTES, False, 2.0, 1.0, True),
         (WAITS, True, 4.0, 3.0, False),  # it is being freed
         (COMPUTES, True, 4.0, 3.0, False),  # it was freed, and is on its way
-        (Doing("computing"), False, 4.0, 3.0, False),  # it has left the cell's code
+        (RankState("computing"), False, 4.0, 3.0, False),  # it has left the cell's code
         (None, False, 4.0, 3.0, False),  # it has not answered
         (None, False, 9.0, 8.0, True),
         (WAITS, True, 9.0, 8.0, True),
@@ -86,7 +86,7 @@ def test_ranks_that_only_wait_are_not_named_and_so_not_killed() -> None:
     ],
 )
 def test_a_rank_is_deaf_when_it_says_that_it_computes_or_freeing_it_should_be_over(
-    doing: Doing | None, waited: bool, for_s: float, freed_for_s: float, expected: bool
+    doing: RankState | None, waited: bool, for_s: float, freed_for_s: float, expected: bool
 ) -> None:
     said = {} if doing is None else {0: doing}
     found = deaf([0], said, {0} if waited else set(), for_s=for_s, freed_for_s=freed_for_s)
