@@ -11,7 +11,7 @@ from nbdist.client.cells.listener import CellFailure, Collector
 from nbdist.client.cluster.processes import RankProcess
 from nbdist.client.faults import rank_errors
 from nbdist.client.faults.advice import WhatRan
-from nbdist.client.faults.rank_state import Gone
+from nbdist.client.faults.rank_state import Inactive
 from nbdist.client.faults.stderr_tail import LastOutput
 from nbdist.client.output.merge import Shown
 from nbdist.client.output.result import RankResult
@@ -22,7 +22,7 @@ from nbdist.ranks import name_ranks
 
 def gone(
     ranks: Mapping[int, RankProcess], collectors: Mapping[int, Collector], ran: WhatRan
-) -> dict[int, Gone]:
+) -> dict[int, Inactive]:
     """Return the ranks that launch nothing more in a cell, and why.
 
     Args:
@@ -35,15 +35,15 @@ def gone(
     for rank, state in ranks.items():
         collector = collectors.get(rank)
         if collector is None and state.alive:
-            found[rank] = Gone("absent", f"-r {asked.replace(' ', '')}", ran)
+            found[rank] = Inactive("absent", f"-r {asked.replace(' ', '')}", ran)
         elif collector is None:
-            found[rank] = Gone("dead", state.cause, ran)
+            found[rank] = Inactive("dead", state.cause, ran)
         elif collector.death is not None:
-            found[rank] = Gone("died", collector.death, ran)
+            found[rank] = Inactive("died", collector.death, ran)
         elif collector.failure is not None:
             found[rank] = _gone_by(failure(rank, collector.failure), ran)
         elif collector.replied:
-            found[rank] = Gone("finished", ran=ran)
+            found[rank] = Inactive("finished", ran=ran)
     return found
 
 
@@ -57,11 +57,11 @@ def is_news(collectors: Collection[Collector]) -> bool:
     return has_fault or all(c.settled for c in collectors)
 
 
-def _gone_by(failed: rank_errors.Failure, ran: WhatRan) -> Gone:
+def _gone_by(failed: rank_errors.Failure, ran: WhatRan) -> Inactive:
     if rank_errors.is_consequence(failed):
-        return Gone("freed", rank_errors.collective_of(failed), ran)
+        return Inactive("freed", rank_errors.collective_of(failed), ran)
     detail = ", ".join(filter(None, (failed.ename, rank_errors.place_of(failed))))
-    return Gone("failed", detail, ran)
+    return Inactive("failed", detail, ran)
 
 
 def rank_error(

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from nbdist.client.faults.advice import A_CELL, WhatRan
-from nbdist.client.faults.rank_state import STORE, Gone, RankState, Wait, missing_in, waiters
+from nbdist.client.faults.rank_state import STORE, Inactive, RankState, Wait, missing_in, waiters
 from nbdist.collectives import COLLECTIVES
 from nbdist.ranks import name_ranks
 
@@ -58,7 +58,7 @@ class _Need:
 def prove(
     before: Mapping[int, RankState],
     after: Mapping[int, RankState],
-    gone: Mapping[int, Gone],
+    gone: Mapping[int, Inactive],
     world: frozenset[int],
     ran: WhatRan = A_CELL,
 ) -> Deadlock | None:
@@ -100,7 +100,7 @@ def prove(
 
 
 def _lasting(
-    before: Mapping[int, RankState], after: Mapping[int, RankState], gone: Mapping[int, Gone]
+    before: Mapping[int, RankState], after: Mapping[int, RankState], gone: Mapping[int, Inactive]
 ) -> dict[int, Wait]:
     """Return the waits of running ranks that are the same at both moments."""
     found = {}
@@ -133,7 +133,7 @@ def _is_held(need: _Need, gone: frozenset[int], stuck: frozenset[int]) -> bool:
 
 
 def _tell(
-    waits: Mapping[int, Wait], blame: Mapping[int, frozenset[int]], gone: Mapping[int, Gone]
+    waits: Mapping[int, Wait], blame: Mapping[int, frozenset[int]], gone: Mapping[int, Inactive]
 ) -> str:
     """Return the sentences: first who will never come, then who waits for each other."""
     alike: dict[tuple[frozenset[int], str], set[int]] = {}
@@ -156,7 +156,7 @@ def _tell(
     return " ".join(told)
 
 
-def _never_come(peers: frozenset[int], gone: Mapping[int, Gone]) -> str:
+def _never_come(peers: frozenset[int], gone: Mapping[int, Inactive]) -> str:
     by_reason: dict[str, list[int]] = {}
     for peer in sorted(peers):
         alike = [p for p in peers if gone[p] == gone[peer]]

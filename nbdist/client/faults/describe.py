@@ -8,13 +8,13 @@ import re
 from collections.abc import Mapping, Sequence
 
 from nbdist import origins
-from nbdist.client.faults.rank_state import Gone, RankState, missing_in, waiters
+from nbdist.client.faults.rank_state import Inactive, RankState, missing_in, waiters
 from nbdist.ranks import begin_with_ranks, name_ranks
 
 _CELL_FRAME = re.compile(rf'^( *)File "{origins.CELL_FILE}"', re.MULTILINE)
 
 
-def describe(rank: int, said: Mapping[int, RankState], gone: Mapping[int, Gone]) -> str:
+def describe(rank: int, said: Mapping[int, RankState], gone: Mapping[int, Inactive]) -> str:
     """Return what one rank does, e.g. `waiting 14 s in barrier #2 (group 0) for rank 1`.
 
     Args:
@@ -33,7 +33,7 @@ def describe(rank: int, said: Mapping[int, RankState], gone: Mapping[int, Gone])
 def clauses(
     said: Mapping[int, RankState],
     running: Sequence[int],
-    gone: Mapping[int, Gone],
+    gone: Mapping[int, Inactive],
     silent: Mapping[int, str],
 ) -> str:
     """Return what the running ranks do, alike ones together, in one sentence without its end.
@@ -81,7 +81,7 @@ def quiet_note(
     quiet_s: float,
     said: Mapping[int, RankState],
     running: Sequence[int],
-    gone: Mapping[int, Gone],
+    gone: Mapping[int, Inactive],
     silent: Mapping[int, str],
 ) -> str:
     """Return the block that a cell shows when nothing has moved for a while."""
@@ -91,9 +91,9 @@ def quiet_note(
     )
 
 
-def after_failure(culprits: Mapping[int, Gone], computing: Sequence[int]) -> str:
+def after_failure(culprits: Mapping[int, Inactive], computing: Sequence[int]) -> str:
     """Return the line about ranks that still compute when another has failed or died."""
-    alike: dict[Gone, list[int]] = {}
+    alike: dict[Inactive, list[int]] = {}
     for rank, how in sorted(culprits.items()):
         alike.setdefault(how, []).append(rank)
     told = [f"{name_ranks(ranks)} {how.predicate(len(ranks))}" for how, ranks in alike.items()]

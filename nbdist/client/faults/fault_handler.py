@@ -34,7 +34,7 @@ from nbdist.client.faults.advice import WhatRan
 from nbdist.client.faults.deadlock import Deadlock
 from nbdist.client.faults.notes import Commentary, silent_ranks
 from nbdist.client.faults.poll import Poll
-from nbdist.client.faults.rank_state import MEETING, Gone
+from nbdist.client.faults.rank_state import MEETING, Inactive
 from nbdist.client.faults.recovery import repair
 from nbdist.client.faults.repair_report import Repaired
 from nbdist.client.faults.stderr_tail import LastOutput
@@ -141,7 +141,7 @@ class FaultHandler:
         self._cluster.requests.interrupt(rank, self._sent[rank])
 
     def attend(
-        self, running: list[int], gone: Mapping[int, Gone], heard_at: Mapping[int, float]
+        self, running: list[int], gone: Mapping[int, Inactive], heard_at: Mapping[int, float]
     ) -> None:
         """Do what is due by now; called from the cell's loop, see `next_due`.
 
@@ -194,14 +194,14 @@ class FaultHandler:
         is_urgent = self._failed_at is not None or bool(self._told)
         return 0.02 if is_urgent and not self.cut else 0.1
 
-    def what_they_do(self, running: list[int], gone: Mapping[int, Gone]) -> str:
+    def what_they_do(self, running: list[int], gone: Mapping[int, Inactive]) -> str:
         """Ask all ranks now, and return what the running ones do in a sentence's words."""
         self._watch.ask_now(self._cluster.living(), gone, _TIMEOUT_ASK_S)
         silent = silent_ranks(self._watch, self._cluster, time.monotonic())
         return describe.clauses(self._watch.last.said, running, gone, silent)
 
     def _interval(
-        self, gone: Mapping[int, Gone], heard_at: Mapping[int, float], now: float
+        self, gone: Mapping[int, Inactive], heard_at: Mapping[int, float], now: float
     ) -> float:
         """Return how many seconds after the last answers the ranks are asked again."""
         if (self._failed_at is not None or self._told) and not self.cut:

@@ -15,7 +15,7 @@ from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.processes import RankProcess
 from nbdist.client.faults import describe
 from nbdist.client.faults.poll import Poll
-from nbdist.client.faults.rank_state import Gone, RankState
+from nbdist.client.faults.rank_state import Inactive, RankState
 from nbdist.client.output.live_text import LiveText
 from nbdist.ranks import begin_with_ranks
 
@@ -57,10 +57,10 @@ class Commentary:
         self,
         watch: Poll,
         running: list[int],
-        gone: Mapping[int, Gone],
+        gone: Mapping[int, Inactive],
         *,
         quiet_since: float | None,
-        culprits: Mapping[int, Gone],
+        culprits: Mapping[int, Inactive],
         failed_at: float | None,
         interrupted_at: float | None,
         cut_at: float | None,
@@ -135,7 +135,7 @@ class Commentary:
         self,
         watch: Poll,
         running: list[int],
-        gone: Mapping[int, Gone],
+        gone: Mapping[int, Inactive],
         since: float | None,
         now: float,
     ) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from nbdist.client.faults.advice import A_CELL, WhatRan
 from nbdist.client.faults.deadlock import Deadlock, prove
-from nbdist.client.faults.rank_state import Gone, RankState
+from nbdist.client.faults.rank_state import Inactive, RankState
 
 _ROUND_S = 1.0  # a rank that has not answered by then is left out
 _APART_S = 0.3  # between the two rounds of a proof
@@ -26,7 +26,7 @@ class Round:
 
     began: float = 0.0
     ended: float = 0.0
-    gone: Mapping[int, Gone] = field(default_factory=dict)
+    gone: Mapping[int, Inactive] = field(default_factory=dict)
     said: Mapping[int, RankState] = field(default_factory=dict)
 
 
@@ -46,7 +46,7 @@ class Poll:
         self._asked_at = dict[int, float]()
         self._round: list[int] = []
         self._began = 0.0
-        self._gone: dict[int, Gone] = {}
+        self._gone: dict[int, Inactive] = {}
         self._moved_at = time.monotonic()
 
     @property
@@ -55,7 +55,7 @@ class Poll:
         return self._moved_at
 
     def attend(
-        self, ranks: Iterable[int], gone: Mapping[int, Gone], every_s: float, now: float
+        self, ranks: Iterable[int], gone: Mapping[int, Inactive], every_s: float, now: float
     ) -> bool:
         """Collect answers, and ask again when it is time; return whether a round has just ended.
 
@@ -75,7 +75,7 @@ class Poll:
         self._end(now)
         return True
 
-    def ask_now(self, ranks: Iterable[int], gone: Mapping[int, Gone], timeout_s: float) -> None:
+    def ask_now(self, ranks: Iterable[int], gone: Mapping[int, Inactive], timeout_s: float) -> None:
         """Ask at once, and wait for the answers; the main thread does nothing else meanwhile.
 
         A rank that was asked a moment ago gives that answer first.
@@ -118,7 +118,7 @@ class Poll:
             if not future.done() and now > self._asked_at[rank] + _ROUND_S
         )
 
-    def _begin(self, ranks: Iterable[int], gone: Mapping[int, Gone], now: float) -> None:
+    def _begin(self, ranks: Iterable[int], gone: Mapping[int, Inactive], now: float) -> None:
         self._began, self._gone, self._round = now, dict(gone), []
         for rank in ranks:
             owed = self._open.get(rank)

@@ -129,7 +129,7 @@ class RankState:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class Inactive:
     """Why a rank launches nothing more in this cell; `detail` is said in brackets.
 
     `dead` are ranks that were so before the cell began, and are not in it. `freed` are ranks whose
@@ -168,7 +168,7 @@ def members(wait: Wait, world: frozenset[int]) -> frozenset[int]:
 
 
 def missing_in(
-    rank: int, doing: Mapping[int, RankState], gone: Mapping[int, Gone], world: frozenset[int]
+    rank: int, doing: Mapping[int, RankState], gone: Mapping[int, Inactive], world: frozenset[int]
 ) -> frozenset[int]:
     """Return whom `rank` waits for: the ranks that are not where it waits.
 
@@ -197,7 +197,7 @@ def _is_known(
     rank: int,
     wait: Wait,
     doing: Mapping[int, RankState],
-    gone: Mapping[int, Gone],
+    gone: Mapping[int, Inactive],
     others: frozenset[int],
 ) -> bool:
     """Return whether none of `others` can have done already what one of them has to do."""
@@ -216,7 +216,7 @@ def _is_known(
     return left < wait.tag_number
 
 
-def _is_dead(peer: int, gone: Mapping[int, Gone]) -> bool:
+def _is_dead(peer: int, gone: Mapping[int, Inactive]) -> bool:
     return peer in gone and gone[peer].why in ("died", "dead")
 
 
@@ -230,7 +230,7 @@ def _sent(tagged: Mapping[str, int], wait: Wait, to: int) -> int:
 
 
 def _is_missing(
-    peer: int, wait: Wait, rank: int, there: RankState | None, gone: Mapping[int, Gone]
+    peer: int, wait: Wait, rank: int, there: RankState | None, gone: Mapping[int, Inactive]
 ) -> bool:
     if there is None:
         return _is_dead(peer, gone)

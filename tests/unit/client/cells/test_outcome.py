@@ -4,7 +4,7 @@ from nbdist.client.cells.listener import CellFailure as Told
 from nbdist.client.cells.listener import Collector
 from nbdist.client.cells.outcome import gone, is_news
 from nbdist.client.faults.advice import A_CELL
-from nbdist.client.faults.rank_state import Gone
+from nbdist.client.faults.rank_state import Inactive
 from nbdist.client.output.live_text import LiveText
 from nbdist.client.output.slots import Slots
 from tests.unit.fakes import FakeCluster
@@ -16,7 +16,7 @@ def test_a_rank_whose_peer_went_away_was_freed_and_has_not_failed() -> None:
     collectors[0].failure = Told("RuntimeError", closed, (), 1.0)
     collectors[1].failure = Told("ValueError", "no", (), 1.0)
     found = gone(FakeCluster(n=2).ranks, collectors, A_CELL)
-    assert found == {0: Gone("freed", "a collective"), 1: Gone("failed", "ValueError")}
+    assert found == {0: Inactive("freed", "a collective"), 1: Inactive("failed", "ValueError")}
     assert found[0].predicate(1) == "was released while waiting in a collective"
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.client.faults.deadlock import prove
-from nbdist.client.faults.rank_state import Gone, RankState, Wait
+from nbdist.client.faults.rank_state import Inactive, RankState, Wait
 
 WORLD4 = frozenset(range(4))
 
@@ -36,12 +36,12 @@ def idle(world: int = 0) -> RankState:
     return RankState("idle", None, {"0": world}, {}, {})
 
 
-def stuck(said: dict[int, RankState], gone: dict[int, Gone] | None = None) -> tuple[int, ...]:
+def stuck(said: dict[int, RankState], gone: dict[int, Inactive] | None = None) -> tuple[int, ...]:
     found = prove(said, said, gone or {}, frozenset(said) | frozenset(gone or {}))
     return found.ranks if found else ()
 
 
-def text(said: dict[int, RankState], gone: dict[int, Gone] | None = None) -> str:
+def text(said: dict[int, RankState], gone: dict[int, Inactive] | None = None) -> str:
     found = prove(said, said, gone or {}, frozenset(said) | frozenset(gone or {}))
     assert found is not None
     return found.text
@@ -50,7 +50,7 @@ def text(said: dict[int, RankState], gone: dict[int, Gone] | None = None) -> str
 def test_ranks_that_wait_for_one_that_has_finished_are_stuck_and_the_text_names_both() -> None:
     wait = waiting(12, group="dp", bytes=8_400_000, line=14, ranks=(0, 1, 2, 3))
     said = {0: wait, 1: idle(11), 2: wait, 3: wait}
-    gone = {1: Gone("finished")}
+    gone = {1: Inactive("finished")}
     assert stuck(said, gone) == (0, 2, 3)
     assert text(said, gone) == (
         "rank 1 has finished the cell; "
@@ -60,14 +60,14 @@ def test_ranks_that_wait_for_one_that_has_finished_are_stuck_and_the_text_names_
 
 def test_a_rank_that_serves_may_have_finished_the_cell_and_answers_all_the_same() -> None:
     receives = RankState("waiting", Wait("recv", "7", 2, peer=0, ranks=(0, 1)), {}, {}, {})
-    gone = {0: Gone("finished")}
+    gone = {0: Inactive("finished")}
     assert stuck({0: idle(), 1: receives}, gone) == (1,)
     assert stuck({0: replace(idle(), serves=True), 1: receives}, gone) == ()
 
 
 def test_a_rank_that_is_not_in_the_cell_is_named_with_the_ranks_that_are() -> None:
     said = {0: waiting(), 1: idle()}
-    found = prove(said, said, {1: Gone("absent", "-r 0")}, frozenset({0, 1}))
+    found = prove(said, said, {1: Inactive("absent", "-r 0")}, frozenset({0, 1}))
     assert found is not None
     assert found.text == (
         "rank 1 is not in this cell (-r 0); rank 0 waits for it in all_reduce #1 (group 0)."
@@ -111,27 +111,27 @@ def test_who_waits_for_a_stuck_rank_is_stuck_too() -> None:
         1: waiting(1, counts={"2": 0}, ranks=(0, 1)),
         2: waiting(1, group="2", ranks=(1, 2)),
     }
-    gone = {0: Gone("finished")}
+    gone = {0: Inactive("finished")}
     assert stuck(said, gone) == (1, 2)
     assert text(said, gone).endswith("rank 2 waits for rank 1 in all_reduce #1 (group 2).")
 
 
 def test_ranks_that_have_all_launched_only_wait_for_the_bytes() -> None:
     assert stuck({0: waiting(), 1: waiting()}) == ()
-    assert stuck({0: waiting(), 1: idle(1)}, {1: Gone("finished")}) == ()
+    assert stuck({0: waiting(), 1: idle(1)}, {1: Inactive("finished")}) == ()
 
 
 def test_nothing_is_concluded_about_a_rank_that_has_not_answered() -> None:
-    assert stuck({0: waiting(ranks=(0, 1))}, {1: Gone("finished")}) == ()
+    assert stuck({0: waiting(ranks=(0, 1))}, {1: Inactive("finished")}) == ()
 
 
 def test_a_dead_rank_has_launched_all_it_ever_will() -> None:
-    assert stuck({0: waiting(ranks=(0, 1))}, {1: Gone("dead", "killed by SIGKILL")}) == (0,)
+    assert stuck({0: waiting(ranks=(0, 1))}, {1: Inactive("dead", "killed by SIGKILL")}) == (0,)
 
 
 def test_an_engine_that_tells_no_counts_proves_nothing() -> None:
     said = {0: replace(waiting(), counts=None), 1: RankState("idle")}
-    assert stuck(said, {1: Gone("finished")}) == ()
+    assert stuck(said, {1: Inactive("finished")}) == ()
 
 
 @pytest.mark.parametrize(
@@ -140,13 +140,13 @@ def test_an_engine_that_tells_no_counts_proves_nothing() -> None:
     ids=["the next collective", "launches elsewhere", "computing", "another kind"],
 )
 def test_a_wait_that_changes_between_two_looks_proves_nothing(later: RankState) -> None:
-    gone = {1: Gone("finished")}
+    gone = {1: Inactive("finished")}
     before = {0: waiting(), 1: idle()}
     assert prove(before, {0: later, 1: idle()}, gone, frozenset({0, 1})) is None
 
 
 def test_who_has_come_to_wait_between_two_looks_is_named_too() -> None:
-    gone = {1: Gone("finished")}
+    gone = {1: Inactive("finished")}
     before = {0: waiting(), 1: idle(), 2: computing()}
     found = prove(before, {**before, 2: waiting()}, gone, frozenset({0, 1, 2}))
     assert found is not None
@@ -156,13 +156,13 @@ def test_who_has_come_to_wait_between_two_looks_is_named_too() -> None:
 
 def test_within_backward_only_a_peer_that_never_comes_proves_anything() -> None:
     maybe = waiting(1, is_certain=False)
-    assert stuck({0: maybe, 1: idle()}, {1: Gone("finished")}) == (0,)
+    assert stuck({0: maybe, 1: idle()}, {1: Inactive("finished")}) == (0,)
     crossed = {0: maybe, 1: waiting(1, group="1", ranks=(0, 1), counts={"0": 0})}
     assert stuck(crossed) == ()
 
 
 def test_a_receiver_waits_for_its_sender_and_a_sender_for_its_receiver() -> None:
-    gone = {1: Gone("finished")}
+    gone = {1: Inactive("finished")}
     receives = RankState("waiting", Wait("recv", "0", 2, peer=1), {}, {}, {})
     assert stuck({0: receives, 1: RankState("idle", None, {}, {"0/0": 1}, {})}, gone) == (0,)
     assert stuck({0: receives, 1: RankState("idle", None, {}, {"0/0": 2}, {})}, gone) == ()
@@ -181,13 +181,13 @@ def test_two_ranks_that_both_receive_from_each_other_are_stuck_and_a_pair_is_not
 def test_who_receives_from_anyone_is_stuck_when_nobody_is_left() -> None:
     anyone = RankState("waiting", Wait("recv", "0", 1, ranks=(0, 1, 2)), {}, {}, {})
     left = {0: anyone, 1: idle(), 2: computing()}
-    assert stuck(left, {1: Gone("finished")}) == ()
-    assert stuck(left, {1: Gone("finished"), 2: Gone("finished")}) == (0,)
+    assert stuck(left, {1: Inactive("finished")}) == ()
+    assert stuck(left, {1: Inactive("finished"), 2: Inactive("finished")}) == (0,)
 
 
 def test_who_makes_a_group_waits_for_every_rank_of_it() -> None:
     store = RankState("waiting", Wait("store", ""), {}, {}, {})
-    gone = {1: Gone("finished")}
+    gone = {1: Inactive("finished")}
     assert stuck({0: store, 1: idle(), 2: store}, gone) == ()  # rank 2 may be about to go on
     assert stuck({0: store, 1: idle()}, gone) == (0,)
     long = RankState("waiting", Wait("store", "", seconds=9), {}, {}, {})
@@ -265,7 +265,7 @@ def test_a_program_that_can_go_on_is_never_called_stuck(
     order: Program, schedule: list[int]
 ) -> None:
     said, done = run(shares(order), schedule)
-    assert stuck(said, {rank: Gone("finished") for rank in done}) == ()
+    assert stuck(said, {rank: Inactive("finished") for rank in done}) == ()
 
 
 @given(st.lists(orders, min_size=4, max_size=4))
@@ -274,7 +274,7 @@ def test_of_programs_that_have_come_to_a_halt_exactly_the_unfinished_are_stuck(
 ) -> None:
     parts = [[c for c in program if r in c[1]] for r, program in enumerate(programs)]
     said, done = run(parts, list(range(4)) * 40)
-    gone = {rank: Gone("finished") for rank in done}
+    gone = {rank: Inactive("finished") for rank in done}
     assert set(stuck(said, gone)) == set(range(4)) - done
 
 
@@ -284,9 +284,9 @@ def test_the_stuck_stay_so_whatever_the_others_do_next(
 ) -> None:
     parts = [[c for c in program if r in c[1]] for r, program in enumerate(programs)]
     said, done = run(parts, schedule)
-    now = stuck(said, {rank: Gone("finished") for rank in done})
+    now = stuck(said, {rank: Inactive("finished") for rank in done})
     later, done = run(parts, [*schedule, *list(range(4)) * 40])
-    assert set(now) <= set(stuck(later, {rank: Gone("finished") for rank in done}))
+    assert set(now) <= set(stuck(later, {rank: Inactive("finished") for rank in done}))
     assert all(later[rank].wait == said[rank].wait for rank in now)
 
 
@@ -296,7 +296,7 @@ def test_every_stuck_rank_blames_one_that_is_gone_or_stuck(
 ) -> None:
     parts = [[c for c in program if r in c[1]] for r, program in enumerate(programs)]
     said, done = run(parts, schedule)
-    found = prove(said, said, {rank: Gone("finished") for rank in done}, WORLD4)
+    found = prove(said, said, {rank: Inactive("finished") for rank in done}, WORLD4)
     if found is not None:
         for peers in found.waits_for.values():
             assert peers
@@ -332,14 +332,14 @@ def test_a_message_whose_tag_may_still_come_is_waited_for() -> None:
     busy = RankState("computing", None, {"0": 0}, {}, {}, tagged={"0/send/1/1": 1})
     assert stuck({0: busy, 1: receives}) == ()
     sent = finished(send_1_1=1, send_1_2=1)
-    assert stuck({0: sent, 1: receives}, {0: Gone("finished")}) == (), "on its way"
+    assert stuck({0: sent, 1: receives}, {0: Inactive("finished")}) == (), "on its way"
     only_another = finished(send_1_1=1)
-    assert stuck({0: only_another, 1: receives}, {0: Gone("finished")}) == (1,)
+    assert stuck({0: only_another, 1: receives}, {0: Inactive("finished")}) == (1,)
 
 
 def test_a_receive_from_any_source_is_stuck_when_nobody_can_send_any_more() -> None:
     receives = message("recv", None, 5, recv_any_5=1)
-    gone = {1: Gone("finished"), 2: Gone("finished")}
+    gone = {1: Inactive("finished"), 2: Inactive("finished")}
     assert stuck({0: receives, 1: finished(), 2: finished()}, gone) == (0,)
     assert stuck({0: receives, 1: finished(), 2: finished(send_0_4=1)}, gone) == (0,)
     assert stuck({0: receives, 1: finished(), 2: finished(send_0_5=1)}, gone) == (), "on its way"
@@ -348,8 +348,8 @@ def test_a_receive_from_any_source_is_stuck_when_nobody_can_send_any_more() -> N
 def test_a_receive_from_any_source_may_get_what_a_silent_rank_has_sent() -> None:
     receives = message("recv", None, 5, recv_any_5=1)
     said = {0: receives, 1: finished()}
-    assert prove(said, said, {1: Gone("finished")}, frozenset(range(3))) is None
-    found = prove(said, said, {1: Gone("finished"), 2: Gone("died")}, frozenset(range(3)))
+    assert prove(said, said, {1: Inactive("finished")}, frozenset(range(3))) is None
+    found = prove(said, said, {1: Inactive("finished"), 2: Inactive("died")}, frozenset(range(3)))
     assert found is not None
 
 
@@ -359,4 +359,4 @@ def test_a_large_message_that_a_receive_from_any_source_takes_is_no_deadlock() -
         1: message("send", 0, send_0_0=1),
         2: finished(),
     }
-    assert stuck(said, {2: Gone("finished")}) == ()
+    assert stuck(said, {2: Inactive("finished")}) == ()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from nbdist.client.faults import describe
-from nbdist.client.faults.rank_state import Gone, RankState, Wait
+from nbdist.client.faults.rank_state import Inactive, RankState, Wait
 
 WAIT = Wait("all_reduce", "0", 7, 8_400_000, 14.2, 9, (0, 1, 2, 3))
 WAITS = RankState("waiting", WAIT, {"0": 7})
@@ -58,7 +58,7 @@ def test_a_rank_is_described_in_a_few_words() -> None:
 
 
 def test_after_a_failure_the_ranks_that_still_compute_are_named_with_what_ends_them() -> None:
-    culprits = {1: Gone("failed", "ValueError, cell 7, line 3")}
+    culprits = {1: Inactive("failed", "ValueError, cell 7, line 3")}
     assert describe.after_failure(culprits, [2]) == (
         "rank 1 failed (ValueError, cell 7, line 3); rank 2 still computes and stops at its next "
         "collective or the cell's end."

@@ -8,7 +8,7 @@ import pytest
 
 from nbdist.client.faults.notes import Commentary, deaf
 from nbdist.client.faults.poll import Round
-from nbdist.client.faults.rank_state import Gone, RankState, Wait
+from nbdist.client.faults.rank_state import Inactive, RankState, Wait
 from tests.unit.fakes import FakeCluster
 
 WAITS = RankState("waiting", Wait("all_reduce"))
@@ -113,7 +113,7 @@ def test_where_nothing_is_live_a_deaf_rank_is_named_once() -> None:
 
 def test_ranks_that_wait_do_not_still_compute() -> None:
     said, note = commentary()
-    failed = {"failed_at": time.monotonic() - 60, "culprits": {1: Gone("died", "SIGKILL")}}
+    failed = {"failed_at": time.monotonic() - 60, "culprits": {1: Inactive("died", "SIGKILL")}}
     attend(said, {0: WAITS, 2: COMPUTES}, **failed)
     assert note.text is not None
     assert note.text.startswith("rank 1 died (SIGKILL); rank 2 still computes")

@@ -6,10 +6,10 @@ from concurrent.futures import Future
 from typing import Any
 
 from nbdist.client.faults.poll import Poll
-from nbdist.client.faults.rank_state import Gone
+from nbdist.client.faults.rank_state import Inactive
 
 WORLD = frozenset({0, 1})
-FINISHED = {1: Gone("finished")}
+FINISHED = {1: Inactive("finished")}
 
 
 def answer(counts: int, *, waits: bool) -> dict[str, Any]:

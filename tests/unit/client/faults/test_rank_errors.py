@@ -22,7 +22,7 @@ from nbdist.client.faults.rank_errors import (
     plain,
     rank_error,
 )
-from nbdist.client.faults.rank_state import Gone
+from nbdist.client.faults.rank_state import Inactive
 from nbdist.errors import RankError
 from nbdist.gpu_errors import explain
 from tests.unit.test_gpu_errors import ASSERT, EMBEDDING
@@ -457,8 +457,8 @@ def test_a_script_that_was_interrupted_or_lost_a_rank_is_told_of_as_a_script() -
     assert "loaders" not in f"{script.retry} {A_CELL.retry}"  # it says so where they have begun
     assert script.loops(unchanged=True).startswith("%dist run train.py again: it starts over")
     assert script.make_again().startswith("%dist run train.py again: what it creates itself,")
-    assert Gone("finished", ran=script).predicate(1) == "has finished train.py"
-    assert Gone("absent", "-r 0", script).predicate(2) == "are not in train.py (-r 0)"
+    assert Inactive("finished", ran=script).predicate(1) == "has finished train.py"
+    assert Inactive("absent", "-r 0", script).predicate(2) == "are not in train.py (-r 0)"
 
 
 def test_what_was_a_model_begins_anew_and_other_things_are_made_for_a_retry() -> None:
