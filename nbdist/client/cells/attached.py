@@ -15,7 +15,7 @@ from concurrent.futures import Future, wait
 from typing import Any, Final
 
 from nbdist import wire
-from nbdist.client.cells.listener import Collector
+from nbdist.client.cells.listener import RankListener
 from nbdist.client.cells.run import CellRun
 from nbdist.client.cluster.connection import Message
 from nbdist.client.output.terminal import RankOutput
@@ -33,7 +33,7 @@ _LOST = {"status": "aborted"}
 class Missed:
     """What one rank has sent before we listened, put before what it sends from now on."""
 
-    def __init__(self, collector: Collector) -> None:
+    def __init__(self, collector: RankListener) -> None:
         """Begin to hold what comes."""
         self._collector = collector
         self._lock = threading.Lock()

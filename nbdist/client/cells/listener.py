@@ -31,7 +31,7 @@ class CellFailure:
     at: float
 
 
-class Collector:
+class RankListener:
     """One rank's part of one cell. `failure` and `death` say what went wrong, if anything.
 
     `heard_at` is `time.monotonic()` of the rank's last message that comes of what the cell does.

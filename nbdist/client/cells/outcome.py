@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from nbdist import gpu_errors, plain
-from nbdist.client.cells.listener import CellFailure, Collector
+from nbdist.client.cells.listener import CellFailure, RankListener
 from nbdist.client.cluster.processes import RankProcess
 from nbdist.client.faults import rank_errors
 from nbdist.client.faults.advice import WhatRan
@@ -21,7 +21,7 @@ from nbdist.ranks import name_ranks
 
 
 def gone(
-    ranks: Mapping[int, RankProcess], collectors: Mapping[int, Collector], ran: WhatRan
+    ranks: Mapping[int, RankProcess], collectors: Mapping[int, RankListener], ran: WhatRan
 ) -> dict[int, Inactive]:
     """Return the ranks that launch nothing more in a cell, and why.
 
@@ -47,7 +47,7 @@ def gone(
     return found
 
 
-def is_news(collectors: Collection[Collector]) -> bool:
+def is_news(collectors: Collection[RankListener]) -> bool:
     """Return whether there is more to do than to wait on: a rank has failed, or all have settled.
 
     Args:
@@ -65,7 +65,7 @@ def _gone_by(failed: rank_errors.Failure, ran: WhatRan) -> Inactive:
 
 
 def rank_error(
-    collectors: Mapping[int, Collector],
+    collectors: Mapping[int, RankListener],
     ranks: Mapping[int, RankProcess],
     *,
     last_words: Callable[[int], LastOutput],
@@ -106,13 +106,13 @@ def rank_error(
     )
 
 
-def in_loops(collectors: Mapping[int, Collector]) -> bool:
+def in_loops(collectors: Mapping[int, RankListener]) -> bool:
     """Return whether loops of the cell would begin anew, were it run by hand."""
     return any(collector.summary.in_loops for collector in collectors.values())
 
 
 def beside_interrupt(
-    collectors: Mapping[int, Collector],
+    collectors: Mapping[int, RankListener],
     *,
     last_words: Callable[[int], LastOutput],
     killed: Sequence[int],
@@ -125,7 +125,7 @@ def beside_interrupt(
 
 
 def _deaths(
-    collectors: Mapping[int, Collector], last_words: Callable[[int], LastOutput]
+    collectors: Mapping[int, RankListener], last_words: Callable[[int], LastOutput]
 ) -> list[rank_errors.Death]:
     found = []
     for rank, collector in collectors.items():
@@ -140,7 +140,7 @@ def places(ranks: Mapping[int, RankProcess]) -> dict[int, str]:
     return {rank: f"{state.host}, {state.device}" for rank, state in ranks.items()}
 
 
-def result(collector: Collector, output: RankOutput) -> RankResult:
+def result(collector: RankListener, output: RankOutput) -> RankResult:
     """Return what one rank gave."""
     summary = collector.summary
     value = summary.value_repr if summary.value_repr is not None else plain.decode(summary.value)
@@ -160,7 +160,7 @@ def result(collector: Collector, output: RankOutput) -> RankResult:
 
 
 def failures(
-    collectors: Mapping[int, Collector], last_words: Callable[[int], LastOutput]
+    collectors: Mapping[int, RankListener], last_words: Callable[[int], LastOutput]
 ) -> list[rank_errors.Failure]:
     """Return the errors of the ranks that raised, with what of a GPU is known of them."""
     found = []

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from nbdist import origins, plain, wire
 from nbdist.client.cells import outcome as outcomes
 from nbdist.client.cells.interrupts import Interrupts
-from nbdist.client.cells.listener import Collector
+from nbdist.client.cells.listener import RankListener
 from nbdist.client.cells.request import CellAttempt
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.requests import RankDiedError
@@ -42,7 +42,7 @@ class Outcome:
     `error` is what to raise: a RankError, a ClusterError, a KeyboardInterrupt, or None.
     """
 
-    collectors: dict[int, Collector]
+    collectors: dict[int, RankListener]
     text: LiveText
     error: BaseException | None = None
     repaired: Repaired = field(default_factory=Repaired)
@@ -101,7 +101,7 @@ class CellRun:
         self._faults = FaultHandler(cluster, self._live, self._sent, request.ran)
         self._leaving = Leaving(cluster, self._live, request.ran)
         self._collectors = {
-            rank: Collector(rank, self._live, telemetry.receive, self._on_news)
+            rank: RankListener(rank, self._live, telemetry.receive, self._on_news)
             for rank in request.ranks
         }
 
@@ -156,7 +156,7 @@ class CellRun:
     def _send(
         self,
         rank: int,
-        collector: Collector,
+        collector: RankListener,
         options: Mapping[str, Any],
         outbox: list[Callable[[], None]] | None = None,
     ) -> None:

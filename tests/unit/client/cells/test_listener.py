@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from nbdist import wire
-from nbdist.client.cells.listener import Collector
+from nbdist.client.cells.listener import RankListener
 from nbdist.client.cluster.connection import Message
 from nbdist.client.output.live_text import LiveText
 from nbdist.client.output.slots import Slots
@@ -18,7 +18,7 @@ class Heard:
         self.batches: list[wire.Batch] = []
         self.news = 0
         self.text = LiveText(Slots(live=False), [0])
-        self.collector = Collector(0, self.text, self.batches.append, self.count)
+        self.collector = RankListener(0, self.text, self.batches.append, self.count)
 
     def count(self) -> None:
         self.news += 1

@@ -1,7 +1,7 @@
 """What ranks told of a cell, and what that means for those that still run it."""
 
 from nbdist.client.cells.listener import CellFailure as Told
-from nbdist.client.cells.listener import Collector
+from nbdist.client.cells.listener import RankListener
 from nbdist.client.cells.outcome import gone, is_news
 from nbdist.client.faults.advice import A_CELL
 from nbdist.client.faults.rank_state import Inactive
@@ -37,5 +37,5 @@ def test_a_failure_and_a_death_are_news_at_once() -> None:
         assert is_news([first, second])
 
 
-def _collectors() -> list[Collector]:
-    return [Collector(rank, LiveText(Slots(False), [rank]), print, print) for rank in (0, 1)]
+def _collectors() -> list[RankListener]:
+    return [RankListener(rank, LiveText(Slots(False), [rank]), print, print) for rank in (0, 1)]
