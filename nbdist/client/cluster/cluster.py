@@ -35,7 +35,7 @@ from nbdist.client.cluster.memory import ClusterMemory
 from nbdist.client.cluster.network import check_connection
 from nbdist.client.cluster.patience import sleeping_s
 from nbdist.client.cluster.process_group import Answers, ProcessGroup
-from nbdist.client.cluster.processes import RankProcess, Roster, describe_end
+from nbdist.client.cluster.processes import Processes, RankProcess, describe_end
 from nbdist.client.cluster.requests import Requests
 from nbdist.errors import ClusterError, StartError
 from nbdist.options import ClusterOptions
@@ -71,7 +71,7 @@ class Cluster:
         self._place = current_folder()
         self._connection: Connection | None = None
         self._folder: ControllerFolder | None = None
-        self._roster = Roster()
+        self._roster = Processes()
         self.requests = Requests()
         self.group = ProcessGroup(
             self.requests, self.events, self.living, self._wake, self._sleeping_s

@@ -41,7 +41,7 @@ class RankProcess:
         return self.exit_status is None
 
 
-class Roster:
+class Processes:
     """The ranks by number. A process may end before the one who started it knows its pid."""
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from nbdist.client.cluster.launchers.base import Started
-from nbdist.client.cluster.processes import Roster, describe_end
+from nbdist.client.cluster.processes import Processes, describe_end
 from nbdist.host import oom
 
 
@@ -21,7 +21,7 @@ def test_a_death_is_told_by_its_cause_alone(status: int, evidence: str, told: st
 
 
 def test_a_rank_that_ends_is_dead_with_its_cause() -> None:
-    roster = Roster()
+    roster = Processes()
     roster.expect([0, 1])
     for rank in (0, 1):
         roster.came(rank, Started(100 + rank, host="here"))
@@ -31,7 +31,7 @@ def test_a_rank_that_ends_is_dead_with_its_cause() -> None:
 
 
 def test_a_process_that_ends_before_its_pid_is_known_comes_dead() -> None:
-    roster = Roster()
+    roster = Processes()
     roster.expect([0])
     assert not roster.ended(0, 1, "exit code 1")
     roster.came(0, Started(100, host="here"))
@@ -39,7 +39,7 @@ def test_a_process_that_ends_before_its_pid_is_known_comes_dead() -> None:
 
 
 def test_the_end_of_an_earlier_start_says_nothing_of_the_next() -> None:
-    roster = Roster()
+    roster = Processes()
     roster.expect([0])
     roster.ended(0, 1, "exit code 1")
     roster.expect([0])
