@@ -17,7 +17,7 @@ from nbdist.client.cluster.folders import living_logs
 from nbdist.client.cluster.launchers.detached import attached_launcher
 from nbdist.client.notebook import current
 from nbdist.client.notebook.log_file import log_to
-from nbdist.client.session.cell_context import Showing
+from nbdist.client.session.cell_context import CellContext
 from nbdist.client.session.session import Session
 from nbdist.errors import ClusterError
 
@@ -74,7 +74,7 @@ def _session(
     except BaseException:
         cluster.leave()
         raise
-    showing = Showing(Path(of_session.pop("folder")), **of_session)
+    showing = CellContext(Path(of_session.pop("folder")), **of_session)
     session = Session(cluster, showing, str(cluster.options))
     session.go_on(name, memory, launcher.remember)
     current.keep(launcher, f"attached {name}")

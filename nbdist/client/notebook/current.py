@@ -30,7 +30,7 @@ from nbdist.client.cluster.launchers.base import (
 from nbdist.client.cluster.launchers.open_files import require_files_to_start
 from nbdist.client.cluster.network import choose_address, has_curve, look_at_interfaces
 from nbdist.client.notebook.log_file import log_to
-from nbdist.client.session.cell_context import Showing
+from nbdist.client.session.cell_context import CellContext
 from nbdist.client.session.session import Session
 from nbdist.client.session.status import Status
 from nbdist.client.session.terminal_requests import TerminalRequests
@@ -135,7 +135,7 @@ def show_board(
     if _current is not None:
         _current.show_board(view, run=run, interactive=interactive)
     else:
-        showing = Showing(project_folder(current_folder()), None, theme, opens_on)
+        showing = CellContext(project_folder(current_folder()), None, theme, opens_on)
         showing.show_board(view, run, interactive=interactive)
 
 
@@ -369,7 +369,7 @@ def start(
             (say or print)(_on_cpu(found.get("no_gpu", "")))
         cluster.start(options)
         with hold_interrupts():
-            showing = Showing(folder, tracking_uri, theme, view)
+            showing = CellContext(folder, tracking_uri, theme, view)
             running = session = Session(cluster, showing, str(cluster.options))
             if name:
                 session.detach(name, str(place or folder))

@@ -46,7 +46,7 @@ _CLOSE_TIMEOUT_S = 2.0
 _MOST_CELLS = 500
 
 
-class Showing:
+class CellContext:
     """What a session's cells have in common: where runs go, how things look."""
 
     def __init__(
@@ -304,7 +304,7 @@ class Showing:
         return attached_run(self.folder.absolute(), number, kernels, since_s)
 
     def memory(self) -> dict[str, Any]:
-        """Return what `Showing` takes, for another kernel; without the server's password."""
+        """Return what `CellContext` takes, for another kernel; without the server's password."""
         from nbdist.client.tracking.settings import split_password
 
         uri = None if self.tracking_uri is None else split_password(self.tracking_uri)[0]

@@ -29,7 +29,7 @@ from nbdist.client.metrics.profile.collectives import Heard
 from nbdist.client.metrics.profile.gather import Profiled, folder_of, gather
 from nbdist.client.output.result import CellResult
 from nbdist.client.output.slots import kernel_shell
-from nbdist.client.session.cell_context import Showing
+from nbdist.client.session.cell_context import CellContext
 from nbdist.client.session.shown_cell import ShownCell
 from nbdist.errors import ClusterError, Interrupted, NBDistError, RankError, UsageError
 from nbdist.formatting import counted
@@ -59,7 +59,7 @@ class _Before:
 class Attempts:
     """The cells of one session, one after the other."""
 
-    def __init__(self, cluster: Cluster, showing: Showing) -> None:
+    def __init__(self, cluster: Cluster, showing: CellContext) -> None:
         """Begin with no cell run."""
         self.last: CellResult | None = None
         self.profile: Profiled | None = None

@@ -26,7 +26,7 @@ from nbdist.client.metrics.cost import Cost
 from nbdist.client.metrics.profile.chosen import parse_steps
 from nbdist.client.metrics.profile.gather import Profiled
 from nbdist.client.output.result import CellResult
-from nbdist.client.session.cell_context import Showing
+from nbdist.client.session.cell_context import CellContext
 from nbdist.client.session.chaos import Chaos, ChaosPlan
 from nbdist.client.session.params import require_params
 from nbdist.client.session.probe import LinkProbe, choose_pairs, links
@@ -54,7 +54,7 @@ _STOP_INTERRUPTS = 3
 class Session:
     """A running cluster. Made by `nbdist.start`; also a context manager that stops it."""
 
-    def __init__(self, cluster: Cluster, showing: Showing, describe: str) -> None:
+    def __init__(self, cluster: Cluster, showing: CellContext, describe: str) -> None:
         """Take over a started cluster; `describe` is one line about it."""
         self.describe = describe
         self.unreached: tuple[str, ...] = ()  # what may run on after `stop`, in sentences

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nbdist.client.cells.request import CellRequest
 from nbdist.client.output.result import CellResult, Display
 from nbdist.client.output.slots import Slots
-from nbdist.client.session.cell_context import Showing
+from nbdist.client.session.cell_context import CellContext
 from nbdist.client.session.retries import Attempts
 from nbdist.errors import UsageError
 
@@ -100,7 +100,7 @@ def announcement(lists: Mapping[str, Sequence[Any]], count: int) -> str:
 
 def sweep(
     attempts: Attempts,
-    showing: Showing,
+    showing: CellContext,
     request: CellRequest,
     lists: Mapping[str, Sequence[Any]],
     retries: int = 0,

@@ -21,7 +21,7 @@ from nbdist.client.metrics.analysis.values import Analysis
 from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slot, Slots
-from nbdist.client.session.cell_context import Showing
+from nbdist.client.session.cell_context import CellContext
 from nbdist.errors import ClusterError
 from tests.unit.client.board.board_data import analysis_of, cell_info, steps_of, training
 
@@ -130,7 +130,7 @@ def test_between_two_kept_pictures_lies_a_time_that_a_saved_file_can_bear(
 def test_while_the_cell_runs_a_subshell_sees_its_board_and_not_the_one_before(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    showing = Showing(tmp_path)
+    showing = CellContext(tmp_path)
     before = Board(cell_info(2), training(2, 20), Shelf(), static=True)
     before.finish("finished")
     showing.remember_board(before.past)
@@ -159,7 +159,7 @@ def test_while_the_cell_runs_a_subshell_sees_its_board_and_not_the_one_before(
 def test_looking_at_a_view_changes_nothing_for_later_cells(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    showing = Showing(tmp_path, view="ranks")
+    showing = CellContext(tmp_path, view="ranks")
     board = Board(cell_info(2), training(2, 60), Shelf(), static=True)
     board.finish("finished")
     showing.remember_board(board.past)
@@ -174,7 +174,7 @@ def test_looking_at_a_view_changes_nothing_for_later_cells(
 
 def test_without_a_board_a_view_is_told_how_it_is_set(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="There is no board yet") as missing:
-        Showing(tmp_path).show_board("step")
+        CellContext(tmp_path).show_board("step")
     assert '%config NBDist.view = "step"' in missing.value.do
 
 

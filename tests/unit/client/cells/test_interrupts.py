@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from nbdist.client.cells.interrupts import Interrupts, hold_interrupts
-from nbdist.client.session.cell_context import Showing
+from nbdist.client.session.cell_context import CellContext
 from nbdist.client.session.session import Session
 from tests.unit.fakes import FakeCluster
 
@@ -69,7 +69,7 @@ def test_a_stop_that_is_interrupted_is_finished_first() -> None:
             return super().stop()
 
     cluster = Interrupted()
-    session = Session(cluster, cast(Showing, None), "2 ranks")
+    session = Session(cluster, cast(CellContext, None), "2 ranks")
 
     with pytest.raises(KeyboardInterrupt, match="All ranks have ended"):
         session.stop()
