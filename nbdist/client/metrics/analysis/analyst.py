@@ -16,7 +16,7 @@ from nbdist.client.metrics.analysis.match import Meetings, arrivals, match
 from nbdist.client.metrics.analysis.parts import StepParts
 from nbdist.client.metrics.analysis.rows import CallRows, FamilyIndex, Waits, decode
 from nbdist.client.metrics.analysis.steps import BlockedTime, split
-from nbdist.client.metrics.analysis.stragglers import Verdicts
+from nbdist.client.metrics.analysis.stragglers import StragglerReport
 from nbdist.client.metrics.analysis.table import CollectiveTable, Met, met
 from nbdist.client.metrics.analysis.timeline import STEPS, SampledSteps, time_line
 from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep, TimeLine
@@ -57,7 +57,7 @@ class Analyst:
         self._book = FamilyIndex()
         self._table = CollectiveTable()
         self._line: TimeLine | None = None
-        self._verdicts = Verdicts()
+        self._verdicts = StragglerReport()
         self._left_out = 0
         self._explained_until = 0
         self._told: dict[int, dict[int, Calls]] = {}  # steps to be explained, by rank

@@ -30,7 +30,7 @@ EVERY_S = 1.0  # what takes 50 steps to be known need not be asked more often
 _log = logging.getLogger("nbdist.analysis")
 
 
-class Verdicts:
+class StragglerReport:
     """What a judge says: `newest`, the `rates` of links, each rank's `own_ms`.
 
     They are renewed every `EVERY_S`. When it fails, that is logged and nothing more is said;

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from nbdist.client.metrics.analysis.stragglers import EVERY_S, Judge, Verdicts
+from nbdist.client.metrics.analysis.stragglers import EVERY_S, Judge, StragglerReport
 from nbdist.client.metrics.analysis.values import Verdict
 from nbdist.packed import Calls, Template
 from nbdist.wire import Record
@@ -569,20 +569,20 @@ def test_the_time_to_judge_does_not_grow_with_the_square_of_the_ranks() -> None:
     assert seconds_to_judge(64) < 3 * 8 * seconds_to_judge(8)
 
 
-def told_of(said: Verdicts) -> list[int]:
+def told_of(said: StragglerReport) -> list[int]:
     return [verdict.rank for verdict in said.newest]
 
 
 def test_a_judge_is_asked_once_a_second_and_at_the_end() -> None:
     machine = Machine(4)
     machine.steps(60, {1: {"data_s": 0.020}})
-    said = Verdicts()
+    said = StragglerReport()
     said.take([], 0.0, is_last=False)
     said.take(machine.records, EVERY_S / 2, is_last=False)
     assert told_of(said) == []
     said.take([], EVERY_S, is_last=False)
     assert told_of(said) == [1]
-    said = Verdicts()
+    said = StragglerReport()
     said.take([], 0.0, is_last=False)
     said.take(machine.records, EVERY_S / 2, is_last=True)
     assert told_of(said) == [1]
@@ -593,7 +593,7 @@ def test_a_judge_that_fails_is_logged_once_and_falls_silent(
 ) -> None:
     machine = Machine(4)
     machine.steps(60, {1: {"data_s": 0.020}})
-    said = Verdicts()
+    said = StragglerReport()
     said.take(machine.records, 0.0, is_last=False)
     monkeypatch.setattr(Judge, "verdicts", lambda judge: 1 // 0)
     for now_s in (1.0, 2.0, 3.0):
