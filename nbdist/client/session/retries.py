@@ -56,7 +56,7 @@ class _Before:
         return self.shown.telemetry.first_record.is_set()
 
 
-class Attempts:
+class CellAttempts:
     """The cells of one session, one after the other."""
 
     def __init__(self, cluster: Cluster, showing: CellContext) -> None:

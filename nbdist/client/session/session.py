@@ -31,7 +31,7 @@ from nbdist.client.session.chaos import Chaos, ChaosPlan
 from nbdist.client.session.params import require_params
 from nbdist.client.session.probe import LinkProbe, choose_pairs, links
 from nbdist.client.session.rank_names import RankNames
-from nbdist.client.session.retries import Attempts
+from nbdist.client.session.retries import CellAttempts
 from nbdist.client.session.scale import scale
 from nbdist.client.session.status import Stacks, Status
 from nbdist.client.session.sweep import SweepResult, combinations, sweep
@@ -61,7 +61,7 @@ class Session:
         self.rank_names = RankNames(cluster.requests)  # for Tab and Shift+Tab
         self._cluster = cluster
         self._showing = showing
-        self._attempts = Attempts(cluster, showing)
+        self._attempts = CellAttempts(cluster, showing)
         self._stopped_at: float | None = None
         self._chaos: Chaos | None = None
         self._at_stop: list[Callable[[], None]] = []

@@ -16,7 +16,7 @@ from nbdist.client.cells.request import CellRequest
 from nbdist.client.output.result import CellResult, Display
 from nbdist.client.output.slots import Slots
 from nbdist.client.session.cell_context import CellContext
-from nbdist.client.session.retries import Attempts
+from nbdist.client.session.retries import CellAttempts
 from nbdist.errors import UsageError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def announcement(lists: Mapping[str, Sequence[Any]], count: int) -> str:
 
 
 def sweep(
-    attempts: Attempts,
+    attempts: CellAttempts,
     showing: CellContext,
     request: CellRequest,
     lists: Mapping[str, Sequence[Any]],
@@ -128,7 +128,7 @@ class _Sweep:
 
     def __init__(
         self,
-        attempts: Attempts,
+        attempts: CellAttempts,
         request: CellRequest,
         tried: tuple[Values, ...],
         study: "Study | None",
