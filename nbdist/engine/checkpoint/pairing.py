@@ -54,6 +54,10 @@ def paired(
     left = [h for h in here if h not in found]
     free = [t for t in there if t not in found.values()]
     if not is_even:
+        # What no variable leads to is left over: something else holds its parameters still.
+        kept = [h for h in left if called[h]]
+        if len(kept) == len(free) == 1 and (kept[0], free[0]) in fits:
+            return Paired(found | {kept[0]: free[0]})
         is_open = any((h, t) in fits for h in left for t in free)
         return Paired(found, undecided=tuple(left), free=tuple(free)) if is_open else Paired(found)
     if len(left) == 1:
