@@ -49,8 +49,9 @@ def check(path: Path, script: Script, expected: Mapping[int, float]) -> str:
     if other:
         raise ExportError(
             f"{path} begins with {_named(found)}, and the notebook with {_named(expected)}.",
-            why=f"{name_ranks(sorted(other))} of the first step differ: cells ran in another order,"
-            " on random numbers that are not seeded, or on values that cells left out have changed",
+            why=f"{name_ranks(sorted(other))} of the first step differ: a cell that trains ran"
+            " again, or cells ran in another order, on random numbers that are not seeded, or on"
+            " values that cells left out have changed",
             do="restart the kernel, run all cells in order with torch.manual_seed, export again",
         )
     return f"Checked: its first step under torchrun has {_named(found)}, as in the notebook."

@@ -115,7 +115,57 @@ def _write_definition(name: str, value: Any, found: dict[str, str]) -> None:
             _write(read, of, found)
     given = getattr(body[0], "name", "") or _assigned(body[0])
     del found[name]  # it stands below what it reads
-    found[name] = source if given == name else f"{source}\n{name} = {given}"
+    renamed = [] if given == name else [f"{name} = {given}"]
+    found[name] = "\n".join([source, *renamed, *_as_made(name, value, body[0])])
+
+
+def _as_made(name: str, value: Any, definition: ast.stmt) -> Iterator[str]:
+    """Yield statements that set what a definition has computed from values that changed since.
+
+    Those are the defaults of functions, and what the body of a class assigns.
+    """
+    if isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
+        function = inspect.unwrap(value)
+        had, space = function.__defaults__ or (), function.__globals__
+        texts = [
+            literal(of) if _is_other(node, of, space) else f"{name}.__defaults__[{n}]"
+            for n, (node, of) in enumerate(zip(definition.args.defaults, had, strict=True))
+        ]
+        if any("__defaults__" not in text for text in texts):
+            yield f"{name}.__defaults__ = ({', '.join(texts)},)"
+        keywords = zip(definition.args.kwonlyargs, definition.args.kw_defaults, strict=True)
+        for parameter, node in keywords:
+            if node is not None:
+                of = function.__kwdefaults__[parameter.arg]
+                if _is_other(node, of, space):
+                    yield f"{name}.__kwdefaults__[{parameter.arg!r}] = {literal(of)}"
+    elif isinstance(definition, ast.ClassDef):
+        space = _globals_of_class(value)
+        for one in definition.body:
+            if isinstance(one, ast.FunctionDef) and isinstance(
+                vars(value).get(one.name), types.FunctionType
+            ):
+                yield from _as_made(f"{name}.{one.name}", vars(value)[one.name], one)
+            elif isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
+                attribute = one.targets[0].id
+                if _is_other(one.value, vars(value).get(attribute), space):
+                    yield f"{name}.{attribute} = {literal(vars(value)[attribute])}"
+
+
+def _is_other(node: ast.expr, had: object, space: dict[str, Any]) -> bool:
+    """Return whether an expression would no longer give a plain value that it gave.
+
+    Calls are not made again: what they gave is taken for another.
+    """
+    if isinstance(node, ast.Constant) or not plain.is_plain(had):
+        return False
+    if any(isinstance(inner, ast.Call) for inner in ast.walk(node)):
+        return True
+    try:
+        now = eval(ast.unparse(node), space)
+    except Exception:  # a name of the class's own, or one that is gone
+        return True
+    return not plain.is_plain(now) or literal(now) != literal(had)
 
 
 def _assigned(statement: ast.stmt) -> str:

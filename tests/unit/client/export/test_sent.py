@@ -68,6 +68,26 @@ def test_functions_that_call_each_other_and_a_class_with_its_base_come_whole() -
     assert run(sent("Net", space["Net"]))["Net"]().forward() == (True, 3)
 
 
+def test_what_was_computed_when_a_definition_ran_is_as_it_was_then() -> None:
+    space = defined(
+        """
+        lr, width = 0.1, 8
+        def f(x=lr, *, k=lr * 2, act=str):
+            return x, k
+        class Net:
+            size = width
+            last = 3
+            double = size * 2
+            def forward(self, y=lr):
+                return self.size, y, self.double
+        """
+    )
+    assert "__defaults__" not in str(sent("f", space["f"]).code)
+    space.update(lr=0.5, width=1)
+    assert run(sent("f", space["f"]))["f"]() == (0.1, 0.2)
+    assert run(sent("Net", space["Net"]))["Net"]().forward() == (8, 0.1, 16)
+
+
 def test_a_function_under_another_name_and_one_of_a_library_keep_both_names() -> None:
     space = defined("from math import floor\ndef f(x): return floor(x)\ng = f")
     assert run(sent("g", space["g"]))["g"](1.5) == 1
