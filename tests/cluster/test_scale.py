@@ -261,3 +261,17 @@ def test_a_new_rank_runs_the_hooks_of_an_optimizer_also_where_its_scheduler_came
         handle = register_optimizer_step_post_hook(lambda *_: stepped.append(1)); train()
     """)
     assert scaled.run("handle.remove(); len(stepped)").value_list == [1, 1, 1]
+
+
+def test_a_new_rank_comes_where_a_layout_is_left_whose_ranks_draw_alike(scaled: Session) -> None:
+    scaled.run("""
+        parts = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+        left = nbdist.parallelize(parts, "tp=2")
+    """)
+    scaled.scale(3)  # rank 2 has no neighbour, as rank 3 would be
+    assert scaled.run(SUM).value_list == [3.0] * 3
+    fail(
+        scaled,
+        "import os, signal\nif rank == 2: os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()",
+    )
+    assert scaled.run(SUM).value_list == [3.0] * 3
