@@ -291,7 +291,7 @@ def export(words: Sequence[str]) -> int:
     )
     parser.add_argument("notebook", metavar="NOTEBOOK", help="the notebook's file")
     add_export(parser, "which code cells, counted from 1, such as 3,5-8")
-    print(export_file(parser.parse_args(words)))
+    export_file(parser.parse_args(words))
     return 0
 
 

@@ -32,6 +32,7 @@ class NotebookCell:
         ran_code: It is the notebook's own, and has let ranks run code in another way.
         runs: How often it has succeeded, where that is known.
         losses: Of the first step that it has made, by rank; empty where it has made none.
+        has_lost_steps: It failed after steps before it succeeded, or has failed after some.
     """
 
     number: int
@@ -41,6 +42,7 @@ class NotebookCell:
     ran_code: bool = False
     runs: int = 1
     losses: Mapping[int, float] = field(default_factory=dict)
+    has_lost_steps: bool = False
 
     @property
     def line(self) -> str:

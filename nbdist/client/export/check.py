@@ -20,6 +20,7 @@ TIMEOUT_S = 600.0
 _MOST_LINES = 6  # of what a script that fails has said
 _OF_RANK = re.compile(r"\[rank\d+\]: ")
 _RUNNER = "nbdist.engine.rank.first_step"
+_RUNNER_FILE = "rank/first_step.py"
 
 
 class ExportError(NBDistError):
@@ -106,7 +107,7 @@ def _run(command: list[str], path: Path) -> None:
         raise ExportError(
             f"{path} was written, and fails under torchrun before its first step is over.",
             why=_end_of_traceback(ran.stderr),
-            do="export the cell that is missing too, or mend the script",
+            do="see above what the script is without, export that too, or mend the script",
         )
 
 
@@ -114,7 +115,8 @@ def _end_of_traceback(said: str) -> str:
     """Return the end of what one rank has said: torch puts `[rank0]: ` before each line of it."""
     lines = said.splitlines()
     first = next((found[0] for line in lines if (found := _OF_RANK.match(line))), "")
-    mine = [line.removeprefix(first) for line in lines if line.startswith(first)]
+    mine = [line.removeprefix(first) for line in lines if first and line.startswith(first)]
+    mine = [line for line in mine if "<frozen runpy>" not in line and _RUNNER_FILE not in line]
     return "\n".join(mine[-_MOST_LINES:])
 
 

@@ -17,7 +17,6 @@ from nbdist.client.export.script import (
     Part,
     Script,
     ScriptOptions,
-    name_cells,
     parts_of,
     trains,
     write,
@@ -128,8 +127,8 @@ def export(
     started = list(dist_lines([cell for cell in cells if cell.number <= last], parse_dist))
     least = max(part.least_ranks for part in parts)
     options = _options(started, running, request.nodes, least)
-    doubts = _ran_in_another_order(cells)
-    script = write(parts, options, request.path.name, notebook, modules, doubts)
+    doubts = _doubts_of_runs(cells)
+    script = write(parts, options, request.path.name, notebook, modules, doubts, cells)
     if request.path.name in script.modules:
         raise UsageError(
             f"{request.path.name} is a module that the script needs; nothing was written.",
@@ -186,23 +185,33 @@ def _require_training(
         )
     if any(map(trains, [*kept, *modules])):
         return
-    training = [cell.number for cell in cells if cell.losses or trains(cell.source)]
+    training = {cell.number for cell in cells if cell.losses or trains(cell.source)}
     if training:
+        reasons = {part.number: part.reason for part in parts if part.number in training}
+        why = "; ".join(
+            f"cell {number} would train, and {reasons.get(number) or 'is not among --cells'}"
+            for number in sorted(training)
+        )
         raise UsageError(
             "No optimizer steps in the script; nothing was written.",
-            why=f"{name_cells(training)} would train, and is not in it"
-            + (f": {left}" if left else ""),
-            do="run that cell again and export, or choose it with --cells",
+            why=why,
+            do="let a cell that trains succeed and be among --cells, and not among --skip",
         )
 
 
-def _ran_in_another_order(cells: Sequence[NotebookCell]) -> list[str]:
-    """Return in sentences what the runs of cells make doubtful: their order, and their number."""
+def _doubts_of_runs(cells: Sequence[NotebookCell]) -> list[str]:
+    """Return in sentences what the runs of cells make doubtful: their order, number and faults."""
     mine = [cell for cell in cells if (cell.is_of_ranks or cell.sent) and not cell.trouble]
     said = [
         f"Cell {cell.number} has run {cell.runs} times, and stands there once, as of the last."
         for cell in mine
         if cell.runs > 1
+    ]
+    said += [
+        f"Cell {cell.number} has made steps in a run that failed, and the notebook's model has"
+        " them: in the script it has not, unless its loop continued where it stood."
+        for cell in cells
+        if cell.has_lost_steps
     ]
     ran = [cell.number for cell in mine]
     if ran != sorted(ran):

@@ -67,7 +67,11 @@ class History:
             tuple(running.sent),
             losses=running.losses,
         )
-        found = replace(found, ran_code=running.ran_code and not found.is_of_ranks)
+        found = replace(
+            found,
+            ran_code=running.ran_code and not found.is_of_ranks,
+            has_lost_steps=has_failed and bool(running.losses),
+        )
         key = cell_id or self._same_that_failed(source) or f"run {self._count}"
         if found.is_of_ranks:
             self._failed = key if has_failed else ("" if self._failed == key else self._failed)
@@ -75,6 +79,8 @@ class History:
 
     def _put(self, key: str, cell: NotebookCell) -> None:
         before = self._cells.get(key)
+        if before is not None:
+            cell = replace(cell, has_lost_steps=before.has_lost_steps or cell.has_lost_steps)
         if before is None:
             self._cells[key] = cell
         elif before.trouble == "failed" and not cell.trouble:
@@ -82,12 +88,15 @@ class History:
             self._cells[key] = cell
         elif cell.trouble != "failed":
             self._cells[key] = replace(cell, runs=before.runs + 1)
+        elif cell.has_lost_steps:
+            self._cells[key] = replace(before, has_lost_steps=True)
 
     def _retry(self, number: int, losses: Mapping[int, float], has_failed: bool) -> None:
         """Take the cell that `%dist retry` has run again for one that has succeeded."""
         if self._failed in self._cells and not has_failed:
             cell = self._cells[self._failed]
-            again = replace(cell, number=number, trouble="", losses=losses or cell.losses)
+            # A loop that continues begins where the attempt began that failed.
+            again = replace(cell, number=number, trouble="", losses=cell.losses or losses)
             self._put(self._failed, again)
             self._failed = ""
 

@@ -16,7 +16,7 @@ INDENT = "    "
 _TIMING = {"time", "prun", "memit", "mprun", "scalene"}  # they run what follows them
 _ASKS = {"input", "getpass", "breakpoint", "get_ipython"}
 _OF_NOTEBOOKS = {"current", "start", "attach", "Session", "publish"}  # of nbdist
-_DEFINITION = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_DEFINITION = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from nbdist.formatting import counted
 from nbdist.ranks import NAMES_OF_A_RANK, parse_ranks
 
 _MOST_RANKS = 1 << 20
+_RANK = "this_rank"  # in conditions: `rank` and `dist` are names that cells may give to others
 _LONGEST_LINE = 100
 # What a script does without, and where it can be had.
 _WITHOUT = {
@@ -165,14 +166,16 @@ def parts_of(
 
     Args:
         cells: The notebook's.
-        chosen: Numbers of those to export; None takes the `%%distributed` cells and what was sent.
+        chosen: Numbers of those to export; None takes the `%%distributed` cells and those that have
+            sent something.
         skipped: Numbers of those to leave out.
         parse: Reads the words after `%%distributed`.
     """
     found: list[Part] = []
     for cell in cells:
         is_asked = cell.is_of_ranks if chosen is None else cell.number in chosen
-        if not (is_asked or cell.sent or cell.ran_code):
+        is_event = chosen is None and (cell.sent or cell.ran_code)
+        if not (is_asked or is_event):
             continue
         trouble = "is skipped" if cell.number in skipped else cell.trouble
         if cell.ran_code and not is_asked:
@@ -267,7 +270,7 @@ def _spaced(codes: Iterator[str] | Mapping[str, None]) -> Iterator[str]:
 
 def _only_on(ranks: Sequence[int], text: str) -> str:
     condition = f"== {ranks[0]}" if len(ranks) == 1 else f"in {tuple(ranks)!r}"
-    return f"if dist.get_rank() {condition}:\n{indented(text)}"
+    return f"if {_RANK} {condition}:\n{indented(text)}"
 
 
 def _with_params(text: str, params: Mapping[str, Any]) -> str:
@@ -298,6 +301,7 @@ def write(
     notebook: str,
     modules: Mapping[str, str],
     doubts: Sequence[str] = (),
+    cells: Sequence[NotebookCell] = (),
 ) -> Script:
     """Return the script.
 
@@ -308,6 +312,7 @@ def write(
         notebook: Of the notebook, for the header; "" where it is not known.
         modules: Files that it needs beside it, and what is in them; see `beside`.
         doubts: More of them, of what the runs of cells tell.
+        cells: All of the notebook's, which may have names that the script lacks.
     """
     kept = [part for part in parts if part.code]
     texts = (*(part.code for part in kept), *modules.values())
@@ -318,19 +323,20 @@ def write(
         tuple(dict.fromkeys(part.number for part in kept)),
         tuple((part.number, part.reason) for part in parts if part.reason),
         tuple((part.number, part.without) for part in kept if part.without),
-        (*doubts, *_clashes(kept)),
+        (*doubts, *_clashes(kept), *_early_features(kept)),
         tuple(modules),
         any(map(_uses_nbdist, texts)),
     )
     prelude = _with_nbdist(options) if script.needs_nbdist else _with_torch(options, texts)
     end = _END if script.needs_nbdist else _END_OF_TORCH
-    bodies = [prelude, *_refusal(kept, name), *map(_text_of, parts), end]
+    guard = [f"{_RANK} = rank\n"] if any(f"if {_RANK} " in part.code for part in kept) else []
+    bodies = [prelude, *_refusal(kept, name), *guard, *map(_text_of, parts), end]
     features = sorted({feature for part in kept for feature in part.features})
     # pyflakes counts lines: the header is written when what it says is known.
     begin = [f"from __future__ import {', '.join(features)}\n"] if features else []
     undefined = _undefined(_joined([*begin, *bodies]))
     begin += [_GIVEN_BY_IPYTHON[one] + "\n" for one in _GIVEN_BY_IPYTHON if one in undefined]
-    script = replace(script, doubts=(*script.doubts, *_not_given(kept, parts, undefined)))
+    script = replace(script, doubts=(*script.doubts, *_not_given(kept, cells, undefined)))
     text = _joined([_header(script, notebook), *begin, *bodies])
     compile(text, name, "exec", dont_inherit=True)
     return replace(script, text=text)
@@ -348,7 +354,11 @@ def _clashes(parts: Sequence[Part]) -> list[str]:
     said = []
     for part in parts:
         for name, code in part.brings.items():
-            others = [one for one in parts if one is not part and name in _bound(one)]
+            others = [
+                one
+                for one in parts
+                if one is not part and name in _bound(one) and code not in one.code.split("\n")
+            ]
             apart = [one.number for one in others if one.brings.get(name, "") != code]
             if apart:
                 said.append(
@@ -378,19 +388,38 @@ def _undefined(text: str) -> dict[str, int]:
     return found
 
 
+def _early_features(parts: Sequence[Part]) -> list[str]:
+    """Return in a sentence that a `from __future__` holds for cells above it, too."""
+    at = next((n for n, part in enumerate(parts) if part.features), 0)
+    if not at:
+        return []
+    features = ", ".join(parts[at].features)
+    return [
+        (
+            f"from __future__ import {features} of cell {parts[at].number} holds for the whole script,"
+            " and in the notebook for the cells below it."
+        )
+    ]
+
+
 def _not_given(
-    kept: Sequence[Part], parts: Sequence[Part], undefined: Mapping[str, int]
+    kept: Sequence[Part], cells: Sequence[NotebookCell], undefined: Mapping[str, int]
 ) -> list[str]:
-    """Return in sentences which names no cell of the script gives, and which cell would have."""
-    said = []
-    for name in undefined.keys() - _GIVEN_BY_IPYTHON.keys():
+    """Return in sentences which names no cell of the script gives, and which other cells have."""
+    lines: dict[tuple[str, str], list[str]] = {}
+    there = {part.number for part in kept}
+    for name in sorted(undefined.keys() - _GIVEN_BY_IPYTHON.keys()):
         word = re.compile(rf"\b{re.escape(name)}\b")
-        using = [part.number for part in kept if word.search(part.code)]
-        giving = [part.number for part in parts if part.reason and word.search(part.source)]
-        where = f"; {name_cells(giving)}, which is left out, has it" if giving else ""
-        cells = name_cells(list(dict.fromkeys(using))) if using else "a cell"
-        said.append(f"Nothing in the script gives {name}, which {cells} uses{where}.")
-    return sorted(said)
+        using = dict.fromkeys(part.number for part in kept if word.search(part.code))
+        giving = [
+            cell.number for cell in cells if cell.number not in there and word.search(cell.source)
+        ]
+        where = f"; {name_cells(giving)} may, and is not in it" if giving else ""
+        lines.setdefault((name_cells(list(using)) if using else "a cell", where), []).append(name)
+    return [
+        f"Nothing in the script gives {', '.join(names)}, which {using} uses{where}."
+        for (using, where), names in lines.items()
+    ]
 
 
 def _uses_nbdist(code: str) -> bool:
@@ -412,7 +441,7 @@ def _header(script: Script, notebook: str) -> str:
     where = "one machine" if script.options.nodes == 1 else f"{script.options.nodes} machines"
     lines = [
         f"The {of}, as a script.",
-        f"On {counted(script.options.n, 'rank')} of {where}, as in the notebook:",
+        f"On {counted(script.options.n, 'rank')} of {where}:",
         "",
         f"    {script.command}",
     ]

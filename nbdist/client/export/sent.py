@@ -7,15 +7,18 @@ edited later, or fails, changes nothing of it.
 
 import ast
 import builtins
+import dataclasses
 import inspect
 import linecache
 import logging
 import math
 import symtable
+import sys
 import textwrap
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import EnumType
 from typing import Any
 
 from nbdist import plain
@@ -82,10 +85,14 @@ def _write(name: str, value: object, found: dict[str, str]) -> None:
     if isinstance(value, types.ModuleType):
         is_own = value.__name__ == name
         found[name] = f"import {name}" if is_own else f"import {value.__name__} as {name}"
-    elif isinstance(value, types.FunctionType | type | types.BuiltinFunctionType):
-        _write_definition(name, value, found)
     elif plain.is_plain(value):
         found[name] = f"{name} = {literal(value)}"
+    elif imported := _import_of(name, value):
+        found[name] = imported
+    elif isinstance(value, types.FunctionType | type):
+        _write_definition(name, value, found)
+    elif dataclasses.is_dataclass(value) and type(value).__module__ == _NOTEBOOK:
+        _write_dataclass(name, value, found)
     else:
         kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
         kind = kind.removeprefix(f"{_NOTEBOOK}.")
@@ -94,16 +101,40 @@ def _write(name: str, value: object, found: dict[str, str]) -> None:
         raise _NoCodeError(f"{name} is a {kind}, which is {is_what}")
 
 
+def _import_of(name: str, value: Any) -> str:
+    """Return the import that gives an object of a module; "" where none does."""
+    module = getattr(value, "__module__", None)
+    if not isinstance(module, str) or module == _NOTEBOOK:
+        return ""
+    for own in (getattr(value, "__qualname__", ""), getattr(value, "_name", ""), name):
+        first, _, inside = str(own or "").partition(".")
+        there = getattr(sys.modules.get(module), first, None) if first else None
+        for part in inside.split(".") if inside else ():
+            there = getattr(there, part, None)
+        if first and there is value:
+            text = f"from {module} import {first}"
+            return text if own == name else f"{text}\n{name} = {own}"
+    return ""
+
+
+def _write_dataclass(name: str, value: Any, found: dict[str, str]) -> None:
+    """Add an instance as a call of its class, where that gives all of it again."""
+    kind = type(value)
+    fields = dataclasses.fields(value)
+    mine = {field.name: getattr(value, field.name) for field in fields}
+    if hasattr(kind, "__post_init__") or not all(field.init for field in fields):
+        raise _NoCodeError(f"{name} is a {kind.__name__}, which computes a part of itself")
+    if vars(value).keys() - mine.keys() or not all(map(plain.is_plain, mine.values())):
+        raise _NoCodeError(f"{name} is a {kind.__name__}, which holds more than plain values")
+    _write(kind.__name__, kind, found)
+    given = ", ".join(f"{field}={literal(of)}" for field, of in mine.items())
+    found[name] = f"{name} = {kind.__name__}({given})"
+
+
 def _write_definition(name: str, value: Any, found: dict[str, str]) -> None:
-    module, own_name = value.__module__, value.__qualname__
-    if module != _NOTEBOOK:
-        if "<" in own_name:
-            raise _NoCodeError(f"{name} is made by {module}, inside of a function")
-        first, _, inside = own_name.partition(".")
-        text = f"from {module} import {first}"
-        is_other = inside or first != name
-        found[name] = f"{text}\n{name} = {own_name}" if is_other else text
-        return
+    own_name = value.__qualname__
+    if value.__module__ != _NOTEBOOK:
+        raise _NoCodeError(f"{name} is made by {value.__module__}, inside of a function")
     source = _source_of_class(value) if isinstance(value, type) else inspect.getsource(value)
     source = textwrap.dedent(source).strip("\n")
     body = ast.parse(source).body
@@ -116,7 +147,26 @@ def _write_definition(name: str, value: Any, found: dict[str, str]) -> None:
     given = getattr(body[0], "name", "") or _assigned(body[0])
     del found[name]  # it stands below what it reads
     renamed = [] if given == name else [f"{name} = {given}"]
-    found[name] = "\n".join([source, *renamed, *_as_made(name, value, body[0])])
+    since = [*_as_made(name, value, body[0]), *_set_since(name, value, body[0], found)]
+    found[name] = "\n".join([source, *renamed, *since])
+
+
+def _set_since(name: str, value: Any, definition: ast.stmt, found: dict[str, str]) -> Iterator[str]:
+    """Yield statements that set what a function or class was given after its definition."""
+    written = {one for part in getattr(definition, "body", ()) for one in _given(part)}
+    for attribute, of in vars(inspect.unwrap(value)).items():
+        if attribute.startswith("__") or isinstance(value, EnumType):
+            continue  # Python's own, or a library's
+        is_patched = isinstance(of, types.FunctionType) and of.__qualname__ != (
+            f"{value.__qualname__}.{attribute}"
+        )
+        if is_patched and of.__module__ == _NOTEBOOK and isinstance(value, type):
+            _write(of.__name__, of, found)
+            yield f"{name}.{attribute} = {of.__name__}"
+        elif plain.is_plain(of) and (attribute not in written or not isinstance(value, type)):
+            yield f"{name}.{attribute} = {literal(of)}"
+        elif attribute not in written and not isinstance(value, type):
+            raise _NoCodeError(f"{name}.{attribute} was set later, and is no plain value")
 
 
 def _as_made(name: str, value: Any, definition: ast.stmt) -> Iterator[str]:
@@ -146,10 +196,10 @@ def _as_made(name: str, value: Any, definition: ast.stmt) -> Iterator[str]:
                 vars(value).get(one.name), types.FunctionType
             ):
                 yield from _as_made(f"{name}.{one.name}", vars(value)[one.name], one)
-            elif isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
-                attribute = one.targets[0].id
-                if _is_other(one.value, vars(value).get(attribute), space):
-                    yield f"{name}.{attribute} = {literal(vars(value)[attribute])}"
+            elif isinstance(one, ast.Assign | ast.AnnAssign) and one.value is not None:
+                for attribute in _given(one):
+                    if _is_other(one.value, vars(value).get(attribute), space):
+                        yield f"{name}.{attribute} = {literal(vars(value)[attribute])}"
 
 
 def _is_other(node: ast.expr, had: object, space: dict[str, Any]) -> bool:
@@ -157,8 +207,10 @@ def _is_other(node: ast.expr, had: object, space: dict[str, Any]) -> bool:
 
     Calls are not made again: what they gave is taken for another.
     """
-    if isinstance(node, ast.Constant) or not plain.is_plain(had):
+    if not plain.is_plain(had):
         return False
+    if isinstance(node, ast.Constant):
+        return literal(node.value) != literal(had)
     if any(isinstance(inner, ast.Call) for inner in ast.walk(node)):
         return True
     try:
@@ -176,19 +228,36 @@ def _assigned(statement: ast.stmt) -> str:
 
 
 def _source_of_class(value: type) -> str:
-    """Return a class's source by that of a method: Python looks in the file of `__main__`."""
+    """Return a class's source by that of a method: Python looks in the file of `__main__`.
+
+    One without a method of its own, such as a dataclass, is the newest of its name in any cell.
+    """
     for one in vars(value).values():
         method = inspect.unwrap(getattr(one, "__func__", getattr(one, "fget", one)))
         if not isinstance(method, types.FunctionType):
             continue
         text = "".join(linecache.getlines(method.__code__.co_filename))
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ClassDef) and node.name == value.__name__:
-                first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-                end = node.end_lineno or first
-                if first <= method.__code__.co_firstlineno <= end:
-                    return "\n".join(text.split("\n")[first - 1 : end])
-    raise _NoCodeError(f"{value.__name__} is a class without a method, whose source nobody keeps")
+        for first, end in _places_of(value.__name__, text):
+            if first <= method.__code__.co_firstlineno <= end:
+                return "\n".join(text.split("\n")[first - 1 : end])
+    for file in reversed([*linecache.cache]):
+        text = "".join(linecache.getlines(file)) if _is_cells(file) else ""
+        for first, end in _places_of(value.__name__, text):
+            return "\n".join(text.split("\n")[first - 1 : end])
+    raise _NoCodeError(f"{value.__name__} is a class whose source no cell has")
+
+
+def _is_cells(file: str) -> bool:
+    """Return whether a file that `linecache` knows is a cell's, as IPython calls it."""
+    return file.startswith("<") or "ipykernel_" in file
+
+
+def _places_of(name: str, text: str) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last line of each class of a name."""
+    for node in (one for top in _parsed(text) for one in ast.walk(top)):
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            yield first, node.end_lineno or first
 
 
 def _read_by(value: Any, source: str) -> Iterator[tuple[str, object]]:
@@ -220,7 +289,7 @@ def _globals_of_class(value: type) -> dict[str, Any]:
         method = inspect.unwrap(getattr(one, "__func__", getattr(one, "fget", one)))
         if isinstance(method, types.FunctionType) and method.__module__ == _NOTEBOOK:
             return method.__globals__
-    return {}
+    return vars(sys.modules[_NOTEBOOK])
 
 
 def written_down(name: str, before: Sequence[str], ranks: str = "all") -> Sent:

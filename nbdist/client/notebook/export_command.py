@@ -56,8 +56,8 @@ def _note_run(result: Any) -> None:
     )
 
 
-def export_history(asked: argparse.Namespace) -> str:
-    """Export what this kernel has run, and return what is to be said; raises as `export`."""
+def export_history(asked: argparse.Namespace) -> None:
+    """Export what this kernel has run, and print what is to be said; raises as `export`."""
     from nbdist.client.notebook import current
     from nbdist.client.tracking.provenance import notebook_path
 
@@ -73,10 +73,10 @@ def export_history(asked: argparse.Namespace) -> str:
         folder=Path.cwd(),
         running=running,
     )
-    return _said(made, cells, is_checked=asked.check)
+    _tell(made, cells, is_checked=asked.check)
 
 
-def export_file(asked: argparse.Namespace) -> str:
+def export_file(asked: argparse.Namespace) -> None:
     """Export the cells of a notebook's file, without a kernel; raises as `export`."""
     notebook = Path(asked.notebook).expanduser()
     if notebook.suffix != ".ipynb":
@@ -90,15 +90,16 @@ def export_file(asked: argparse.Namespace) -> str:
         notebook=notebook.name,
         folder=notebook.parent,
     )
-    return _said(made, cells, is_checked=asked.check)
+    _tell(made, cells, is_checked=asked.check)
 
 
-def _said(made: Exported, cells: Sequence[NotebookCell], *, is_checked: bool) -> str:
-    """Return what was written, and where that is asked for, how its first step compares."""
-    if not is_checked:
-        return str(made)
-    first = next((cell for cell in cells if cell.losses and cell.number in made.script.cells), None)
-    return f"{made}\n{check(made.files[0], made.script, first.losses if first else {})}"
+def _tell(made: Exported, cells: Sequence[NotebookCell], *, is_checked: bool) -> None:
+    """Print what was written, and where that is asked for, how its first step compares."""
+    print(made)
+    if is_checked:
+        kept = made.script.cells
+        first = next((cell for cell in cells if cell.losses and cell.number in kept), None)
+        print(check(made.files[0], made.script, first.losses if first else {}))
 
 
 def _request(asked: argparse.Namespace) -> ExportRequest:

@@ -356,7 +356,7 @@ class NBDist(Magics):
         )
 
     def _export(self, asked: Any, names: dict[str, Any]) -> None:
-        print(export_command.export_history(asked))
+        export_command.export_history(asked)
 
     def _doctor(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist import doctor

@@ -24,13 +24,15 @@ def run(script: str, records: str, options: dict[str, Any]) -> None:
     """Run the script until a step is over on all ranks.
 
     Raises:
-        SystemExit: It is; with 0.
+        RuntimeError: It has ended without one.
+        SystemExit: A step is over; with 0.
     """
     sys.argv = [script]
     sys.path[0] = str(Path(script).resolve().parent)
     standalone.init(records=records, **options)
     register_optimizer_step_post_hook(_stop)
     runpy.run_path(script, run_name="__main__")
+    raise RuntimeError("The script has ended, and no optimizer has stepped.")
 
 
 def _stop(*_: Any) -> None:

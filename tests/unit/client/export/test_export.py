@@ -341,9 +341,9 @@ STEP = "%%distributed\noptimizer.step()"
 @pytest.mark.parametrize(
     ("cells", "words", "why"),
     [
-        ([(STEP, "failed")], {}, "cell 2 would train, and is not in it: cell 2 failed"),
-        ([(STEP, "")], {"skip": "2"}, "cell 2 would train, and is not in it: cell 2 is skipped"),
-        ([(STEP, "")], {"cells": "1"}, "cell 2 would train, and is not in it"),
+        ([(STEP, "failed")], {}, "cell 2 would train, and failed"),
+        ([(STEP, "")], {"skip": "2"}, "cell 2 would train, and is skipped"),
+        ([(STEP, "")], {"cells": "1"}, "cell 2 would train, and is not among --cells"),
     ],
 )
 def test_a_script_that_lost_its_training_is_refused_with_the_cell_that_trains(
@@ -360,6 +360,16 @@ def test_a_script_that_lost_its_training_is_refused_with_the_cell_that_trains(
         why,
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_steps_of_a_run_that_failed_are_told(tmp_path: Path) -> None:
+    cells = [NotebookCell(5, TRAIN, has_lost_steps=True)]
+    assert exported(tmp_path / "train.py", cells).script.doubts == (
+        (
+            "Cell 5 has made steps in a run that failed, and the notebook's model has them: in the"
+            " script it has not, unless its loop continued where it stood."
+        ),
+    )
 
 
 def test_runs_in_another_order_and_more_than_one_are_told(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ def script(
     *made: NotebookCell, chosen: set[int] | None = None, skipped: set[int] | None = None
 ) -> Script:
     parts = parts_of(made, chosen, skipped or set(), parse_distributed)
-    return write(parts, ScriptOptions(2, "cpu"), "train.py", "a.ipynb", {})
+    options = ScriptOptions(2, "cpu")
+    return write(parts, options, "train.py", "a.ipynb", {}, (), made)
 
 
 def body(found: Script) -> str:
@@ -74,8 +75,8 @@ def test_parameters_are_set_and_lists_of_them_are_loops() -> None:
 
 def test_cells_of_some_ranks_run_on_those_and_fewer_ranks_are_refused() -> None:
     found = script(*cells("%%distributed -r 0,3\n%config x", "%%distributed -r 1\nx = '''a\nb'''"))
-    assert "if dist.get_rank() in (0, 3):\n    # %config x\n    pass\n" in found.text
-    assert "if dist.get_rank() == 1:\n    x = '''a\nb'''\n" in found.text
+    assert "if this_rank in (0, 3):\n    # %config x\n    pass\n" in found.text
+    assert "if this_rank == 1:\n    x = '''a\nb'''\n" in found.text
     assert "if world_size < 4:\n    raise SystemExit('train.py needs 4 ranks or more: cell 1" in (
         found.text
     )
@@ -110,7 +111,7 @@ def test_what_was_sent_stands_once_where_it_was_sent_and_says_what_it_has_not() 
     assert body(found).startswith(
         "# Cell 1: sent to the ranks: k, f, x, r\n"
         "# without x: x is a torch.Tensor, which is no plain value\n"
-        "k = 2\n\n\ndef f():\n    return k\n\n\nif dist.get_rank() == 1:\n    r = 1\n"
+        "k = 2\n\n\ndef f():\n    return k\n\n\nif this_rank == 1:\n    r = 1\n"
     )
     assert found.doubts == ("Nothing in the script gives x, which cell 2 uses.",)
 
@@ -120,7 +121,7 @@ def test_a_name_that_only_a_cell_left_out_gives_is_told_with_both() -> None:
         "%%distributed\nx = 1", "%%distributed\nprint(x, rank, device)", trouble={1: "failed"}
     )
     assert script(*made).doubts == (
-        "Nothing in the script gives x, which cell 2 uses; cell 1, which is left out, has it.",
+        "Nothing in the script gives x, which cell 2 uses; cell 1 may, and is not in it.",
     )
 
 
@@ -134,6 +135,31 @@ def test_a_global_of_a_function_that_was_sent_and_one_of_the_ranks_are_told_to_b
         ),
     )
     assert script(own, *cells("", "%%distributed\nf()")).doubts == ()
+
+
+def test_chosen_cells_bring_no_others_which_are_told_where_a_name_is_missing() -> None:
+    sends = NotebookCell(1, "w = 1\n%dist push w", sent=(Sent("w", (("w", "w = 1"),)),))
+    found = script(sends, *cells("", "%%distributed\nprint(w)"), chosen={2})
+    assert found.cells == (2,)
+    assert found.doubts == (
+        "Nothing in the script gives w, which cell 2 uses; cell 1 may, and is not in it.",
+    )
+
+
+def test_a_feature_that_holds_for_cells_above_it_is_told() -> None:
+    made = cells("%%distributed\nx = 1", "%%distributed\nfrom __future__ import annotations")
+    assert script(*made).doubts == (
+        (
+            "from __future__ import annotations of cell 2 holds for the whole script, and in the"
+            " notebook for the cells below it."
+        ),
+    )
+    assert script(made[1], made[0]).doubts == ()
+
+
+def test_an_import_that_both_sides_make_is_one() -> None:
+    own = NotebookCell(1, "p", sent=(Sent("f", (("m", "import m"), ("f", "def f(): m"))),))
+    assert script(own, *cells("", "%%distributed\nimport m")).doubts == ()
 
 
 def test_a_notebooks_display_is_imported_where_cells_use_it() -> None:

@@ -2,6 +2,8 @@
 
 import linecache
 import math
+import sys
+import types
 from textwrap import dedent
 from typing import Any
 
@@ -14,9 +16,14 @@ def defined(source: str, name: str = "cell") -> dict[str, Any]:
     """Return the namespace that a cell of a notebook leaves, whose source Python can find."""
     text, file = dedent(source).strip("\n") + "\n", f"<a test's {name}>"
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
-    space: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(text, file, "exec"), space)
-    return space
+    notebook = sys.modules["__main__"] = types.ModuleType("__main__")
+    exec(compile(text, file, "exec"), vars(notebook))
+    return vars(notebook)
+
+
+@pytest.fixture(autouse=True)
+def _main_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
 
 
 def run(one: Sent) -> dict[str, Any]:
@@ -88,6 +95,52 @@ def test_what_was_computed_when_a_definition_ran_is_as_it_was_then() -> None:
     assert run(sent("Net", space["Net"]))["Net"]().forward() == (8, 0.1, 16)
 
 
+def test_what_a_class_or_function_was_given_later_is_given_in_the_script() -> None:
+    space = defined(
+        """
+        class Net:
+            scale = 1.0
+            def forward(self): return self.scale
+        def better(self): return self.scale + self.depth
+        def tag(x, seen=[]):
+            seen.append(x)
+            return tag.times * len(seen)
+        Net.scale, Net.depth, Net.forward = 3.0, 5, better
+        tag.times = 4
+        """
+    )
+    space["tag"](0)
+    assert run(sent("Net", space["Net"]))["Net"]().forward() == 8.0
+    assert run(sent("tag", space["tag"]))["tag"](1) == space["tag"](1) == 8
+    space["tag"].held = object()
+    assert sent("tag", space["tag"]).trouble == "tag.held was set later, and is no plain value"
+
+
+def test_a_configuration_is_its_class_and_a_call_of_it() -> None:
+    space = defined(
+        """
+        from dataclasses import dataclass
+        from enum import Enum
+        from typing import Optional
+        class Mode(Enum):
+            FAST = 1
+        @dataclass
+        class Config:
+            lr: float = 0.1
+            name: Optional[str] = None
+        cfg = Config(lr=0.5)
+        cfg.name = "a"
+        def mode(): return Mode.FAST, cfg
+        """
+    )
+    found = run(sent("mode", space["mode"]))["mode"]()
+    assert (found[0].name, found[1].lr, found[1].name) == ("FAST", 0.5, "a")
+    space["cfg"].other = 1
+    assert (
+        sent("cfg", space["cfg"]).trouble == "cfg is a Config, which holds more than plain values"
+    )
+
+
 def test_a_function_under_another_name_and_one_of_a_library_keep_both_names() -> None:
     space = defined("from math import floor\ndef f(x): return floor(x)\ng = f")
     assert run(sent("g", space["g"]))["g"](1.5) == 1
@@ -104,7 +157,7 @@ def test_a_lambda_is_the_statement_that_it_stands_in() -> None:
         ("value = object()", "value is a object, which is no plain value"),
         ("class A: pass\nvalue = A()", "value is a A, which is no plain value"),
         ("big = object()\ndef value(): return big", "big is a object, which is no plain value"),
-        ("class value: x = 3", "value is a class without a method, whose source nobody keeps"),
+        ("value = type('value', (), {'x': 3})", "value is a class whose source no cell has"),
         (
             "def make():\n    def f(): pass\n    return f\nvalue = make()",
             "value is made inside of a function, or by IPython's own syntax",
