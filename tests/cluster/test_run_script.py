@@ -294,14 +294,12 @@ def test_an_export_in_plain_torch_has_the_cells_losses_under_torchrun_and_back_i
     numbers = f"{first}-{int(first) + 4}"
     made = notebook.run(f"%dist export train.py --cells {numbers}").text
     assert "Run it: torchrun --nproc-per-node 2 train.py" in made, made
-    assert "which draws, with matplotlib" in made
     text = (tmp_path / "train.py").read_text()
     assert "nbdist.init" not in text
     assert "lr = 0.1" in text
     assert "steps = 12" in text
     ran = torchrun(tmp_path / "train.py", 2)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.split() == ["12"]
     assert losses(tmp_path) == in_cells
     back = notebook.run("%dist run --no-track train.py")
     assert back.error is None, back

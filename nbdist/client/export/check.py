@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from nbdist.client.export.script import Script
+from nbdist.client.export.script import Script, trains
 from nbdist.errors import NBDistError
 from nbdist.ranks import name_ranks
 
@@ -43,7 +43,15 @@ def check(path: Path, script: Script, expected: Mapping[int, float]) -> str:
             f"{path} is not checked: it is for {script.options.nodes} machines.",
             do="export it with --nodes 1 to check it on this one",
         )
-    found = _first_losses(path, script)
+    steps = _first_steps(path, script)
+    if not steps and not expected and not trains(script.text):
+        return "Checked: it ran to its end under torchrun; no optimizer steps in it."
+    if not steps:
+        raise ExportError(
+            f"{path} was written, and ends under torchrun without a step of an optimizer.",
+            do="export the cell that trains, too",
+        )
+    found = {rank: step["loss"] for rank, step in steps.items() if "loss" in step}
     if not expected:
         return f"Checked: one step ran, with {_named(found)}; the notebook's loss is not known."
     other = {rank: loss for rank, loss in expected.items() if found.get(rank) != loss}
@@ -68,8 +76,8 @@ def _named(losses: Mapping[int, float]) -> str:
     return f"loss {', '.join(by_rank)}"
 
 
-def _first_losses(path: Path, script: Script) -> dict[int, float]:
-    """Return the losses of the script's first step, by rank."""
+def _first_steps(path: Path, script: Script) -> dict[int, Mapping[str, float]]:
+    """Return what ranks told of the script's first step; those that made none are left out."""
     options = script.options
     words = {
         "device": options.device,
@@ -81,11 +89,8 @@ def _first_losses(path: Path, script: Script) -> dict[int, float]:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={options.n}", "-m", _RUNNER, path.name, folder]
         _run([*command, json.dumps(words)], path)
-        return {
-            rank: loss
-            for rank in range(options.n)
-            if (loss := _first_loss(Path(folder, f"rank-{rank}.jsonl"))) is not None
-        }
+        told = {rank: _first_step(Path(folder, f"rank-{rank}.jsonl")) for rank in range(options.n)}
+    return {rank: step for rank, step in told.items() if step is not None}
 
 
 def _run(command: list[str], path: Path) -> None:
@@ -120,8 +125,8 @@ def _end_of_traceback(said: str) -> str:
     return "\n".join(mine[-_MOST_LINES:])
 
 
-def _first_loss(records: Path) -> float | None:
+def _first_step(records: Path) -> Mapping[str, float] | None:
     if not records.exists():
         return None
     rows = map(json.loads, records.read_text(encoding="utf-8").splitlines())
-    return next((row["values"].get("loss") for row in rows if row["kind"] == "step"), None)
+    return next((row["values"] for row in rows if row["kind"] == "step"), None)

@@ -221,7 +221,7 @@ def _of_code(cell: NotebookCell, parse: Parse) -> Part:
         cell.number,
         "\n".join([line, *notes]),
         code if ranks is None else _only_on(ranks, code),
-        without=found.without,
+        without=tuple(line for line in found.without if not line.startswith("%dist push")),
         least_ranks=1 if ranks is None else max(ranks) + 1,
         features=found.features,
     )
@@ -396,8 +396,8 @@ def _early_features(parts: Sequence[Part]) -> list[str]:
     features = ", ".join(parts[at].features)
     return [
         (
-            f"from __future__ import {features} of cell {parts[at].number} holds for the whole script,"
-            " and in the notebook for the cells below it."
+            f"from __future__ import {features} of cell {parts[at].number} holds for the whole"
+            " script, and in the notebook for the cells below it."
         )
     ]
 
