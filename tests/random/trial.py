@@ -146,6 +146,8 @@ class _Drawing:
         if self._random.random() < 0.3:
             return []
         old = self._models[self._a_model()]
+        if old.layout not in fitting(self._n, without=lambda name: False):
+            return []  # the number of ranks has changed since
         self._count += 1
         new = replace(old, seed=self._count)
         self._models[new.name] = new
