@@ -12,7 +12,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from nbdist.client.export.script import Script, trains
+from nbdist.client.export.parts import trains
+from nbdist.client.export.script import Script
 from nbdist.errors import NBDistError
 from nbdist.ranks import name_ranks
 

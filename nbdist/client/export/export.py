@@ -12,15 +12,9 @@ from nbdist.client.cluster.launchers.slurm_words import read_lines
 from nbdist.client.export import jobs
 from nbdist.client.export.cells import NotebookCell, Parse, dist_lines, numbers
 from nbdist.client.export.modules import beside
+from nbdist.client.export.parts import Part, parts_of, trains
 from nbdist.client.export.place import require_own_name, require_place, write_all
-from nbdist.client.export.script import (
-    Part,
-    Script,
-    ScriptOptions,
-    parts_of,
-    trains,
-    write,
-)
+from nbdist.client.export.script import Script, ScriptOptions, write
 from nbdist.errors import UsageError
 from nbdist.formatting import counted
 from nbdist.options import TIMEOUT_S, ClusterOptions

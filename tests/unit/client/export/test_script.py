@@ -9,7 +9,8 @@ from textwrap import dedent
 import pytest
 
 from nbdist.client.export.cells import NotebookCell
-from nbdist.client.export.script import Script, ScriptOptions, parts_of, write
+from nbdist.client.export.parts import parts_of
+from nbdist.client.export.script import Script, ScriptOptions, write
 from nbdist.client.export.sent import Sent, sent
 from nbdist.client.notebook.arguments import parse_distributed
 
@@ -114,6 +115,13 @@ def test_what_was_sent_stands_once_where_it_was_sent_and_says_what_it_has_not() 
         "k = 2\n\n\ndef f():\n    return k\n\n\nif this_rank == 1:\n    r = 1\n"
     )
     assert found.doubts == ("Nothing in the script gives x, which cell 2 uses.",)
+
+
+def test_a_name_that_is_sent_again_is_what_it_was_last_and_a_helper_stands_once() -> None:
+    values = [Sent("k", (("k", f"k = {value}"),)) for value in (1, 2, 1)]
+    ours = [Sent(name, (("h", "h = 0"), (name, f"{name} = 7"))) for name in ("f", "g")]
+    own = NotebookCell(1, "p", sent=(*values, *ours))
+    assert "k = 1\nk = 2\nk = 1\nh = 0\nf = 7\ng = 7\n" in script(own).text
 
 
 def test_a_name_that_only_a_cell_left_out_gives_is_told_with_both() -> None:
