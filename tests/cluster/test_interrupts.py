@@ -47,12 +47,6 @@ l = m(torch.ones(4, 2)).sum()
 print('in')
 l.backward() if rank else None
 """,
-    "a training loop": """
-m = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
-o = torch.optim.SGD(m.parameters(), lr=0.1)
-print('in')
-while True: o.zero_grad(); m(torch.ones(4, 2)).sum().backward(); o.step()
-""",
     "a finaliser, where Python drops the exception": """
 import time
 class Slow:
@@ -74,6 +68,20 @@ for _ in torch.utils.data.DataLoader(Slow(), num_workers=2): pass
 }
 
 
+TRAINING = """
+m = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+o = torch.optim.SGD(m.parameters(), lr=0.1)
+print('in')
+while True: o.zero_grad(); m(torch.ones(4, 2)).sum().backward(); o.step()
+"""
+ARE_EQUAL = """
+mine = torch.cat([p.detach().flatten() for p in m.parameters()])
+both = [torch.empty_like(mine) for _ in range(2)]
+dist.all_gather(both, mine)
+torch.equal(*both)
+"""
+
+
 def assert_interrupted(ran: Ran) -> None:
     assert ran.error is not None
     name, _, shown = ran.error
@@ -93,6 +101,18 @@ def test_an_interrupt_ends_the_cell_and_the_next_one_runs(notebook: Kernel, code
     assert_interrupted(notebook.cell(code, "--no-track", interrupt_after=["in"], timeout_s=30))
     assert_usable(notebook)
     assert "Out: 1" in notebook.cell("kept").text
+
+
+def test_an_interrupted_training_leaves_replicas_equal_or_says_that_they_differ(
+    notebook: Kernel,
+) -> None:
+    ran = notebook.cell(TRAINING, "--no-track", interrupt_after=["in"], timeout_s=30)
+    assert_interrupted(ran)
+    work = notebook.cell(WORK)
+    first, _, more = work.text.partition("\n")
+    assert (work.error, first) == (None, "ranks 0-1 │ Out: 2")
+    are_equal = "Out: True" in notebook.cell(ARE_EQUAL, "--no-track").text
+    assert are_equal == ("Replicas differ" not in more), (ran, more)
 
 
 def test_an_interrupted_dataloader_leaves_no_worker_and_no_traceback_behind(
