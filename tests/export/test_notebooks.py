@@ -179,6 +179,23 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)""",
 loss = model(torch.ones(2, 4)).sum()
 loss.backward(); optimizer.step()""",
 ]
+# Two optimizers that step in turns: the first step is that of both.
+GAN = [
+    START,
+    """\
+%%distributed
+from torch import nn
+torch.manual_seed(0)
+G = nbdist.parallelize(nn.Linear(2, 4), "ddp").model
+D = nbdist.parallelize(nn.Linear(4, 1), "ddp").model
+of_g = torch.optim.SGD(G.parameters(), lr=0.1)
+of_d = torch.optim.SGD(D.parameters(), lr=0.1)
+generator = torch.Generator().manual_seed(rank)
+for step in range(4):
+    z, real = torch.randn(8, 2, generator=generator), torch.randn(8, 4, generator=generator)
+    of_d.zero_grad(); (D(G(z).detach()) - D(real)).mean().square().backward(); of_d.step()
+    of_g.zero_grad(); (D(G(z)) - 1).square().mean().backward(); of_g.step()""",
+]
 EXPORT = "%dist export train.py --check"
 
 
@@ -206,6 +223,7 @@ def exported(cells: list[str], folder: Path) -> Any:
         pytest.param(SWEEP, marks=pytest.mark.slow, id="sweep"),
         pytest.param(PUSHED, id="pushed functions"),
         pytest.param(SHARDS, marks=pytest.mark.slow, id="shards"),
+        pytest.param(GAN, marks=pytest.mark.slow, id="two optimizers"),
     ],
 )
 def test_a_notebooks_script_begins_with_its_loss(

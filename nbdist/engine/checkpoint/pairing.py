@@ -54,9 +54,11 @@ def paired(
     left = [h for h in here if h not in found]
     free = [t for t in there if t not in found.values()]
     if not is_even:
-        # What no variable leads to is left over: something else holds its parameters still.
+        # Where no name is told there, what no variable leads to here is left over: something else
+        # holds its parameters still. Of another name there, the one here may be a stranger.
         kept = [h for h in left if called[h]]
-        if len(kept) == len(free) == 1 and (kept[0], free[0]) in fits:
+        is_left_over = len(kept) == len(free) == 1 and not was_called[free[0]]
+        if is_left_over and (kept[0], free[0]) in fits:
             return Paired(found | {kept[0]: free[0]})
         is_open = any((h, t) in fits for h in left for t in free)
         return Paired(found, undecided=tuple(left), free=tuple(free)) if is_open else Paired(found)

@@ -2,8 +2,9 @@
 
 torchrun starts it: `torchrun ... -m nbdist.engine.rank.first_step SCRIPT RECORDS OPTIONS`. The
 script finds a rank that is made already, with its own options; where it makes the process group,
-that is taken as done. It ends after the first step of an optimizer on each rank. `RECORDS` then
-holds what a board is given: the loss that is compared with that of the notebook's first step.
+that is taken as done. It ends where an optimizer would step a second time: then the first step is
+whole, with those of all optimizers, as of a GAN. `RECORDS` then holds what a board is
+given: the loss that is compared with that of the notebook's first step.
 
 Main thread.
 """
@@ -13,9 +14,10 @@ import runpy
 import sys
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from nbdist.engine.rank import standalone
 
@@ -29,13 +31,21 @@ def run(script: str, records: str, options: dict[str, Any]) -> None:
     sys.argv = [script]
     sys.path[0] = str(Path(script).resolve().parent)
     standalone.init(records=records, **options)
-    register_optimizer_step_post_hook(_stop)
+    register_optimizer_step_pre_hook(_UntilTheSecond())
     runpy.run_path(script, run_name="__main__")
 
 
-def _stop(*_: Any) -> None:
-    dist.barrier()  # who ends while others wait for it in the step would end them with an error
-    raise SystemExit(0)
+class _UntilTheSecond:
+    """Ends the script where an optimizer is about to step a second time."""
+
+    def __init__(self) -> None:
+        self._stepped = WeakSet[Optimizer]()
+
+    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if optimizer in self._stepped:
+            dist.barrier()  # who ends while others wait for it would end them with an error
+            raise SystemExit(0)
+        self._stepped.add(optimizer)
 
 
 if __name__ == "__main__":

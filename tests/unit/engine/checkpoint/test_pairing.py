@@ -73,3 +73,4 @@ def test_a_variable_of_its_own_goes_before_a_place_in_a_list() -> None:
 def test_one_that_nothing_names_steps_aside_where_there_are_more_than_there_were() -> None:
     assert pair({"M": [], "M-2": ["model"]}, {"M": []}).pairs == {"M-2": "M"}
     assert pair({"M": ["old"], "M-2": ["model"]}, {"M": []}).undecided == ("M", "M-2")
+    assert pair({"M": [], "M-2": ["student"]}, {"M": ["teacher"]}).undecided == ("M", "M-2")
