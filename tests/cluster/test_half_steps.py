@@ -19,6 +19,7 @@ import nbdist
 from nbdist import RankError, Session
 from nbdist.client.cells import interrupts
 from nbdist.errors import Interrupted
+from tests.cluster.conftest import SharedCluster
 
 SETUP = """
 import os, pathlib, random, time
@@ -334,8 +335,11 @@ def every_case() -> Iterator[Case]:
             yield name, place, layout, who, fault
 
 
-def cases() -> list[object]:
-    """Return all cases, of which those of `make test` meet nearly each pair of values once."""
+def cases(*, peers: bool) -> list[object]:
+    """Return all cases with or without `needs_peers`.
+
+    Those of `make test` meet nearly each pair of values once.
+    """
     every = list(every_case())
     chosen: set[Case] = set()
     met: set[tuple[object, ...]] = set()
@@ -345,22 +349,16 @@ def cases() -> list[object]:
             chosen.add(case)
             met |= pairs
     slow = (pytest.mark.slow,)
-    return [pytest.param(*case, marks=() if case in chosen else slow) for case in every]
+    return [
+        pytest.param(*case, marks=() if case in chosen else slow)
+        for case in every
+        if needs_peers(case[2], case[4]) == peers
+    ]
 
 
 def needs_peers(layout: str, fault: str) -> bool:
     """Return whether a shard goes with its rank, but where another rank's memory keeps it."""
     return fault == "kill" and layout != "ddp"
-
-
-@pytest.fixture(scope="module")
-def with_peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    """A session in which ranks keep each other's shards."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("peers"))
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-        with nbdist.start(n=2, device="cpu", peer_snapshots=2) as session:
-            yield session
 
 
 _right: dict[tuple[str, str], object] = {}
@@ -374,25 +372,24 @@ def right(session: Session, name: str, layout: str) -> object:
     return _right[name, layout]
 
 
-@pytest.mark.parametrize(("name", "place", "layout", "who", "fault"), cases())
-def test_all_that_follows_a_step_is_right_after_a_fault_or_named(
-    request: pytest.FixtureRequest,
-    name: str,
-    place: str,
-    layout: str,
-    who: str,
-    fault: str,
-    tmp_path: Path,
-) -> None:
-    session = request.getfixturevalue("with_peers" if needs_peers(layout, fault) else "session")
+def require_right_or_named(session: Session, case: Case, folder: Path) -> None:
+    """Check that a training comes to what it does undisturbed, when done what its error names."""
+    name, place, layout, who, fault = case
     kind, wanted = KINDS[name], right(session, name, layout)
-    set_up(session, kind, layout, place, who, tmp_path, fault)
-    said = fail_training(session, kind, fault, who, tmp_path)
+    set_up(session, kind, layout, place, who, folder, fault)
+    said = fail_training(session, kind, fault, who, folder)
     do_as_said(session, kind, said)
     session.retry()
 
     told = session.run(TOLD.format(told=kind.told), track=False).value_list
     assert told == wanted, said
+
+
+@pytest.mark.parametrize(("name", "place", "layout", "who", "fault"), cases(peers=False))
+def test_all_that_follows_a_step_is_right_after_a_fault_or_named(
+    session: Session, name: str, place: str, layout: str, who: str, fault: str, tmp_path: Path
+) -> None:
+    require_right_or_named(session, (name, place, layout, who, fault), tmp_path)
 
 
 @pytest.mark.parametrize("who", WHO)
@@ -491,3 +488,25 @@ def test_what_lies_beyond_the_search_is_said_once(
     for _ in range(2):
         session.run(f"for _ in range(3):\n    {step}", track=False, show=True)
     assert capsys.readouterr().out.count("held holds 65 items, of which 64 are searched") == 1
+
+
+@pytest.fixture(scope="module")
+def with_peers(
+    cluster: SharedCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Session]:
+    """A session in which ranks keep each other's shards; a kernel has one, so the other ends."""
+    cluster.stop()
+    _right.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("peers"))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+        with nbdist.start(n=2, device="cpu", peer_snapshots=2) as session:
+            yield session
+
+
+# Last in the module, for its session takes the place of the shared one.
+@pytest.mark.parametrize(("name", "place", "layout", "who", "fault"), cases(peers=True))
+def test_shards_of_a_killed_rank_are_right_or_named_where_a_peer_keeps_them(
+    with_peers: Session, name: str, place: str, layout: str, who: str, fault: str, tmp_path: Path
+) -> None:
+    require_right_or_named(with_peers, (name, place, layout, who, fault), tmp_path)
