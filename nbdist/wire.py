@@ -6,20 +6,21 @@ are; `push` and `pull` have raw buffers of their own.
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from itertools import chain, groupby
 from math import isfinite
 from typing import Any
 
 from nbdist.packed import Calls, numbers_of, text_of
 
-VERSION = 10  # rises when a message changes; both sides compare it at the start
+VERSION = 11  # rises when a message changes; both sides compare it at the start
 
 RECORDS = "nbdist_records"  # iopub message type: one Batch
 OUTPUT = "nbdist_output"  # iopub message type: text, see `engine/kernel/stdio.py`
 REQUEST = "nbdist_request"  # shell (main thread) and control (any time) message types
 REPLY = "nbdist_reply"
-SUMMARY_KEY = "nbdist"  # where a cell's reply carries its Summary
+CELL_KEY = "nbdist"  # where a cell's message carries its CellStart, and the reply its CellEnd
 PUBLISHED = "published"  # a fact: models that the cell has published, as JSON
 GOES_ON = "goes_on"  # a fact of a cell that is run again: it trains on what is there, or restored
 # The iopub messages that show something: a detached cluster's ranks keep them (`journal.py`).
@@ -204,7 +205,113 @@ def _from_json(values: dict[str, float | str]) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class Script:
+    """The script that a cell is: its `file`, as the notebook has it, and its words, `argv`.
+
+    `module` is its name where `-m` has called it by that, such as `pkg.__main__`.
+    """
+
+    file: str
+    module: str = ""
+    argv: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointEvery:
+    """How a cell saves by itself: after every so many steps.
+
+    `since` is when it was asked for, in seconds since 1970: older checkpoints are not its own.
+    Ranks had died `faults` times in a session of `session_s` seconds when it was sent.
+    """
+
+    steps: int
+    since: float
+    faults: int = 0
+    session_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSteps:
+    """The steps of a cell that are recorded, from `first` to `last`, and the folder for them."""
+
+    first: int
+    last: int
+    folder: str
+
+
+class Repeat(StrEnum):
+    """Whether a cell is the one that failed last, run again.
+
+    A `RETRY` starts over where it makes its optimizers anew, and continues where they were there
+    before it. That is seen when one steps: where it had started over by then, it is run once more,
+    to `CONTINUE`.
+    """
+
+    NO = "no"
+    RETRY = "retry"
+    CONTINUE = "continue"
+
+
+@dataclass(frozen=True, slots=True)
+class CellStart:
+    """What a rank is told of a cell beside its code; rides in the metadata of its message.
+
+    Attributes:
+        number: Of what the session has run, from 1.
+        ranks: Where it runs, ascending.
+        prompt: The number that tracebacks give it.
+        params: Set on the ranks before it runs; in the JSON form of `nbdist.plain`.
+        failed: The number of the cell that failed last and has not gone well since. Also ranks on
+            which that ended well must remember how it is run again.
+        repeat: Whether this is that cell, run again.
+        profile: The steps to record.
+        checkpoints: The folder of checkpoints that the cell gives no name; "" leaves it as it is.
+        saves: How it saves by itself.
+        call: A row of `CELLS` in `engine/kernel/calls.py`, which is run instead of the code.
+        arguments: Of that call.
+        track: Whether a training in it is tracked.
+        script: The script that it is.
+        keep: Whether what it shows is kept, for a notebook that comes later.
+    """
+
+    number: int
+    ranks: tuple[int, ...]
+    prompt: int
+    params: Mapping[str, Any] = field(default_factory=dict)
+    failed: int | None = None
+    repeat: Repeat = Repeat.NO
+    profile: ProfileSteps | None = None
+    checkpoints: str = ""
+    saves: CheckpointEvery | None = None
+    call: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    track: bool = True
+    script: Script | None = None
+    keep: bool = False
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the JSON form; not by `asdict`, for one is made for each rank."""
+        parts = (self.profile, self.saves, self.script)
+        profile, saves, script = (None if part is None else asdict(part) for part in parts)
+        whole = {name: getattr(self, name) for name in self.__slots__}
+        return whole | {"profile": profile, "saves": saves, "script": script}
+
+    @classmethod
+    def from_wire(cls, content: Mapping[str, Any]) -> "CellStart":
+        """Return the start that a message carried."""
+        profile, saves, script = (content[name] for name in ("profile", "saves", "script"))
+        parts = {
+            "ranks": tuple(content["ranks"]),
+            "repeat": Repeat(content["repeat"]),
+            "profile": profile and ProfileSteps(**profile),
+            "saves": saves and CheckpointEvery(**saves),
+            "script": script and Script(**script | {"argv": tuple(script["argv"])}),
+        }
+        return cls(**{**content, **parts})
+
+
+@dataclass(frozen=True, slots=True)
+class CellEnd:
     """What a rank says of a cell it has finished; rides in the cell's reply.
 
     `first_seq` and `next_seq` bound the records of this cell: a rank whose records in
@@ -240,6 +347,6 @@ class Summary:
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
-    def from_wire(cls, content: dict[str, Any]) -> "Summary":
-        """Return the summary a reply carried."""
+    def from_wire(cls, content: dict[str, Any]) -> "CellEnd":
+        """Return the end that a reply carried."""
         return cls(**content | {"notices": tuple(content.get("notices", ()))})

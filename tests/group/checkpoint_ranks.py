@@ -588,7 +588,7 @@ def cells_saved(folder: str, layout: str) -> dict[str, Any]:
         build_nets(_names, "ac", layout)
         step_nets(_names, "ac")
         step_state.begin_cell()
-        save.begin_cell(None)
+        save.begin_cell("")
         build_nets(_names, "b", layout)
         step_nets(_names, "b")
         nbdist.save(f"{folder}/second", wait=True)

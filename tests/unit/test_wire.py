@@ -4,7 +4,16 @@ import json
 import math
 from dataclasses import asdict
 
-from nbdist.wire import Batch, Record, Summary
+from nbdist.wire import (
+    Batch,
+    CellEnd,
+    CellStart,
+    CheckpointEvery,
+    ProfileSteps,
+    Record,
+    Repeat,
+    Script,
+)
 
 
 def test_a_batch_arrives_as_it_was() -> None:
@@ -42,8 +51,8 @@ def test_a_batch_of_facts_alone_travels() -> None:
     assert Batch.from_wire(json.loads(json.dumps(batch.to_wire()))) == batch
 
 
-def test_a_summary_arrives_as_it_was() -> None:
-    summary = Summary(
+def test_the_end_of_a_cell_arrives_as_it_was() -> None:
+    summary = CellEnd(
         first_seq=3,
         next_seq=9,
         collectives={"0": 4},
@@ -55,4 +64,25 @@ def test_a_summary_arrives_as_it_was() -> None:
         output_file="/x",
         seconds=0.25,
     )
-    assert Summary.from_wire(json.loads(json.dumps(asdict(summary)))) == summary
+    assert CellEnd.from_wire(json.loads(json.dumps(asdict(summary)))) == summary
+
+
+def test_the_start_of_a_cell_arrives_as_it_was() -> None:
+    start = CellStart(
+        number=7,
+        ranks=(0, 2),
+        prompt=4,
+        params={"lr": 0.1},
+        failed=6,
+        repeat=Repeat.CONTINUE,
+        profile=ProfileSteps(3, 5, "folder"),
+        saves=CheckpointEvery(100, 1e9, faults=1, session_s=60.0),
+        script=Script("train.py", "pkg.train", ("--lr", "0.1")),
+        keep=True,
+    )
+    assert CellStart.from_wire(json.loads(json.dumps(start.to_wire()))) == start
+
+
+def test_a_cell_of_which_nothing_was_asked_arrives_as_it_was() -> None:
+    start = CellStart(number=1, ranks=(0,), prompt=1)
+    assert CellStart.from_wire(json.loads(json.dumps(start.to_wire()))) == start

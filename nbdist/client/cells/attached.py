@@ -81,8 +81,8 @@ class AttachedCell(CellRun):
         self._unknown_since: dict[int, float] = {}
         self.gone: list[str] = []  # what nobody can fetch any more, in sentences
 
-    def _begin(self, options: Mapping[str, Any]) -> None:
-        del options  # ranks have been told
+    def _begin(self, start: wire.CellStart) -> None:
+        del start  # ranks have it
         for rank, missed in self._missed.items():
             if rank in self._sent:
                 self._cluster.requests.hear(self._sent[rank], missed.hear)

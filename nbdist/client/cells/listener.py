@@ -54,7 +54,7 @@ class RankListener:
         """
         self.rank = rank
         self.replied = False
-        self.summary = wire.Summary()
+        self.summary = wire.CellEnd()
         self.failure: CellFailure | None = None
         self.death: str | None = None
         self.died_at = 0.0
@@ -115,8 +115,8 @@ class RankListener:
             self.failure = CellFailure(content["ename"], content["evalue"], traceback, now)
         elif content["status"] != "ok":
             self.failure = CellFailure("Aborted", "the rank dropped the cell", (), now)
-        if wire.SUMMARY_KEY in content:
-            self.summary = wire.Summary.from_wire(content[wire.SUMMARY_KEY])
+        if wire.CELL_KEY in content:
+            self.summary = wire.CellEnd.from_wire(content[wire.CELL_KEY])
         if content.get(wire.SILENT_KEY):
             self.idle.set()  # no output is on its way, and nothing will end it
         self.replied = True

@@ -19,6 +19,7 @@ from nbdist.client.faults.advice import WhatRan
 from nbdist.client.metrics.profile.chosen import ChosenSteps
 from nbdist.client.output.result import Display
 from nbdist.errors import CellSyntaxError, UsageError
+from nbdist.wire import CellStart, CheckpointEvery, ProfileSteps, Repeat, Script
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,93 +81,74 @@ class CellRequest:
 
 @dataclass(frozen=True, slots=True)
 class CellAttempt:
-    """One run of a request: what ranks are told beside it.
-
-    Attributes:
-        request: The cell.
-        number: Counts what the session has run, and names its files.
-        failed: The number of the failed cell that ranks remember, or go on with.
-        is_retry: That cell is run again: loaders continue where they stopped.
-        goes_on: It had started over, and must not (`rank_errors.should_go_on`).
-        profile: What `engine/training/torch_profile.py` is asked for.
-        faults: How often ranks have died in this session.
-        session_s: For how long it has lasted.
-    """
+    """One run of a request, and what each rank is told of it."""
 
     request: CellRequest
-    number: int
-    failed: int | None = None
-    is_retry: bool = False
-    goes_on: bool = False
-    profile: Mapping[str, Any] | None = None
-    faults: int = 0
-    session_s: float = 0.0
+    start: CellStart
+
+    @classmethod
+    def of(
+        cls,
+        request: CellRequest,
+        number: int,
+        *,
+        prompt: int,
+        failed: int | None,
+        repeat: Repeat,
+        profile: ProfileSteps | None,
+        faults: int,
+        session_s: float,
+        keep: bool,
+    ) -> "CellAttempt":
+        """Return the attempt that the session numbers so; see `CellStart` and `CheckpointEvery`."""
+        every, script = request.every, request.script
+        start = CellStart(
+            number=number,
+            ranks=request.ranks,
+            prompt=prompt,
+            params={name: plain.encode(value) for name, value in request.params.items()},
+            failed=failed,
+            repeat=repeat,
+            profile=profile,
+            checkpoints=request.checkpoints,
+            saves=CheckpointEvery(every, request.asked_at, faults, session_s) if every else None,
+            call=request.call,
+            arguments=request.arguments,
+            track=request.track,
+            script=Script(script, request.module, request.argv) if script else None,
+            keep=keep,
+        )
+        return cls(request, start)
 
     def memory(self) -> dict[str, Any]:
         """Return what `remembered` makes this attempt of, in another kernel: JSON-like."""
         request = {f.name: getattr(self.request, f.name) for f in fields(self.request)}
         chosen = self.request.profile
         request |= {
-            "params": {k: plain.encode(v) for k, v in self.request.params.items()},
+            "params": self.start.params,
             "profile": None if chosen is None else [chosen.first, chosen.last],
             "above": [],
         }
-        attempt = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "request"}
         return {
             "request": request,
-            "attempt": attempt,
+            "start": self.start.to_wire(),
             "began": time.time(),
             "kernel": os.getpid(),
-        }
-
-    def to_wire(self) -> dict[str, Any]:
-        """Return what travels to each rank beside the code; `params` as they are."""
-        return {
-            "cell": self.number,
-            "ranks": list(self.request.ranks),
-            "prompt": self.request.prompt or self.number,
-            "params": dict(self.request.params),
-            # Also ranks on which it ended well must remember how it is run again.
-            "failed": self.failed,
-            "retry": self.is_retry,
-            "goes_on": self.goes_on,
-            "profile": self.profile,
-            "checkpoints": self.request.checkpoints,
-            "checkpoint": self._checkpoint() if self.request.every else None,
-            "call": self.request.call,
-            "arguments": dict(self.request.arguments),
-            "track": self.request.track,
-            "script": self._script(),
-        }
-
-    def _script(self) -> dict[str, Any] | None:
-        if not self.request.script:
-            return None
-        request = self.request
-        return {"file": request.script, "module": request.module, "argv": list(request.argv)}
-
-    def _checkpoint(self) -> dict[str, Any]:
-        """Return what a cell that saves by itself is told of that."""
-        return {
-            "every": self.request.every,
-            "since": self.request.asked_at,
-            "faults": self.faults,
-            "session_s": self.session_s,
         }
 
 
 def remembered(memory: Mapping[str, Any]) -> CellAttempt:
     """Return the attempt whose `memory` another kernel has left."""
-    told = memory["request"]
-    chosen = told["profile"]
+    kept = memory["request"]
+    chosen = kept["profile"]
     own = {
-        "ranks": tuple(told["ranks"]),
-        "params": {k: plain.decode(v) for k, v in told["params"].items()},
+        "ranks": tuple(kept["ranks"]),
+        "params": {k: plain.decode(v) for k, v in kept["params"].items()},
         "profile": None if chosen is None else ChosenSteps(*chosen),
         "above": (),
-        "argv": tuple(told["argv"]),
+        "argv": tuple(kept["argv"]),
     }
-    return CellAttempt(CellRequest(**told | own), **memory["attempt"])
+    return CellAttempt(CellRequest(**kept | own), CellStart.from_wire(memory["start"]))
 
 
 def check_syntax(code: str) -> None:

@@ -7,11 +7,11 @@ thread and wakes at least every 100 ms, so that an interrupt and a timeout are s
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from nbdist import origins, plain, wire
+from nbdist import origins, wire
 from nbdist.client.cells import outcome as outcomes
 from nbdist.client.cells.interrupts import Interrupts
 from nbdist.client.cells.listener import RankListener
@@ -108,17 +108,14 @@ class CellRun:
     def run(self) -> Outcome:
         """Run the cell and return how it ended; never raises for what ranks did."""
         began = time.monotonic()
-        number, events = self._attempt.number, self._cluster.events
-        events.note("cell begun", number=number, ranks=list(self._request.ranks))
-        cell = {origins.cell_file_name(self._request.code): self._request.prompt or number}
+        start, events = self._attempt.start, self._cluster.events
+        events.note("cell begun", number=start.number, ranks=list(start.ranks))
+        cell = {origins.cell_file_name(self._request.code): start.prompt}
         self._last_words = LastWords(self._cluster.logs, self._request.ranks, cell)
         stop_listening = self._cluster.on_death(self._on_death)
         outcome = Outcome(self._collectors, self._live)
         try:
-            options = self._attempt.to_wire()
-            options["params"] = {k: plain.encode(v) for k, v in options["params"].items()}
-            options["keep"] = self._cluster.memory is not None
-            self._begin(options)
+            self._begin(start)
             self._wait(began - self._ran_before_s)
             self._complete()
             outcome.repaired = self._recover()
@@ -135,21 +132,21 @@ class CellRun:
         events.note(
             "cell ended",
             outcome=outcome.word,
-            number=number,
+            number=start.number,
             seconds=took_s,
             steps=steps,
         )
         return outcome
 
-    def _begin(self, options: Mapping[str, Any]) -> None:
+    def _begin(self, start: wire.CellStart) -> None:
         if self._cluster.memory is None:
             for rank, collector in self._collectors.items():
-                self._send(rank, collector, options)
+                self._send(rank, collector, start)
             return
         # The keeper knows of a cell before any rank does: this kernel may end at any moment.
         outbox: list[Callable[[], None]] = []
         for rank, collector in self._collectors.items():
-            self._send(rank, collector, options, outbox)
+            self._send(rank, collector, start, outbox)
         self._cluster.memory.cell_began(self._attempt.memory() | {"messages": self._sent})
         self._cluster.requests.release(outbox)
 
@@ -157,12 +154,12 @@ class CellRun:
         self,
         rank: int,
         collector: RankListener,
-        options: Mapping[str, Any],
+        start: wire.CellStart,
         outbox: list[Callable[[], None]] | None = None,
     ) -> None:
         try:
             self._sent[rank] = self._cluster.requests.execute(
-                rank, self._request.code, options, collector.on_message, outbox
+                rank, self._request.code, start, collector.on_message, outbox
             )
         except RankDiedError:
             collector.died("it had ended before the cell was sent")

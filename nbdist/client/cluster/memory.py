@@ -38,7 +38,7 @@ class ClusterMemory:
     def cell_began(self, cell: Mapping[str, Any]) -> None:
         """Tell of a cell that has been sent; `cell` is what its listener is made of again."""
         self._cell = cell
-        self.cells = cell["attempt"]["number"]
+        self.cells = cell["start"]["number"]
         self.changed()
 
     def cell_ended(self) -> None:
@@ -60,4 +60,4 @@ class ClusterMemory:
         if self._cell is None:
             return f"{text}, no cell runs"
         at = time.strftime("%H:%M", time.localtime(self._cell["began"]))
-        return f"{text}, cell [{self._cell['request']['prompt']}] began at {at}"
+        return f"{text}, cell [{self._cell['start']['prompt']}] began at {at}"

@@ -196,7 +196,7 @@ class Requests:
         self,
         rank: int,
         code: str,
-        options: Mapping[str, Any],
+        start: wire.CellStart,
         handler: "Handler",
         outbox: list[Callable[[], None]] | None = None,
     ) -> str:
@@ -226,7 +226,7 @@ class Requests:
                 "execute_request",
                 content,
                 handler,
-                metadata={wire.SUMMARY_KEY: dict(options)},
+                metadata={wire.CELL_KEY: start.to_wire()},
                 outbox=outbox,
             )
         except KeyError:

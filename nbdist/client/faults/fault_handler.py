@@ -39,7 +39,7 @@ from nbdist.client.faults.recovery import repair
 from nbdist.client.faults.repair_report import Repaired
 from nbdist.client.faults.stderr_tail import LastOutput
 from nbdist.client.output.live_text import LiveText
-from nbdist.wire import Summary
+from nbdist.wire import CellEnd
 
 log = logging.getLogger(__name__)
 
@@ -290,7 +290,7 @@ class FaultHandler:
 
     def finish(
         self,
-        summaries: Mapping[int, Summary],
+        summaries: Mapping[int, CellEnd],
         told: Iterable[int],
         last_words: Callable[[int], LastOutput],
     ) -> Repaired:
@@ -315,7 +315,7 @@ class FaultHandler:
             return repair(self._cluster, is_news=is_news, told=told, last_words=last_words)
 
 
-def agree(summaries: Mapping[int, Summary]) -> bool:
+def agree(summaries: Mapping[int, CellEnd]) -> bool:
     """Return whether what ranks have launched meets what their peers have.
 
     Equally many collectives in each group they share, and each message received.
@@ -327,7 +327,7 @@ def agree(summaries: Mapping[int, Summary]) -> bool:
     ) and all(_messages_meet(rank, summaries) for rank in summaries)
 
 
-def _messages_meet(rank: int, summaries: Mapping[int, Summary]) -> bool:
+def _messages_meet(rank: int, summaries: Mapping[int, CellEnd]) -> bool:
     """Return whether what other ranks received of `rank` is what it sent them."""
     sent = summaries[rank].sent
     for peer, summary in summaries.items():

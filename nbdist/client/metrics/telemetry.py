@@ -110,7 +110,7 @@ class Telemetry:
 
         Args:
             begin: Rank to the first `seq` that can belong to this cell, where known (the
-                `next_seq` of the rank's last Summary); what is older is ignored.
+                `next_seq` of the rank's last CellEnd); what is older is ignored.
         """
         self.latest: dict[int, dict[str, float]] = {}
         self.facts: dict[int, dict[str, str]] = {}
@@ -152,7 +152,7 @@ class Telemetry:
         """Return which records are missing: rank to ranges `(first, next)`, if there are any.
 
         Args:
-            bounds: Rank to its Summary's `(first_seq, next_seq)`.
+            bounds: Rank to its CellEnd's `(first_seq, next_seq)`.
         """
         with self._lock:
             found = {

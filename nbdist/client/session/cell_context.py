@@ -225,7 +225,7 @@ class CellContext:
         request = attempt.request
         assert cluster.options is not None
         info = CellInfo(
-            number=request.prompt or attempt.number,
+            number=attempt.start.prompt,
             source=request.code,
             ranks=request.ranks,
             world_size=cluster.options.n,

@@ -35,6 +35,7 @@ from nbdist.errors import ClusterError, Interrupted, NBDistError, RankError, Usa
 from nbdist.formatting import counted
 from nbdist.given import is_whole
 from nbdist.ranks import begin_with_ranks, name_ranks
+from nbdist.wire import ProfileSteps, Repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +137,8 @@ class CellAttempts:
         request = attempt.request
         own = {**memory, "kernels": [*memory.get("kernels", ()), memory["kernel"]]}
         run = self._showing.run_of(request.prompt or 0, own["kernels"], memory["began"])
-        if attempt.profile is not None:
-            self._profile_folder = Path(attempt.profile["folder"]).parent
+        if attempt.start.profile is not None:
+            self._profile_folder = Path(attempt.start.profile.folder).parent
         done = self._follow(attempt, None, "", follows=False, run=run, memory=own)
         if done.outcome.error is not None:
             self._has_failed(request, done, None)
@@ -271,11 +272,12 @@ class CellAttempts:
             notice: Stays above the cell's output.
             follows: Whether the one before is shown in the same cell of the notebook.
         """
-        done = self._send(request, before, notice, follows=follows)
+        repeat = Repeat.NO if before is None else Repeat.RETRY
+        done = self._send(request, before, notice, follows=follows, repeat=repeat)
         if before is None or not should_go_on(done.outcome.error):
             return done
         self._has_failed(request, done, before)
-        return self._send(request, done, _lines_after(done), follows=True, goes_on=True)
+        return self._send(request, done, _lines_after(done), follows=True, repeat=Repeat.CONTINUE)
 
     def _remembered(self, before: _Before | None) -> int | None:
         """Return the number of the failed cell that ranks are to remember, or to go on with."""
@@ -291,19 +293,21 @@ class CellAttempts:
         notice: str,
         *,
         follows: bool,
-        goes_on: bool = False,
+        repeat: Repeat = Repeat.NO,
     ) -> _Before:
         """Send the cell to the ranks, and show how it ends; see `_attempt`."""
         self._count += 1
-        attempt = CellAttempt(
+        prompt = request.prompt or self._count
+        attempt = CellAttempt.of(
             request,
             self._count,
+            prompt=prompt,
             failed=self._remembered(before),
-            is_retry=before is not None,
-            goes_on=goes_on,
-            profile=self._to_profile(request.profile, request.prompt or self._count),
+            repeat=repeat,
+            profile=self._to_profile(request.profile, prompt),
             faults=self._cluster.faults(),
             session_s=self._cluster.events.seconds,
+            keep=self._cluster.memory is not None,
         )
         run = before.run if before else None
         return self._follow(attempt, before, notice, follows=follows, run=run)
@@ -361,21 +365,21 @@ class CellAttempts:
         if self._cluster.memory is not None:
             self._cluster.memory.cell_ended()
         run = shown.run_key or run
-        return _Before(attempt.number, outcome, shown, run, world_size)
+        return _Before(attempt.start.number, outcome, shown, run, world_size)
 
     def _prompt(self) -> int:
         """Return the number of a cell that was given none: the notebook's, where this is one."""
         shell = kernel_shell()
         return self._count + 1 if shell is None else max(1, int(shell.displayhook.prompt_count))
 
-    def _to_profile(self, chosen: ChosenSteps | None, prompt: int) -> dict[str, Any] | None:
-        """Return what ranks are told of the steps to record in the newest cell."""
+    def _to_profile(self, chosen: ChosenSteps | None, prompt: int) -> ProfileSteps | None:
+        """Return the steps to record in the newest cell, and where ranks write them."""
         if chosen is None:
             return None
         self._profiled_cells[prompt] += 1
         folder = folder_of(self._cluster.logs, prompt, self._profiled_cells[prompt])
         self._profile_folder = folder
-        return {"first": chosen.first, "last": chosen.last, "folder": str(folder / "ranks")}
+        return ProfileSteps(chosen.first, chosen.last, str(folder / "ranks"))
 
     def _profiled(
         self, chosen: ChosenSteps, outcome: Outcome, heard: Heard, shown: ShownCell

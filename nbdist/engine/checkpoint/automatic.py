@@ -9,9 +9,6 @@ own. Main thread.
 import logging
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 from weakref import ref
 
 import torch
@@ -28,6 +25,7 @@ from nbdist.engine.recovery import sync_state
 from nbdist.engine.steps import step_state
 from nbdist.errors import NBDistError
 from nbdist.formatting import figure
+from nbdist.wire import CheckpointEvery
 
 FAILURE_S = 24 * 3600.0  # between two faults, where nothing has been seen
 
@@ -40,19 +38,6 @@ _CHANGED_AFTER = (
     "--checkpoint have them as the step left them. nbdist.save() at the end of the loop's body "
     "has them as they are then."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What a cell was asked for: `every` so many steps; `since` when, in seconds since 1970.
-
-    Ranks had died `faults` times in a session of `session_s` seconds when it was sent.
-    """
-
-    every: int
-    since: float
-    faults: int = 0
-    session_s: float = 0.0
 
 
 class Rhythm:
@@ -121,7 +106,7 @@ def advice(every: int, cost_s: float, step_s: float, faults: int, seconds: float
     )
 
 
-_asked: _Asked | None = None
+_asked: CheckpointEvery | None = None
 _rhythm = Rhythm()
 _may_go_on = False  # the cell is run again, and none of its loops has begun
 _failed: str = ""
@@ -141,14 +126,14 @@ def install() -> None:
     sync_state.keep_shapes(save.has_saved)
 
 
-def begin_cell(asked: Mapping[str, Any] | None, *, is_retry: bool) -> None:
+def begin_cell(asked: CheckpointEvery | None, *, is_retry: bool) -> None:
     """Begin a cell, with what it was asked for; None: it saves nothing by itself."""
     global _asked, _rhythm, _may_go_on, _failed, _restored, _began_at, _steps, _goes_on
     global _cell_began_at, _is_warned, _changed_after
     _is_warned, _changed_after = False, False
     _left.clear()
     _goes_on, _cell_began_at = False, time.monotonic()
-    _asked = _Asked(**asked) if asked else None
+    _asked = asked
     leaving.begin_cell(saves=_asked is not None)
     _rhythm, _failed, _began_at, _steps = Rhythm(), "", 0.0, 0
     _may_go_on = _asked is not None and is_retry
@@ -170,7 +155,7 @@ def end_cell(*, has_succeeded: bool) -> tuple[str, ...]:
     if has_succeeded and _asked is not None and count and _steps > 1:
         step_s = max(0.0, time.monotonic() - _began_at - blocked_s) / _steps
         seconds = _asked.session_s + time.monotonic() - _cell_began_at
-        said.append(advice(_asked.every, blocked_s / count, step_s, _asked.faults, seconds))
+        said.append(advice(_asked.steps, blocked_s / count, step_s, _asked.faults, seconds))
     return tuple(filter(None, said))
 
 
@@ -185,7 +170,7 @@ def _at_boundary(optimizer: Optimizer, steps: int) -> None:
     _steps += 1
     _warn(save.first_failure())
     is_last = leaving.at_boundary()
-    if not is_last and steps % _asked.every:
+    if not is_last and steps % _asked.steps:
         return
     try:
         saving = _save(optimizer)

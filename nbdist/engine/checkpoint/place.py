@@ -7,8 +7,8 @@ from nbdist.errors import UsageError
 _default = ".nbdist/checkpoints/notebook"
 
 
-def lie_beside(folder: str | None) -> None:
-    """Have checkpoints without a name lie in this folder, and words beside it; None: as before."""
+def lie_beside(folder: str) -> None:
+    """Have checkpoints without a name lie in this folder, and words beside it; "": as before."""
     global _default
     _default = folder or _default
 

@@ -200,11 +200,11 @@ def settle() -> None:
         _newest.settle()
 
 
-def begin_cell(beside: str | None) -> None:
+def begin_cell(beside: str) -> None:
     """Begin a cell: what an earlier one has saved is told.
 
     Args:
-        beside: The folder of checkpoints without a name; None leaves it as it is.
+        beside: The folder of checkpoints without a name; "" leaves it as it is.
     """
     place.lie_beside(beside)
     _written.clear()

@@ -29,6 +29,7 @@ from nbdist.engine.data.position import LoaderPosition
 from nbdist.engine.data.sampler import Spec
 from nbdist.engine.kernel import location
 from nbdist.engine.steps import step_state
+from nbdist.wire import Repeat
 
 _Mark = list[tuple[PassLog, Commit]]
 
@@ -136,17 +137,14 @@ class _Cell:
         )
 
 
-def begin_cell(
-    number: int, *, failed: int | None, is_retry: bool, goes_on: bool = False
-) -> str | None:
+def begin_cell(number: int, *, failed: int | None, repeat: Repeat) -> str | None:
     """Let loops begin as always, or, in a cell that is run again, go on where they stood.
 
     Args:
         number: The cell's, in the session.
         failed: The cell that failed last, and has not gone well since. A rank on which it ended
             well learns so that it failed elsewhere. None: there is none.
-        is_retry: The cell is that one, run again.
-        goes_on: It had started over, and stepped an optimizer that was there.
+        repeat: Whether the cell is that one, run again.
 
     Returns:
         Where loaders go on, for people, where they do.
@@ -159,11 +157,11 @@ def begin_cell(
         if _cell.number == failed:
             _again = _cell.again()
             step_state.here().fail_elsewhere()
-    again = _again if is_retry else None
+    again = None if repeat is Repeat.NO else _again
     if again is not None and not again.goes_on:
         again = replace(
             again,
-            goes_on=goes_on,
+            goes_on=repeat is Repeat.CONTINUE,
             kept=again.kept or step_state.here().random_numbers(),
             entries=journal.here().entries() if again.entries is None else again.entries,
         )

@@ -12,7 +12,7 @@ table costs no import. Functions take and return JSON-like values; those in `WIT
 `buffers` as well and return `(value, buffers)`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -74,7 +74,7 @@ def resolve(name: str, *, busy: bool) -> Callable[..., Any]:
     return _function((ANY_TIME if busy else MAIN)[name])
 
 
-def source_of(name: str, arguments: dict[str, Any], names: dict[str, Any]) -> str:
+def source_of(name: str, arguments: Mapping[str, Any], names: dict[str, Any]) -> str:
     """Return code that runs a row of `CELLS` once, as a cell that IPython runs."""
     names[CALL] = lambda: _function(CELLS[name])(names=names, **arguments)
     return f"{CALL}()"

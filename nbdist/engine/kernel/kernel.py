@@ -55,11 +55,11 @@ class Rank(Protocol):
     def installed(self, kernel: "RankKernel") -> None:
         """The kernel exists and is about to serve."""
 
-    def cell_began(self, options: dict[str, Any]) -> None:
+    def cell_began(self, start: wire.CellStart) -> None:
         """A cell is about to run on the main thread."""
 
-    def cell_ended(self, result: Any) -> dict[str, Any]:
-        """The cell is over; returns the summary that rides in its reply."""
+    def cell_ended(self, result: Any) -> wire.CellEnd:
+        """The cell is over; returns what rides in its reply."""
 
     def answer(self, content: dict[str, Any], buffers: list[memoryview], *, busy: bool) -> "Answer":
         """Carry out a request; `busy` on the control thread, while the main one may be stuck."""
@@ -126,22 +126,21 @@ class RankKernel(IPythonParallelKernel):
         cell_id: str | None = None,
     ) -> dict[str, Any]:
         """Run one cell; a cell of ours carries its options in the message's metadata."""
-        options = (cell_meta or {}).get(wire.SUMMARY_KEY)
-        if options is None:
+        sent = (cell_meta or {}).get(wire.CELL_KEY)
+        if sent is None:
             reply: dict[str, Any] = await super().do_execute(
                 code, silent, store_history, user_expressions, allow_stdin, cell_id=cell_id
             )
             return reply
-        summary = {}
+        start, end = wire.CellStart.from_wire(sent), None
         try:
             self._last_result, self._has_published = None, False
             message = self.get_parent("shell")["header"]["msg_id"]
-            self.journal.begin(message, keeps=bool(options.get("keep")))
-            self.shell.execution_count = options["prompt"]
-            self.rank.cell_began(options)
-            if options.get("call"):
-                names = self.shell.user_ns
-                code = calls.source_of(options["call"], options["arguments"], names)
+            self.journal.begin(message, keeps=start.keep)
+            self.shell.execution_count = start.prompt
+            self.rank.cell_began(start)
+            if start.call:
+                code = calls.source_of(start.call, start.arguments, self.shell.user_ns)
             try:
                 with _interruptible(self.get_parent("shell")):
                     reply = await super().do_execute(
@@ -150,16 +149,16 @@ class RankKernel(IPythonParallelKernel):
             finally:
                 interrupts.end()  # again: one may have struck just before the first
                 self.shell.user_ns.pop(calls.CALL, None)
-                summary = self.rank.cell_ended(self._last_result)
+                end = self.rank.cell_ended(self._last_result)
             if reply["status"] == "error" and reply["ename"] == "NoneType":
                 # The value's repr failed: ipykernel calls the cell failed, and forgets by what.
                 failed = sys.last_value
                 assert failed is not None
                 reply.update(ename=type(failed).__name__, evalue=text_of(failed))
-            if options.get("keep"):
+            if start.keep:
                 self._has_published = True  # its end is told to whoever listens by then
             silence = {} if self._has_published else {wire.SILENT_KEY: True}
-            return self._kept({**reply, wire.SUMMARY_KEY: summary, **silence})
+            return self._kept({**reply, wire.CELL_KEY: end.to_wire(), **silence})
         except BaseException as error:
             # IPython has answered for the user's code by now; this is ours. Without a reply the
             # notebook would wait for ever.
@@ -172,10 +171,10 @@ class RankKernel(IPythonParallelKernel):
                     "ename": type(error).__name__,
                     "evalue": text_of(error),
                     "traceback": traceback.format_exception(error),
-                    "execution_count": options["prompt"],
+                    "execution_count": start.prompt,
                     "user_expressions": {},
                     "payload": [],
-                    **({wire.SUMMARY_KEY: summary} if summary else {}),
+                    **({wire.CELL_KEY: end.to_wire()} if end is not None else {}),
                 }
             )
 
@@ -330,7 +329,7 @@ def _interruptible(parent: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _is_our_cell(parent: Mapping[str, Any]) -> bool:
-    return wire.SUMMARY_KEY in parent.get("metadata", {})
+    return wire.CELL_KEY in parent.get("metadata", {})
 
 
 def _is_read(status: str, parent: Mapping[str, Any], *, is_silent: bool) -> bool:

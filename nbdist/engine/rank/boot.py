@@ -113,7 +113,7 @@ class Program:
         script.note_what_is_read()
         shell.install(rank_kernel, self.output.flush, self.output.lent, _was_freed)
 
-    def cell_began(self, options: dict[str, Any]) -> None:
+    def cell_began(self, start: wire.CellStart) -> None:
         """Prepare for a cell: its number, and the parameters of `-p`."""
         from nbdist.engine.checkpoint import automatic, save
         from nbdist.engine.checks import model_facts
@@ -128,42 +128,37 @@ class Program:
 
         self._began = time.perf_counter()
         self.output.put_back()
-        self.output.begin_cell(options["cell"])
-        self.tracks = bool(options.get("track", True))
+        self.output.begin_cell(start.number)
+        self.tracks = start.track
         self.published.clear()
         self.recorder.forget(wire.PUBLISHED, wire.GOES_ON, *model_facts.FACTS)
         self.first_seq = self.recorder.begin_cell()
         self.kernel.shell.user_ns.update(
-            {name: plain.decode(value) for name, value in options.get("params", {}).items()}
+            {name: plain.decode(value) for name, value in start.params.items()}
         )
-        script.begin_cell(options.get("script"), self.kernel.shell)
+        script.begin_cell(start.script, self.kernel.shell)
         training.begin_cell()
         tap.begin_cell()
-        meeting.begin_cell(options["cell"], options["ranks"])
+        meeting.begin_cell(start.number, start.ranks)
         if self.links is not None:
             self.links.begin_cell()
         if self.devices is not None:
             self.devices.begin_cell()
         self._modes = cleanup.current_modes()
-        line = resume.begin_cell(
-            options["cell"],
-            failed=options.get("failed"),
-            is_retry=bool(options.get("retry")),
-            goes_on=bool(options.get("goes_on")),
-        )
+        line = resume.begin_cell(start.number, failed=start.failed, repeat=start.repeat)
         step_state.begin_cell()
         snapshot.forget_kinds()
         parallelize.begin_cell()
-        save.begin_cell(options.get("checkpoints"))
-        automatic.begin_cell(options.get("checkpoint"), is_retry=bool(options.get("retry")))
+        save.begin_cell(start.checkpoints)
+        automatic.begin_cell(start.saves, is_retry=start.repeat is not wire.Repeat.NO)
         chaos.begin_cell()
-        location.running = options["cell"]
+        location.running = start.number
         register.tell_going_on(self.recorder)  # before the cell logs anything
         if line and self.rank == 0:
             print(line)
-        torch_profile.begin_cell(options.get("profile"), self.rank, cuda=self.device.type == "cuda")
+        torch_profile.begin_cell(start.profile, self.rank, cuda=self.device.type == "cuda")
 
-    def cell_ended(self, result: Any) -> dict[str, Any]:
+    def cell_ended(self, result: Any) -> wire.CellEnd:
         """Flush what the cell made, put the environment back, and sum the cell up."""
         from nbdist.engine.averaging import async_sgd
         from nbdist.engine.checkpoint import automatic, save
@@ -205,7 +200,7 @@ class Program:
         cut_bytes, file = self.output.end_cell()
         value = getattr(result, "result", None)
         is_plain = plain.is_plain(value)
-        summary = wire.Summary(
+        end = wire.CellEnd(
             first_seq=self.first_seq,
             next_seq=self.recorder.flush(),
             collectives=tap.counts() if self.joined else {},
@@ -232,7 +227,7 @@ class Program:
         )
         location.running = None
         cleanup.release_frames(getattr(result, "error_in_exec", None))
-        return summary.to_wire()
+        return end
 
     def answer(
         self, content: dict[str, Any], buffers: list[memoryview], *, busy: bool

@@ -28,24 +28,24 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
+from nbdist import wire
 from nbdist.engine.kernel import location
 
 _undo: list[Callable[[], None]] = []
 _imported: set[str] = set()  # by scripts, from beside them
 
 
-def begin_cell(told: Mapping[str, Any] | None, shell: Any) -> None:
+def begin_cell(asked: wire.Script | None, shell: Any) -> None:
     """Begin a cell; where it is a script, let it find what a script finds.
 
     Args:
-        told: Its `file`, as the notebook has it, its `module` where that has called it, and `argv`;
-            None for a cell that is none.
+        asked: The script; None for a cell that is none.
         shell: IPython's.
     """
     end_cell()  # what a cell that was cut off has left
-    if told is None:
+    if asked is None:
         return
-    file, called = told["file"], told["module"]
+    file, called = asked.file, asked.module
     package = called.rpartition(".")[0]
     folder = os.path.abspath(os.path.join(file, *[os.pardir] * (called.count(".") + 1)))
     _forget_modules(folder)
@@ -57,7 +57,7 @@ def begin_cell(told: Mapping[str, Any] | None, shell: Any) -> None:
     modules: tuple[Any, ...] = (dist, c10d)
     destroy = dist.destroy_process_group
     location.script = file
-    sys.argv = [file, *told["argv"]]
+    sys.argv = [file, *asked.argv]
     sys.path.insert(0, folder)
     names.update(own)
     transformers.append(transformer := _Whole(package))

@@ -40,7 +40,7 @@ from nbdist.options import (
     may_share_gpus,
 )
 from nbdist.placement import HERE, Place
-from nbdist.wire import Batch
+from nbdist.wire import Batch, Repeat
 
 _LET_GO_S = 0.1
 _RUN_IT = "torchrun --nproc-per-node 2 {}    (or %dist run in a notebook)"
@@ -288,7 +288,7 @@ def _begin(here: ThisRank, records: str | os.PathLike[str] | None) -> None:
     step_state.here().then(lambda optimizer, steps: printed.stepped(steps))
     training.tell_logs(printed.tell)
     atexit.register(printed.decide)
-    resume.begin_cell(1, failed=None, is_retry=False)
+    resume.begin_cell(1, failed=None, repeat=Repeat.NO)
     step_state.begin_cell()
     save.begin_cell(os.path.join(".nbdist", "checkpoints", stem))
     atexit.register(_end, here.rank)

@@ -34,6 +34,7 @@ from torch.profiler import ProfilerActivity, record_function
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.training import training
 from nbdist.error_text import named
+from nbdist.wire import ProfileSteps
 
 # An event takes 2 KB while it is recorded, and 6 more when that ends (torch 2.13).
 WHOLE_S = 1.0  # longest recording of a cell without a step: 100 000 small operators
@@ -268,14 +269,14 @@ def _ask_main_thread() -> None:
 _current: Profile | None = None
 
 
-def begin_cell(asked: dict[str, Any] | None, rank: int, *, cuda: bool) -> None:
-    """A cell begins; `asked` is how it is to be profiled: `first`, `last` and `folder`."""
+def begin_cell(asked: ProfileSteps | None, rank: int, *, cuda: bool) -> None:
+    """A cell begins, of which these steps are recorded."""
     global _current
     _current = None
     if asked is None:
         return
-    file = Path(asked["folder"]) / f"rank-{rank}.json.gz"
-    _current = Profile(file, rank, asked["first"], asked["last"], cuda=cuda)
+    file = Path(asked.folder) / f"rank-{rank}.json.gz"
+    _current = Profile(file, rank, asked.first, asked.last, cuda=cuda)
     training.at_step_end("profile", _current.step_ended)
     _current.begin()
 

@@ -40,7 +40,7 @@ def test_a_reply_settles_the_rank_and_carries_its_summary() -> None:
     heard = Heard()
     assert not heard.collector.settled
     summary = {"first_seq": 1, "next_seq": 4}
-    heard.take("execute_reply", {"status": "ok", wire.SUMMARY_KEY: summary}, reply=True)
+    heard.take("execute_reply", {"status": "ok", wire.CELL_KEY: summary}, reply=True)
     assert heard.collector.settled
     assert heard.collector.failure is None
     assert heard.collector.summary.next_seq == 4

@@ -8,6 +8,7 @@ import pytest
 from nbdist import wire
 from nbdist.client.cluster.connection import Message
 from nbdist.client.cluster.requests import RankDiedError, RankFailedError, Requests
+from nbdist.wire import CellStart
 from tests.unit.fakes import FakeConnection
 
 
@@ -51,7 +52,7 @@ def test_a_death_fails_what_was_asked_and_what_is_asked_after_it(requests: Reque
         ):
             future.result(0)
     with pytest.raises(RankDiedError, match="killed by SIGKILL"):
-        requests.execute(1, "pass", {}, lambda message: None)
+        requests.execute(1, "pass", CellStart(1, (0,), 1), lambda message: None)
     assert not other.done()
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from nbdist.client.faults.fault_handler import agree
-from nbdist.wire import Summary
+from nbdist.wire import CellEnd
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from nbdist.wire import Summary
 def test_ranks_agree_when_they_launched_equally_many_in_each_group_they_share(
     counts: dict[int, dict[str, int]], expected: bool
 ) -> None:
-    assert agree({rank: Summary(collectives=said) for rank, said in counts.items()}) is expected
+    assert agree({rank: CellEnd(collectives=said) for rank, said in counts.items()}) is expected
 
 
 @pytest.mark.parametrize(
@@ -40,5 +40,5 @@ def test_ranks_agree_when_they_launched_equally_many_in_each_group_they_share(
 def test_ranks_agree_when_each_message_between_them_was_received(
     sent: dict[int, dict[str, int]], received: dict[int, dict[str, int]], expected: bool
 ) -> None:
-    said = {rank: Summary(sent=sent[rank], received=received[rank]) for rank in sent}
+    said = {rank: CellEnd(sent=sent[rank], received=received[rank]) for rank in sent}
     assert agree(said) is expected

@@ -7,7 +7,7 @@ import pytest
 from nbdist import wire
 from nbdist.engine.kernel.kernel import _is_read
 
-OUR_CELL = {"header": {"msg_type": "execute_request"}, "metadata": {wire.SUMMARY_KEY: {}}}
+OUR_CELL = {"header": {"msg_type": "execute_request"}, "metadata": {wire.CELL_KEY: {}}}
 OUR_REQUEST = {"header": {"msg_type": wire.REQUEST}, "metadata": {}}
 OTHERS_CELL = {"header": {"msg_type": "execute_request"}, "metadata": {}}
 
