@@ -76,9 +76,9 @@ def measure(root: str) -> dict[str, list[float]]:
     for _ in range(ROUNDS + 1):
         timed("torch.save", plain)
         timed("nbdist.save", lambda: saved("waits", wait=True))
-        save.settle()  # older ones are deleted
+        save.here.settle()  # older ones are deleted
         timed("copied", lambda: saved("copied").wait())
-        save.settle()
+        save.here.settle()
         timed("torch.save again", plain)
         timed("step", step)
         beside = timed("step with a save", save_and_step)

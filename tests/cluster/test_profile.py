@@ -170,7 +170,7 @@ def test_a_long_cell_without_a_step_is_recorded_at_its_beginning_only(session: S
     code = """
 import nbdist.engine.training.torch_profile as _p
 x = torch.randn(300, 300)
-while not _p._current.file.exists():
+while not _p.here.current.file.exists():
     x @ x
 """
     session.run(code, profile="3", track=False, timeout_s=60)

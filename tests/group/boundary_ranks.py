@@ -29,7 +29,7 @@ from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.recovery import recovery, send_tensors, snapshot, wrapped_models
 from nbdist.engine.recovery import snapshot_schedule as schedule
 from nbdist.engine.steps import keep, step_state
-from nbdist.wire import Repeat
+from nbdist.wire import CellStart, Repeat
 
 WIDTH, BATCH = 16, 8
 
@@ -322,7 +322,8 @@ def recover_or_not(generation: int) -> str:
 
 def begin_cell(number: int, failed: int | None = None, again: bool = False) -> None:
     """Begin a cell, as the rank's program does; it may be empty."""
-    resume.begin_cell(number, failed=failed, repeat=Repeat.RETRY if again else Repeat.NO)
+    repeat = Repeat.RETRY if again else Repeat.NO
+    resume.here.cell_began(CellStart(number, (0, 1), number, failed=failed, repeat=repeat))
     step_state.begin_cell()
 
 

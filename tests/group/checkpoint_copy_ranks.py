@@ -63,7 +63,7 @@ def save_each_step(
             if after is not None:
                 after(training)
             training.train(1)
-        save.settle()
+        save.here.settle()
     training.end()
     return {"weights": weights, "left": left, "errors": [str(s.error or "") for s in savings]}
 

@@ -56,7 +56,7 @@ def train(folder: str, log: str, steps: int, kill_at: int = 0) -> dict[str, Any]
     restored = made
     dataset: Any = training.loader.dataset
     numbers = {_key(row): i for i, row in enumerate(dataset.tensors[0])}
-    whole, earlier = training._step, saving._newest
+    whole, earlier = training._step, saving.here._newest
     with open(f"{log}-{dist.get_rank()}", "a", buffering=1) as lines:
 
         def step(x: torch.Tensor, y: torch.Tensor) -> None:
@@ -73,7 +73,7 @@ def train(folder: str, log: str, steps: int, kill_at: int = 0) -> dict[str, Any]
         training._step = step  # type: ignore[method-assign]
         if made < steps:
             training.train(steps - made)
-        saving.settle()
+        saving.here.settle()
         lines.write(json.dumps({"saved": _committed(earlier)}) + "\n")
     _watch("", 0)
     return {"restored": restored, "uses": _count}
@@ -108,8 +108,8 @@ def let_go(dead: list[int]) -> None:
 
 def newest_save() -> str:
     """Return what became of the newest save of this rank, when it is over."""
-    saving.settle()
-    return repr(saving._newest)
+    saving.here.settle()
+    return repr(saving.here._newest)
 
 
 def _watch(folder: str, kill_at: int) -> None:
@@ -134,7 +134,7 @@ def _heard(event: str, args: tuple[Any, ...]) -> None:
 
 def _committed(earlier: Any) -> int:
     """Return the step of the newest save, if it is of this training and counts already."""
-    newest = saving._newest
+    newest = saving.here._newest
     if newest is None or newest is earlier or not newest.is_done or newest.error is not None:
         return 0
     return newest.step

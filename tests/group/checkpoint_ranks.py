@@ -14,11 +14,13 @@ from torch.utils.data import TensorDataset
 import nbdist
 from nbdist.engine.checkpoint import rest, save, training_state
 from nbdist.engine.compat import torch_live
+from nbdist.engine.component import EndedCell
 from nbdist.engine.data.make import loader as make_loader
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.recovery import recovery
 from nbdist.engine.steps import keep, step_state
+from nbdist.wire import CellStart
 from tests.group import models, parity_cases
 from tests.group.layout_ranks import whole
 from tests.group.parity_cases import Case
@@ -221,9 +223,9 @@ def wait_for_saves() -> None:
     """Wait until what was saved is written, and raise what went wrong."""
     from nbdist.engine.checkpoint import save
 
-    save.settle()
-    if save._newest is not None and save._newest.error is not None:
-        raise save._newest.error
+    save.here.settle()
+    if save.here._newest is not None and save.here._newest.error is not None:
+        raise save.here._newest.error
 
 
 def error_of(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
@@ -588,11 +590,11 @@ def cells_saved(folder: str, layout: str) -> dict[str, Any]:
         build_nets(_names, "ac", layout)
         step_nets(_names, "ac")
         step_state.begin_cell()
-        save.begin_cell("")
+        save.here.cell_began(CellStart(1, (0, 1), 1))
         build_nets(_names, "b", layout)
         step_nets(_names, "b")
         nbdist.save(f"{folder}/second", wait=True)
-        said = " ".join(save.end_cell())
+        said = " ".join(save.here.cell_ended(EndedCell(1, "", has_succeeded=True)))
         nbdist.save(f"{folder}/asked", what=["a", _names["opt_b"]], wait=True)
         step_state.begin_cell()
         nbdist.save(f"{folder}/all", wait=True)

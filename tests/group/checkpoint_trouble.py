@@ -199,7 +199,7 @@ def error_of_interrupt(folder: str, case: Case, rank: int) -> dict[str, Any]:
             for parameter in training.layout.model.parameters():
                 local_part(parameter).data.zero_()
             is_left.set()
-        save.settle()
+        save.here.settle()
     end()
     return {"error": said, "count": [path.name for path in Path(folder).glob("*/*.json")]}
 

@@ -10,10 +10,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import nbdist
 from nbdist.engine.compat import torch_groups
+from nbdist.engine.component import EndedCell
 from nbdist.engine.group import ddp_hook_state, group, group_record
 from nbdist.engine.recovery import reset
 from nbdist.engine.recovery.clone import clone as clone_module
 from nbdist.engine.recovery.clone import pickler, torch_rebuild
+from nbdist.engine.steps import keep
 from nbdist.engine.tap import tap
 
 namespace: dict[str, Any] = {"__name__": "__main__", "torch": torch, "dist": dist, "nbdist": nbdist}
@@ -169,7 +171,8 @@ def cell(source: str) -> None:
     try:
         exec(compile(source, "cell", "exec"), namespace)
     finally:
-        group_record.write(namespace, 1, source)
+        keep.look_in(lambda: namespace)
+        group_record.here.cell_ended(EndedCell(1, source, has_succeeded=True))
 
 
 def try_cell(source: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from nbdist.engine.checks.checks import RankChecks
+from nbdist.engine.component import EndedCell
 from nbdist.engine.data.shards import data_shard
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.efficiency import ActivationCheckpoint
@@ -139,7 +140,7 @@ def trained(layout: str, when: str, backend: str, *policies: Any) -> dict[str, A
     graphs = []
     tap.reset_counts()
     for step in range(STEPS):
-        checks.end_cell(has_succeeded=True)
+        checks.cell_ended(EndedCell(1, "", has_succeeded=True))
         checks.optimizer_begins(opt)
         checks.step_ended(1)  # the next one is looked at as well
         x, y = (t.chunk(shard.count)[shard.index] for t in batch(layout, step))

@@ -24,7 +24,7 @@ from nbdist.engine.data.loaders import Loader
 from nbdist.engine.data.make import loader
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.errors import UsageError
-from nbdist.wire import Repeat
+from nbdist.wire import CellStart
 from tests.group import models
 from tests.group.layout_ranks import difference, state_of
 
@@ -247,7 +247,7 @@ def coverages() -> dict[str, Any]:
 
     weighted = WeightedRandomSampler([1.0] * 24, 24)
     found["weighted"] = cover(Numbers(24), sampler=weighted)
-    resume.begin_cell(1, failed=None, repeat=Repeat.NO)  # nobody goes back to the loader any more
+    resume.here.cell_began(CellStart(1, (0, 1), 1))  # nobody goes back to the loader any more
     found["gone"] = None, coverage().epochs[-1], coverage().verdict
     found["split"] = cover(random_split(Numbers(12), [8, 4])[0])
     return found

@@ -10,7 +10,7 @@ Everything here runs on main threads.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,7 +24,9 @@ from nbdist.engine.averaging.average import average, broadcast, check_alike
 from nbdist.engine.averaging.master import Answer, Gradients, Master
 from nbdist.engine.averaging.staleness import Staleness, Update
 from nbdist.engine.compat import torch_live
+from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.kernel import location
+from nbdist.engine.steps import optimizer_wrapper
 from nbdist.engine.steps.optimizer_wrapper import Closure, Wrapper
 from nbdist.engine.training import training
 from nbdist.errors import ClusterError, LayoutError, LostStateError
@@ -254,12 +256,16 @@ class AsyncSGD(Wrapper):
         self._read, self._seen = answer.version, answer.staleness
 
 
-def cell_ended() -> None:
-    """Let the server wait no longer for this rank: its cell has ended. Main thread."""
-    for optimizer in _live():
-        # Where the groups have let go, whoever forms them anew tells the server.
-        with suppress(RuntimeError):
-            optimizer.leave()
+class Averaging(Component):
+    """What ranks average now and then, and not at each step."""
+
+    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
+        """Let the server wait no longer for this rank; return what wrappers tell of the cell."""
+        for optimizer in _live():
+            # Where the groups have let go, whoever forms them anew tells the server.
+            with suppress(RuntimeError):
+                optimizer.leave()
+        return optimizer_wrapper.notices() if cell.has_succeeded else ()
 
 
 def begin_anew() -> None:

@@ -9,6 +9,7 @@ own. Main thread.
 import logging
 import math
 import time
+from collections.abc import Iterable
 from weakref import ref
 
 import torch
@@ -19,13 +20,14 @@ from nbdist.engine.checkpoint.agreement import each, from_rank_0, together
 from nbdist.engine.checkpoint.folder import CheckpointFolder
 from nbdist.engine.checkpoint.place import place_of
 from nbdist.engine.checkpoint.saving import Saving
+from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.data import position, resume
 from nbdist.engine.group import group
 from nbdist.engine.recovery import sync_state
 from nbdist.engine.steps import step_state
 from nbdist.errors import NBDistError
 from nbdist.formatting import figure
-from nbdist.wire import CheckpointEvery
+from nbdist.wire import CellStart, CheckpointEvery, Repeat
 
 FAILURE_S = 24 * 3600.0  # between two faults, where nothing has been seen
 
@@ -106,139 +108,129 @@ def advice(every: int, cost_s: float, step_s: float, faults: int, seconds: float
     )
 
 
-_asked: CheckpointEvery | None = None
-_rhythm = Rhythm()
-_may_go_on = False  # the cell is run again, and none of its loops has begun
-_failed: str = ""
-_is_warned = False  # of checkpoints that were not written, in this cell
-_left: list[tuple[torch.Tensor, int]] = []  # by the step of the newest, with their versions
-_changed_after = False
-_restored = 0  # calls of nbdist.restore before the cell
-_began_at = _cell_began_at = 0.0
-_steps = 0
-_goes_on = False  # the cell, from a checkpoint
+class Automatic(Component):
+    """The checkpoints that the cell which runs saves by itself, and from which it goes on."""
 
+    def __init__(self) -> None:
+        self._asked: CheckpointEvery | None = None
+        self._rhythm = Rhythm()
+        self._may_go_on = False  # the cell is run again, and none of its loops has begun
+        self._goes_on = False  # the cell, from a checkpoint
+        self._failed = ""
+        self._is_warned = False  # of checkpoints that were not written
+        # By the step of the newest, with their versions.
+        self._left: list[tuple[torch.Tensor, int]] = []
+        self._changed_after = False
+        self._restored = 0  # calls of nbdist.restore before the cell
+        self._began_at = self._cell_began_at = 0.0
+        self._steps = 0
 
-def install() -> None:
-    """Be called at each boundary and before each loop. Once a process."""
-    step_state.here().then(_at_boundary)
-    position.before_passes(_before_pass)
-    sync_state.keep_shapes(save.has_saved)
+    def install(self) -> None:
+        """Be called at each boundary and before each loop. Once a process."""
+        step_state.here().then(self._at_boundary)
+        position.before_passes(self._before_pass)
+        sync_state.keep_shapes(save.here.has_saved)
 
+    def cell_began(self, start: CellStart) -> None:
+        """Begin a cell, which saves by itself or does not."""
+        self._asked = start.saves
+        self._is_warned = self._changed_after = self._goes_on = False
+        self._left.clear()
+        self._cell_began_at = time.monotonic()
+        leaving.here.cell_began(saves=self._asked is not None)
+        self._rhythm, self._failed, self._began_at, self._steps = Rhythm(), "", 0.0, 0
+        self._may_go_on = self._asked is not None and start.repeat is not Repeat.NO
+        self._restored = restore.calls()
 
-def begin_cell(asked: CheckpointEvery | None, *, is_retry: bool) -> None:
-    """Begin a cell, with what it was asked for; None: it saves nothing by itself."""
-    global _asked, _rhythm, _may_go_on, _failed, _restored, _began_at, _steps, _goes_on
-    global _cell_began_at, _is_warned, _changed_after
-    _is_warned, _changed_after = False, False
-    _left.clear()
-    _goes_on, _cell_began_at = False, time.monotonic()
-    _asked = asked
-    leaving.begin_cell(saves=_asked is not None)
-    _rhythm, _failed, _began_at, _steps = Rhythm(), "", 0.0, 0
-    _may_go_on = _asked is not None and is_retry
-    _restored = restore.calls()
+    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
+        """Return what is to be said of the interval, where the cell went well, and of failures."""
+        save.here.tell()
+        said = [self._failed, _CHANGED_AFTER if self._changed_after else ""]
+        count, blocked_s = save.here.blocked()
+        asked, now = self._asked, time.monotonic()
+        if cell.has_succeeded and asked is not None and count and self._steps > 1:
+            step_s = max(0.0, now - self._began_at - blocked_s) / self._steps
+            seconds = asked.session_s + now - self._cell_began_at
+            said.append(advice(asked.steps, blocked_s / count, step_s, asked.faults, seconds))
+        return tuple(filter(None, said))
 
+    def goes_on(self) -> bool:
+        """Return whether the cell goes on from a checkpoint, restored by it or for it."""
+        return self._goes_on or restore.calls() > self._restored
 
-def goes_on() -> bool:
-    """Return whether the cell goes on from a checkpoint, restored by it or for it."""
-    return _goes_on or restore.calls() > _restored
+    # -- saving
 
+    def _at_boundary(self, optimizer: Optimizer, steps: int) -> None:
+        if self._asked is None or not self._rhythm.closes(optimizer):
+            return
+        self._began_at = self._began_at or time.monotonic()
+        self._steps += 1
+        self._warn(save.here.first_failure())
+        is_last = leaving.here.at_boundary()
+        if not is_last and steps % self._asked.steps:
+            return
+        try:
+            saving = self._save(optimizer)
+            if is_last:
+                leaving.here.saved(saving)
+        except Exception as error:
+            if group.was_released(error):
+                return  # a fault elsewhere: this rank will hear of it at its next collective
+            told = (
+                error if isinstance(error, NBDistError) else folder.reason(error, "The checkpoint")
+            )
+            self._failed = save.not_written(steps, told)
+            self._warn(self._failed)
+            if is_last:
+                leaving.here.saved(None, self._failed)
+            _log.exception("The checkpoint of step %d was not written", steps)
 
-def end_cell(*, has_succeeded: bool) -> tuple[str, ...]:
-    """Return what is to be said of the interval, where the cell has succeeded, and of failures."""
-    save.tell()
-    said = [_failed] if _failed else []
-    if _changed_after:
-        said.append(_CHANGED_AFTER)
-    count, blocked_s = save.blocked()
-    if has_succeeded and _asked is not None and count and _steps > 1:
-        step_s = max(0.0, time.monotonic() - _began_at - blocked_s) / _steps
-        seconds = _asked.session_s + time.monotonic() - _cell_began_at
-        said.append(advice(_asked.steps, blocked_s / count, step_s, _asked.faults, seconds))
-    return tuple(filter(None, said))
+    def _save(self, optimizer: Optimizer) -> Saving:
+        saving, training = save.here.begin(training_state.of_cell, None, None, 3, is_automatic=True)
+        moment = rest.moment(training)
+        save.here.tell_later(saving, lambda: rest.facts_of(training, moment))
+        counted = step_state.here().steps
+        counted.setdefault(optimizer, step_state.OptimizerSteps()).before_next.append(self._tell)
+        self._left[:] = [
+            (tensor, tensor._version)
+            for model in training.models
+            for tensor in model.module.parameters()
+        ]
+        return saving
 
+    def _tell(self, _optimizer: Optimizer) -> None:
+        """Tell what was read when the next step begins, and see what changed since the last one."""
+        save.here.tell()
+        moved = any(one._version != was for one, was in self._left)
+        self._changed_after = self._changed_after or moved
+        self._left.clear()
 
-# ---- Saving -------------------------------------------------------------------------------------
+    def _warn(self, said: str) -> None:
+        """Say at once, and once a cell, that it trains without the checkpoints asked for."""
+        if said and not self._is_warned:
+            self._is_warned = True
+            if dist.get_rank() == 0:
+                print(f"{said} Training goes on without it.", flush=True)
 
+    # -- going on
 
-def _at_boundary(optimizer: Optimizer, steps: int) -> None:
-    global _failed, _began_at, _steps
-    if _asked is None or not _rhythm.closes(optimizer):
-        return
-    _began_at = _began_at or time.monotonic()
-    _steps += 1
-    _warn(save.first_failure())
-    is_last = leaving.at_boundary()
-    if not is_last and steps % _asked.steps:
-        return
-    try:
-        saving = _save(optimizer)
-        if is_last:
-            leaving.saved(saving)
-    except Exception as error:
-        if group.was_released(error):
-            return  # a fault elsewhere: this rank will hear of it at its next collective
-        told = error if isinstance(error, NBDistError) else folder.reason(error, "The checkpoint")
-        _failed = save.not_written(steps, told)
-        _warn(_failed)
-        if is_last:
-            leaving.saved(None, _failed)
-        _log.exception("The checkpoint of step %d was not written", steps)
-
-
-def _save(optimizer: Optimizer) -> Saving:
-    saving, training = save.begin(training_state.of_cell, None, None, 3, is_automatic=True)
-    moment = rest.moment(training)
-    save.tell_later(saving, lambda: rest.facts_of(training, moment))
-    counted = step_state.here().steps
-    counted.setdefault(optimizer, step_state.OptimizerSteps()).before_next.append(_tell)
-    _left[:] = [
-        (tensor, tensor._version)
-        for model in training.models
-        for tensor in model.module.parameters()
-    ]
-    return saving
-
-
-def _tell(_optimizer: Optimizer) -> None:
-    """Tell what was read when the next step begins, and see what changed since the last one."""
-    global _changed_after
-    save.tell()
-    _changed_after = _changed_after or any(one._version != was for one, was in _left)
-    _left.clear()
-
-
-def _warn(said: str) -> None:
-    """Say at once, and once a cell, that it trains without the checkpoints that were asked for."""
-    global _is_warned
-    if said and not _is_warned:
-        _is_warned = True
-        if dist.get_rank() == 0:
-            print(f"{said} Training goes on without it.", flush=True)
-
-
-# ---- Going on -----------------------------------------------------------------------------------
-
-
-def _before_pass() -> None:
-    """Go on from the newest checkpoint of the cell, where what it trained is gone."""
-    global _may_go_on, _goes_on
-    if not _may_go_on:
-        return
-    assert _asked is not None
-    _may_go_on, since = False, _asked.since
-    if restore.calls() > _restored:  # the cell does so itself
-        resume.forget_repeated()
-        return
-    if not any(together(_is_lost)):
-        return
-    place = each(lambda: CheckpointFolder(place_of(None)))
-    found = from_rank_0(lambda: chosen.newest_since(place, since), place.url)
-    if found is not None:
-        restore.go_on_from(place, found, repeats=True, among=step_state.here().made() or None)
-        resume.forget_repeated()
-        _goes_on = True
+    def _before_pass(self) -> None:
+        """Go on from the newest checkpoint of the cell, where what it trained is gone."""
+        if not self._may_go_on:
+            return
+        assert self._asked is not None
+        self._may_go_on, since = False, self._asked.since
+        if restore.calls() > self._restored:  # the cell does so itself
+            resume.here.forget_repeated()
+            return
+        if not any(together(_is_lost)):
+            return
+        place = each(lambda: CheckpointFolder(place_of(None)))
+        found = from_rank_0(lambda: chosen.newest_since(place, since), place.url)
+        if found is not None:
+            restore.go_on_from(place, found, repeats=True, among=step_state.here().made() or None)
+            resume.here.forget_repeated()
+            self._goes_on = True
 
 
 def _is_lost() -> bool:
@@ -246,4 +238,7 @@ def _is_lost() -> bool:
     training = training_state.find(step_state.here().made() or None)
     if sync_state.are_refused([m.module for m in training.models], training.optimizers):
         return True
-    return not resume.goes_on_with(training.optimizers)
+    return not resume.here.goes_on_with(training.optimizers)
+
+
+here = Automatic()

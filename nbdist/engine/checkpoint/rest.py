@@ -454,5 +454,5 @@ def _put_loaders(
             one.resume(states[number], mark, plan)
         elif not is_part:
             position.resume_later(states[number], mark, plan)
-    resume.stay_where_restored(reversed(restored))
+    resume.here.stay_where_restored(reversed(restored))
     return [one for one in training.loaders if any(one is other for other in chosen)]

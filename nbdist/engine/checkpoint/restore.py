@@ -112,7 +112,7 @@ def restore(
     what = None if only == "model" else only
     same(f"name={name!r}, which={which!r}, only={save.told(only)}", "nbdist.restore")
     _calls += 1
-    save.settle()
+    save.here.settle()
     url, folder = _one_of(place_of(name, "nbdist.restore"), which)
     place = each(lambda: CheckpointFolder(url, storage_options), url)
     found = from_rank_0(lambda: chosen.choose(place, which, folder), url)
@@ -178,7 +178,7 @@ def go_on_from(
         loads.undo()
         raise
     each(lambda: _put(training, fitted), folder)
-    save.know(training)
+    save.here.know(training)
     notes = list(fitted.notes)
     if not only_model:
         is_alike = _is_alike(facts, found, fitted)

@@ -20,17 +20,12 @@ from nbdist.engine.checkpoint.planning import PreparedSave, SaveRequest
 from nbdist.engine.checkpoint.saving import Saving
 from nbdist.engine.checkpoint.training_state import Training
 from nbdist.engine.compat.torch_checkpoint import WritePlanner
+from nbdist.engine.component import Component, EndedCell
 from nbdist.errors import NBDistError, UsageError
 from nbdist.formatting import counted, figure, name_bytes
+from nbdist.wire import CellStart
 
 AT_CELL_END_S = 60.0  # that a cell's end waits for what is still being written
-
-_newest: Saving | None = None
-_written: list[Saving] = []  # of this cell
-_left_out: dict[str, None] = {}  # models that the cell could have saved, too
-_known: "WeakSet[torch.optim.Optimizer]" = WeakSet()  # of which there is a checkpoint
-# A save, and what is told of it when the next step begins.
-_untold: tuple[Saving, Callable[[], rest.Facts]] | None = None
 
 
 def save(
@@ -98,52 +93,14 @@ def save(
         return training_state.asked(training_state.find(), what, "nbdist.save")
 
     rated = None if metric is None else float(metric) * (-1 if higher_is_better else 1)
-    saving, training = begin(find, name, rated, keep, storage_options, waits=wait)
-    _left_out.update(dict.fromkeys(training.left_out))
+    saving, training = here.begin(find, name, rated, keep, storage_options, waits=wait)
+    here.left_out.update(dict.fromkeys(training.left_out))
     try:
         saving.go(lambda: rest.facts_of(training, rest.moment(training)))
         return saving.wait() if wait else saving
     except BaseException:
         saving.leave()  # an interrupt, say: what follows may change what is being written
         raise
-
-
-def begin(
-    find: Callable[[], Training],
-    name: str | os.PathLike[str] | None,
-    metric: float | None,
-    keep: int | None,
-    storage_options: dict[str, Any] | None = None,
-    *,
-    is_automatic: bool = False,
-    waits: bool = False,
-) -> tuple[Saving, Training]:
-    """Begin to copy what is found, for a save whose facts are told later; else as `save`.
-
-    With `waits` the caller changes nothing until it is written.
-    """
-    global _newest
-    began = time.monotonic()
-    settle()
-    trainings: list[Training] = []
-
-    def prepare() -> PreparedSave:
-        training = find()
-        trainings.append(training)
-        folder = CheckpointFolder(place.place_of(name), storage_options)
-        layouts = training_state.layouts(training)
-        request = SaveRequest(folder, training.step, layouts, metric, keep, is_automatic)
-        planner = WritePlanner(training_state.tree(training, dist.get_rank()), dist.get_rank())
-        unchanging = steady.find(training)
-        said = str(training), training.whole
-        return PreparedSave(request, planner, *said, unchanging, training.optimizers)
-
-    saving = Saving(prepare, began, waits=waits)
-    (training,) = trainings
-    know(training)
-    _newest = saving
-    _written.append(saving)
-    return saving, training
 
 
 def told(what: object) -> str:
@@ -168,84 +125,6 @@ def require_rank(call: str) -> None:
         )
 
 
-def has_saved(optimizers: Iterable[torch.optim.Optimizer]) -> bool:
-    """Return whether a checkpoint was begun, or restored, of what one of these trains."""
-    return any(optimizer in _known for optimizer in optimizers)
-
-
-def know(training: Training) -> None:
-    """Remember that there is a checkpoint of this training."""
-    _known.update(training.optimizers)
-
-
-def tell_later(saving: Saving, facts: Callable[[], rest.Facts]) -> None:
-    """Let a save's facts be told when `tell` is called next."""
-    global _untold
-    _untold = saving, facts
-
-
-def tell() -> None:
-    """Tell the facts that were left for later, if any were."""
-    global _untold
-    if _untold is not None:
-        (saving, facts), _untold = _untold, None
-        saving.go(facts)
-
-
-def settle() -> None:
-    """Wait until the newest save is over."""
-    tell()  # nobody else would while this rank waits
-    if _newest is not None:
-        _newest.copied()
-        _newest.settle()
-
-
-def begin_cell(beside: str) -> None:
-    """Begin a cell: what an earlier one has saved is told.
-
-    Args:
-        beside: The folder of checkpoints without a name; "" leaves it as it is.
-    """
-    place.lie_beside(beside)
-    _written.clear()
-    _left_out.clear()
-    steady.begin_cell()
-
-
-def end_cell() -> tuple[str, ...]:
-    """Wait until what the cell has saved is written, and return what is to be said of it."""
-    if not _written:
-        return ()
-    if _newest is not None:
-        _newest.copied()  # what follows a cell, a recovery say, changes what it trained
-        _newest.settle(AT_CELL_END_S)
-    return (*_failures(), *_successes())
-
-
-def blocked() -> tuple[int, float]:
-    """Return how many checkpoints the cell has begun, and for how many seconds it stood still."""
-    return len(_written), sum(one.blocked_s for one in _written)
-
-
-def first_failure() -> str:
-    """Return what is said of the cell's first checkpoint that failed so far, or nothing."""
-    failed = (not_written(one.step, one.error) for one in _written if one.error is not None)
-    return next(failed, "")
-
-
-def _failures() -> list[str]:
-    failed = [one for one in _written if one.error is not None]
-    said = [first_failure()] if failed else []
-    if len(failed) > 1:
-        more = counted(len(failed) - 1, "more checkpoint")
-        said.append(f"{more} failed, the newest of step {failed[-1].step}.")
-    return said + [
-        f"The checkpoint of step {one.step} is still being written."
-        for one in _written
-        if one.error is None and not one.is_done
-    ]
-
-
 def not_written(step: int, error: NBDistError) -> str:
     """Return what is said of a checkpoint that failed, with its cause."""
     said = f"The checkpoint of step {step} was not written"
@@ -253,27 +132,139 @@ def not_written(step: int, error: NBDistError) -> str:
     return told if error.what.startswith(said) else f"{said}. {told}"
 
 
-def _successes() -> list[str]:
-    done = [one for one in _written if one.is_done and one.error is None]
-    if not done:
-        return []
-    blocked = sum(one.blocked_s for one in done)
-    newest = done[-1]
-    said = (
-        f"{counted(len(done), 'checkpoint')} saved, the newest of step {newest.step} in "
-        f"{newest.folder} ({name_bytes(newest.nbytes)} a rank); training stood still for "
-        f"{figure(blocked)} s."
-    )
-    if not _left_out:
-        return [said]
-    names = ", ".join(_left_out)
-    return [
-        said,
-        f"Without {names}, not trained in this cell: nbdist.save(what=[...]) names models.",
-    ]
+class Saves(Component):
+    """What the cell that runs has saved, and of what there is a checkpoint."""
+
+    def __init__(self) -> None:
+        self.left_out: dict[str, None] = {}  # models that the cell could have saved, too
+        self._newest: Saving | None = None
+        self._written: list[Saving] = []  # of this cell
+        self._known: WeakSet[torch.optim.Optimizer] = WeakSet()  # of which there is a checkpoint
+        # A save, and what is told of it when the next step begins.
+        self._untold: tuple[Saving, Callable[[], rest.Facts]] | None = None
+
+    def cell_began(self, start: CellStart) -> None:
+        """Begin a cell: what an earlier one has saved is told."""
+        place.lie_beside(start.checkpoints)
+        self._written.clear()
+        self.left_out.clear()
+        steady.begin_cell()
+
+    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
+        """Wait until what the cell has saved is written, and return what is to be said of it."""
+        if not self._written:
+            return ()
+        if self._newest is not None:
+            self._newest.copied()  # what follows a cell, a recovery say, changes what it trained
+            self._newest.settle(AT_CELL_END_S)
+        return (*self._failures(), *self._successes())
+
+    def begin(
+        self,
+        find: Callable[[], Training],
+        name: str | os.PathLike[str] | None,
+        metric: float | None,
+        keep: int | None,
+        storage_options: dict[str, Any] | None = None,
+        *,
+        is_automatic: bool = False,
+        waits: bool = False,
+    ) -> tuple[Saving, Training]:
+        """Begin to copy what is found, for a save whose facts are told later; else as `save`.
+
+        With `waits` the caller changes nothing until it is written.
+        """
+        began = time.monotonic()
+        self.settle()
+        trainings: list[Training] = []
+
+        def prepare() -> PreparedSave:
+            training = find()
+            trainings.append(training)
+            folder = CheckpointFolder(place.place_of(name), storage_options)
+            layouts = training_state.layouts(training)
+            request = SaveRequest(folder, training.step, layouts, metric, keep, is_automatic)
+            planner = WritePlanner(training_state.tree(training, dist.get_rank()), dist.get_rank())
+            unchanging = steady.find(training)
+            said = str(training), training.whole
+            return PreparedSave(request, planner, *said, unchanging, training.optimizers)
+
+        saving = Saving(prepare, began, waits=waits)
+        (training,) = trainings
+        self.know(training)
+        self._newest = saving
+        self._written.append(saving)
+        return saving, training
+
+    def has_saved(self, optimizers: Iterable[torch.optim.Optimizer]) -> bool:
+        """Return whether a checkpoint was begun, or restored, of what one of these trains."""
+        return any(optimizer in self._known for optimizer in optimizers)
+
+    def know(self, training: Training) -> None:
+        """Remember that there is a checkpoint of this training."""
+        self._known.update(training.optimizers)
+
+    def tell_later(self, saving: Saving, facts: Callable[[], rest.Facts]) -> None:
+        """Let a save's facts be told when `tell` is called next."""
+        self._untold = saving, facts
+
+    def tell(self) -> None:
+        """Tell the facts that were left for later, if any were."""
+        if self._untold is not None:
+            (saving, facts), self._untold = self._untold, None
+            saving.go(facts)
+
+    def settle(self) -> None:
+        """Wait until the newest save is over."""
+        self.tell()  # nobody else would while this rank waits
+        if self._newest is not None:
+            self._newest.copied()
+            self._newest.settle()
+
+    def give_up(self, why: str) -> None:
+        """End the save that is being written: a rank that has a part of it is gone."""
+        if self._newest is not None and not self._newest.is_done:
+            self._newest.give_up(why)
+
+    def blocked(self) -> tuple[int, float]:
+        """Return how many checkpoints the cell has begun, and how many seconds it stood still."""
+        return len(self._written), sum(one.blocked_s for one in self._written)
+
+    def first_failure(self) -> str:
+        """Return what is said of the cell's first checkpoint that failed so far, or nothing."""
+        failed = (not_written(o.step, o.error) for o in self._written if o.error is not None)
+        return next(failed, "")
+
+    def _failures(self) -> list[str]:
+        failed = [one for one in self._written if one.error is not None]
+        said = [self.first_failure()] if failed else []
+        if len(failed) > 1:
+            more = counted(len(failed) - 1, "more checkpoint")
+            said.append(f"{more} failed, the newest of step {failed[-1].step}.")
+        return said + [
+            f"The checkpoint of step {one.step} is still being written."
+            for one in self._written
+            if one.error is None and not one.is_done
+        ]
+
+    def _successes(self) -> list[str]:
+        done = [one for one in self._written if one.is_done and one.error is None]
+        if not done:
+            return []
+        blocked = sum(one.blocked_s for one in done)
+        newest = done[-1]
+        said = (
+            f"{counted(len(done), 'checkpoint')} saved, the newest of step {newest.step} in "
+            f"{newest.folder} ({name_bytes(newest.nbytes)} a rank); training stood still for "
+            f"{figure(blocked)} s."
+        )
+        if not self.left_out:
+            return [said]
+        names = ", ".join(self.left_out)
+        return [
+            said,
+            f"Without {names}, not trained in this cell: nbdist.save(what=[...]) names models.",
+        ]
 
 
-def give_up(why: str) -> None:
-    """End the save that is being written: a rank that has a part of it is gone."""
-    if _newest is not None and not _newest.is_done:
-        _newest.give_up(why)
+here = Saves()

@@ -6,6 +6,7 @@ layout holds is told by the number of its own steps: a rank may train something 
 """
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from nbdist.engine.checks.at_end import Add, AtEnd
 from nbdist.engine.checks.fingerprints import held_alike, told
 from nbdist.engine.checks.use import Use
 from nbdist.engine.compat import torch_hooks, torch_live, torch_modules
+from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.data import sampler
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.tap import tap
@@ -35,7 +37,7 @@ def next_due(step: int) -> int:
     return min([step - step % EVERY + EVERY, *(soon for soon in SOON if soon > step)])
 
 
-class RankChecks:
+class RankChecks(Component):
     """What one rank tells: of the models that the cell trains, in the order of their first steps.
 
     Others may be alive on some ranks only, for Python frees them when it likes.
@@ -57,12 +59,12 @@ class RankChecks:
         self._epochs = Epochs()
         self._at_end = AtEnd(add)
 
-    def end_cell(self, *, has_succeeded: bool) -> None:
+    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
         """Take all hooks out: nothing of them shall be in what a replacement rank is given.
 
         A cell that has failed leaves ranks apart, until they are repaired.
         """
-        if has_succeeded:
+        if cell.has_succeeded:
             self._at_end.tell()
         if self._is_looking:
             self._look(is_on=False)
@@ -73,6 +75,7 @@ class RankChecks:
         self._numbers.clear()
         self._next = 0
         self._epochs = Epochs()
+        return ()
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         """Take note of what an optimizer trains; before its first step in a cell."""

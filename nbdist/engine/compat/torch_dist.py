@@ -4,14 +4,17 @@ A cell may put functions of its own in their place (`dist.is_initialized = lambd
 of programs do). What they answer is no answer for a recovery, which asks the same names.
 """
 
+from collections.abc import Iterable
 from types import FunctionType
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from nbdist.engine.component import Component, EndedCell
 
-class Functions:
+
+class Functions(Component):
     """What the names of `torch.distributed` lead to when this is made. Main thread."""
 
     def __init__(self) -> None:
@@ -19,6 +22,12 @@ class Functions:
             (module, {name: it for name, it in vars(module).items() if _is_public(name, it)})
             for module in (dist, distributed_c10d)
         ]
+
+    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
+        """Put them back after a cell that has failed."""
+        if not cell.has_succeeded:
+            print(*self.put_back(), sep="\n", end="")
+        return ()
 
     def put_back(self) -> list[str]:
         """Put these functions back where others are in their place, while no cell runs.

@@ -172,10 +172,10 @@ def loader(
     _check_sizes(batches.samples, global_batch, drop_last)
     batches.skips = on_bad == "skip"
     made_at = _calling_line()
-    standing = LoaderPosition(batches, resume.cell_number(), made_at[0])
+    standing = LoaderPosition(batches, resume.here.cell_number(), made_at[0])
     made = Loader(dataset, standing, options, made_at)
     made.weights = weights
-    resume.add(standing)
+    resume.here.add(standing)
     return made
 
 

@@ -21,7 +21,8 @@ from typing import NamedTuple
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from nbdist.engine.data import journal, position
+from nbdist.engine.component import Component, EndedCell
+from nbdist.engine.data import journal, position, weighting
 from nbdist.engine.data.account import Account
 from nbdist.engine.data.journal import JournalEntry
 from nbdist.engine.data.passes import Commit, Draws, PassLog, Position
@@ -29,7 +30,7 @@ from nbdist.engine.data.position import LoaderPosition
 from nbdist.engine.data.sampler import Spec
 from nbdist.engine.kernel import location
 from nbdist.engine.steps import step_state
-from nbdist.wire import Repeat
+from nbdist.wire import CellStart, Repeat
 
 _Mark = list[tuple[PassLog, Commit]]
 
@@ -133,71 +134,8 @@ class _Cell:
             ],
             [(weakref.ref(one), _place(one)) for one in position.live()],
             [weakref.ref(one) for one in step_state.here().made()],
-            step_state.here().cell_began,
+            step_state.here().at_cell_begin,
         )
-
-
-def begin_cell(number: int, *, failed: int | None, repeat: Repeat) -> str | None:
-    """Let loops begin as always, or, in a cell that is run again, go on where they stood.
-
-    Args:
-        number: The cell's, in the session.
-        failed: The cell that failed last, and has not gone well since. A rank on which it ended
-            well learns so that it failed elsewhere. None: there is none.
-        repeat: Whether the cell is that one, run again.
-
-    Returns:
-        Where loaders go on, for people, where they do.
-    """
-    global _cell, _again
-    position.forget_newest()
-    position.forget_pending()
-    if _again is None or _again.number != failed:
-        _again = None
-        if _cell.number == failed:
-            _again = _cell.again()
-            step_state.here().fail_elsewhere()
-    again = None if repeat is Repeat.NO else _again
-    if again is not None and not again.goes_on:
-        again = replace(
-            again,
-            goes_on=repeat is Repeat.CONTINUE,
-            kept=again.kept or step_state.here().random_numbers(),
-            entries=journal.here().entries() if again.entries is None else again.entries,
-        )
-    _cell = _Cell(number, repeats=again)
-    for live in position.live():
-        live.plan.clear()
-    line = None if again is None else _prepare(again)
-    for live in position.live():
-        live.begin_cell(number)
-    return line
-
-
-def _prepare(again: _Again) -> str | None:
-    """Let every loader stand where the cell goes on; returns where, for people."""
-    living = [(live, place) for where, place in again.live if (live := where()) is not None]
-    if not again.goes_on:
-        step_state.start_over(again.began)
-        for live, place in living:
-            live.go_back(place.began)
-        if not again.has_stepped:
-            _forget_accounts(again)
-        return None
-    if again.kept is not None:  # it had started over
-        step_state.start_over(again.kept)
-        journal.here().put_back(again.entries or [])
-        for live, place in living:
-            live.go_back(place.stood)
-    for live, place in living:
-        live.go_on(place.plan, place.draws)
-    _cell.inherited = again.made
-    plans = [*(planned.plan for planned in again.made), *(place.plan for _, place in again.live)]
-    ends = {at for plan in plans if plan and (at := plan[-1]) is not None}
-    ends = {at for at in ends if at.consumed} or ends  # those that are in the midst of an epoch
-    places = sorted(f"sample {at.consumed:,} of epoch {at.epoch}" for at in ends)
-    what = _title()
-    return f"{what} continues: its loader is at {', '.join(places)}." if places else None
 
 
 def _title() -> str:
@@ -211,69 +149,12 @@ def _place(one: LoaderPosition) -> _Place:
     return _Place(trail.plan(), trail.committed.draws, one.stood(), trail.began)
 
 
-def goes_on_with(optimizers: Iterable[Optimizer]) -> bool:
-    """Return whether the cell is run again with optimizers that have stepped in it before."""
-    again = _cell.repeats
-    if again is None or again.goes_on:
-        return again is not None
-    known = [made() for made in again.optimizers]
-    return any(one is made for one in optimizers for made in known)
-
-
-def goes_on() -> bool:
-    """Return whether the cell is run again, and its loops go on where they stood."""
-    return _cell.repeats is not None and _cell.repeats.goes_on
-
-
-def goes_on_trained() -> bool:
-    """Return whether the cell is run again with what it had trained before."""
-    return goes_on() and _cell.repeats is not None and _cell.repeats.has_stepped
-
-
-def forget_repeated() -> None:
-    """Let the cell that is run again be a cell like others: it goes on from a checkpoint."""
-    _cell.repeats, _cell.inherited = None, []
-
-
-def stay_where_restored(restored: Iterable[Restored]) -> None:
-    """Have a cell that is run again go on where a checkpoint has put its loaders."""
-    global _again
-    if _again is None or not _again.goes_on:
-        return
-    ordered = list(restored)
-    there = {id(one.loader): one for one in ordered if one.loader is not None}
-    live = [(where, _moved(place, there.get(id(where())))) for where, place in _again.live]
-    # Loaders that the cell makes are gone; the checkpoint has them in the order of making.
-    gone, made = [one for one in ordered if one.loader is None], _again.made
-    if len(gone) == len(made):
-        made = [m._replace(plan=o.plan, draws=o.draws) for m, o in zip(made, gone, strict=True)]
-    _again = replace(_again, made=made, live=live)
-
-
 def _moved(place: _Place, restored: Restored | None) -> _Place:
     if restored is None:
         return place
     # A checkpoint from before the cell: its loops begin where the loader stands.
     is_of_cell = restored.at >= place.began.position
     return place._replace(plan=restored.plan if is_of_cell else [], draws=restored.draws)
-
-
-def _begin_steps(optimizer: Optimizer) -> None:
-    """Refuse the first step of a cell that starts over, where it has to go on."""
-    again = _cell.repeats
-    if again is None or again.goes_on or step_state.has_stepped():
-        return
-    if any(made() is optimizer for made in again.optimizers):
-        raise step_state.KeptOptimizerError(
-            f"The optimizer existed before {location.name_running()} was run again, so it "
-            "continues."
-        )
-    _forget_accounts(again)
-    if again.has_stepped and dist.get_rank() == 0:
-        print(
-            f"{_title()} starts over: it creates its optimizer again, and loops start from the "
-            "beginning."
-        )
 
 
 def _forget_accounts(again: _Again) -> None:
@@ -285,61 +166,6 @@ def _forget_accounts(again: _Again) -> None:
 _Handed = tuple[
     int, bool, bool, list[_Planned], list[tuple[LoaderPosition, _Place]], list[Optimizer]
 ]
-
-
-def hand_over() -> dict[str, list[_Handed]]:
-    """Return what a new rank must know to run a cell again: the last one, or one that failed."""
-    whole = step_state.here().whole()
-    cells = [
-        (
-            again.number,
-            again.goes_on,
-            again.has_stepped,
-            again.made,
-            [(one, place) for where, place in again.live if (one := where())],
-            [made for made in whole if weakref.ref(made) in again.optimizers],
-        )
-        for again in (_cell.again(), _again)
-        if again is not None
-    ]
-    return {"cells": cells}
-
-
-def take_over(told: dict[str, list[_Handed]]) -> None:
-    """Know, in a replacement rank, what `hand_over` told on the rank that it was cloned from."""
-    global _again
-    if "cells" not in told:
-        return  # it did not come whole
-    last, *failed = [
-        # Without random numbers: they were the other rank's.
-        _Again(
-            number,
-            goes_on,
-            has_stepped,
-            made,
-            [(weakref.ref(one), place) for one, place in live],
-            [weakref.ref(one) for one in optimizers],
-        )
-        for number, goes_on, has_stepped, made, live, optimizers in told["cells"]
-    ]
-    _cell.number, _cell.taken_over = last.number, last
-    _again = failed[0] if failed else None
-
-
-def cell_number() -> int:
-    """Return the number of the cell that runs, or has just ended."""
-    return _cell.number
-
-
-def are_loops_begun() -> bool:
-    """Return whether loops of the cell have trained: run by hand, they would begin anew."""
-    trails = [*(trail for _, trail, _ in _cell.made), *(live.trail for live in position.live())]
-    return any(trail.plan() for trail in trails)
-
-
-def add(new: LoaderPosition) -> None:
-    """Note a loader that the cell makes."""
-    _cell.add(new)
 
 
 def weigh_newest() -> None:
@@ -371,11 +197,176 @@ def _restore(mark: _Mark) -> None:
             live.trail.forget_after(commit)
 
 
-_cell = _Cell()
-_again: _Again | None = None
+class Loops(Component):
+    """The loops of the cell that runs, or has just ended, and how a failed cell is run again."""
+
+    def __init__(self) -> None:
+        self._cell = _Cell()
+        self._again: _Again | None = None
+
+    def cell_began(self, start: CellStart) -> None:
+        """Let loops begin as always, or, in a cell that is run again, go on where they stood.
+
+        A rank on which the cell that failed has ended well learns so that it failed elsewhere.
+        """
+        position.forget_newest()
+        position.forget_pending()
+        if self._again is None or self._again.number != start.failed:
+            self._again = None
+            if self._cell.number == start.failed:
+                self._again = self._cell.again()
+                step_state.here().fail_elsewhere()
+        again = None if start.repeat is Repeat.NO else self._again
+        if again is not None and not again.goes_on:
+            again = replace(
+                again,
+                goes_on=start.repeat is Repeat.CONTINUE,
+                kept=again.kept or step_state.here().random_numbers(),
+                entries=journal.here().entries() if again.entries is None else again.entries,
+            )
+        self._cell = _Cell(start.number, repeats=again)
+        for live in position.live():
+            live.plan.clear()
+        line = None if again is None else self._prepare(again)
+        for live in position.live():
+            live.begin_cell(start.number)
+        if line and dist.get_rank() == 0:
+            print(line)
+
+    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
+        """Return what is to be said of loaders."""
+        return (*weighting.take_notices(), *position.take_notices())
+
+    def add(self, new: LoaderPosition) -> None:
+        """Note a loader that the cell makes."""
+        self._cell.add(new)
+
+    def cell_number(self) -> int:
+        """Return the number of the cell that runs, or has just ended."""
+        return self._cell.number
+
+    def goes_on_with(self, optimizers: Iterable[Optimizer]) -> bool:
+        """Return whether the cell is run again with optimizers that have stepped in it before."""
+        again = self._cell.repeats
+        if again is None or again.goes_on:
+            return again is not None
+        known = [made() for made in again.optimizers]
+        return any(one is made for one in optimizers for made in known)
+
+    def goes_on(self) -> bool:
+        """Return whether the cell is run again, and its loops go on where they stood."""
+        return self._cell.repeats is not None and self._cell.repeats.goes_on
+
+    def goes_on_trained(self) -> bool:
+        """Return whether the cell is run again with what it had trained before."""
+        return self.goes_on() and self._cell.repeats is not None and self._cell.repeats.has_stepped
+
+    def are_loops_begun(self) -> bool:
+        """Return whether loops of the cell have trained: run by hand, they would begin anew."""
+        trails = [trail for _, trail, _ in self._cell.made]
+        trails += [live.trail for live in position.live()]
+        return any(trail.plan() for trail in trails)
+
+    def forget_repeated(self) -> None:
+        """Let the cell that is run again be a cell like others: it goes on from a checkpoint."""
+        self._cell.repeats, self._cell.inherited = None, []
+
+    def stay_where_restored(self, restored: Iterable[Restored]) -> None:
+        """Have a cell that is run again go on where a checkpoint has put its loaders."""
+        if self._again is None or not self._again.goes_on:
+            return
+        ordered = list(restored)
+        there = {id(one.loader): one for one in ordered if one.loader is not None}
+        live = [(where, _moved(place, there.get(id(where())))) for where, place in self._again.live]
+        # Loaders that the cell makes are gone; the checkpoint has them in the order of making.
+        gone, made = [one for one in ordered if one.loader is None], self._again.made
+        if len(gone) == len(made):
+            made = [m._replace(plan=o.plan, draws=o.draws) for m, o in zip(made, gone, strict=True)]
+        self._again = replace(self._again, made=made, live=live)
+
+    def _begin_steps(self, optimizer: Optimizer) -> None:
+        """Refuse the first step of a cell that starts over, where it has to go on."""
+        again = self._cell.repeats
+        if again is None or again.goes_on or step_state.has_stepped():
+            return
+        if any(made() is optimizer for made in again.optimizers):
+            raise step_state.KeptOptimizerError(
+                f"The optimizer existed before {location.name_running()} was run again, so it "
+                "continues."
+            )
+        _forget_accounts(again)
+        if again.has_stepped and dist.get_rank() == 0:
+            print(
+                f"{_title()} starts over: it creates its optimizer again, and loops start from the "
+                "beginning."
+            )
+
+    def hand_over(self) -> dict[str, list[_Handed]]:
+        """Return what a new rank must know to run a cell again: the last, or one that failed."""
+        whole = step_state.here().whole()
+        cells = [
+            (
+                again.number,
+                again.goes_on,
+                again.has_stepped,
+                again.made,
+                [(one, place) for where, place in again.live if (one := where())],
+                [made for made in whole if weakref.ref(made) in again.optimizers],
+            )
+            for again in (self._cell.again(), self._again)
+            if again is not None
+        ]
+        return {"cells": cells}
+
+    def take_over(self, told: dict[str, list[_Handed]]) -> None:
+        """Know, in a replacement rank, what `hand_over` told on the rank it was cloned from."""
+        if "cells" not in told:
+            return  # it did not come whole
+        last, *failed = [
+            # Without random numbers: they were the other rank's.
+            _Again(
+                number,
+                goes_on,
+                has_stepped,
+                made,
+                [(weakref.ref(one), place) for one, place in live],
+                [weakref.ref(one) for one in optimizers],
+            )
+            for number, goes_on, has_stepped, made, live, optimizers in told["cells"]
+        ]
+        self._cell.number, self._cell.taken_over = last.number, last
+        self._again = failed[0] if failed else None
+
+    def install(self) -> None:
+        """Take and put back the loaders' positions with every step boundary from now on."""
+        step_state.also(_take, _restore)
+        step_state.here().before_first_step = self._begin_steps
+
+    def _prepare(self, again: _Again) -> str | None:
+        """Let every loader stand where the cell goes on; returns where, for people."""
+        living = [(live, place) for where, place in again.live if (live := where()) is not None]
+        if not again.goes_on:
+            step_state.start_over(again.began)
+            for live, place in living:
+                live.go_back(place.began)
+            if not again.has_stepped:
+                _forget_accounts(again)
+            return None
+        if again.kept is not None:  # it had started over
+            step_state.start_over(again.kept)
+            journal.here().put_back(again.entries or [])
+            for live, place in living:
+                live.go_back(place.stood)
+        for live, place in living:
+            live.go_on(place.plan, place.draws)
+        self._cell.inherited = again.made
+        plans = [planned.plan for planned in again.made]
+        plans += [place.plan for _, place in again.live]
+        ends = {at for plan in plans if plan and (at := plan[-1]) is not None}
+        ends = {at for at in ends if at.consumed} or ends  # those that are in the midst of an epoch
+        places = sorted(f"sample {at.consumed:,} of epoch {at.epoch}" for at in ends)
+        what = _title()
+        return f"{what} continues: its loader is at {', '.join(places)}." if places else None
 
 
-def install() -> None:
-    """Take and put back the loaders' positions with every step boundary from now on."""
-    step_state.also(_take, _restore)
-    step_state.here().before_first_step = _begin_steps
+here = Loops()

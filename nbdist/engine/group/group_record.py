@@ -13,9 +13,11 @@ from typing import Any
 from nbdist.engine.compat import torch_groups
 from nbdist.engine.compat.group_spec import GroupSpec
 from nbdist.engine.compat.torch_groups import TCPStore
+from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.group import group_names, state
 from nbdist.engine.group.group_names import Names
 from nbdist.engine.group.plan import Key, groups_from_json, groups_to_json
+from nbdist.engine.steps import keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,48 +54,6 @@ class SurvivorReport:
     changed: tuple[str, ...] = ()
 
 
-_written = ""
-_cell = 0
-_names: Names = {}
-_changed: tuple[str, ...] = ()
-
-
-def write(namespace: Mapping[str, Any], cell: int, source: str) -> None:
-    """Write down this rank's groups, where there are others than the default one.
-
-    Args:
-        namespace: Where cells run.
-        cell: The number of the one that has ended.
-        source: Its code.
-    """
-    global _written, _cell, _names, _changed
-    here, default = state.here(), torch_groups.default_name()
-    if here is None or not default.isdigit():
-        return
-    count = torch_groups.group_count()
-    if count == int(default) + 1 and not _written:
-        return  # nobody has made one
-    groups = {(g.name, g.ranks): torch_groups.spec_of(g.group) for g in torch_groups.live_groups()}
-    names = group_names.given(namespace)
-    others = [path for path in {**_names, **names} if _names.get(path, 0) != names.get(path, 0)]
-    changed = {path.partition("[")[0] for path in others} | group_names.assigned_in(source)
-    _changed = tuple(sorted(changed))
-    _cell, _names = cell, names
-    text = json.dumps([default, count, groups_to_json(groups), names, cell])
-    if text != _written:
-        here.client.set(_key(here.rank), text)
-        _written = text
-
-
-def tell(namespace: Mapping[str, Any]) -> SurvivorReport:
-    """Return what this living rank tells new ranks.
-
-    Args:
-        namespace: Where cells run.
-    """
-    return SurvivorReport(group_names.given(namespace), _cell, _changed)
-
-
 def read(client: TCPStore, rank: int) -> GroupRecord | None:
     """Return what the process before this one wrote down as this rank; None for nothing."""
     if not client.check([_key(rank)]):
@@ -118,3 +78,45 @@ def names_before(client: TCPStore, rank: int, told: Iterable[SurvivorReport]) ->
 
 def _key(rank: int) -> str:
     return f"nbdist/groups of rank {rank}"
+
+
+class WrittenGroups(Component):
+    """What this rank has written down of its groups when the last cell ended."""
+
+    def __init__(self) -> None:
+        self._written = ""
+        self._cell = 0
+        self._names: Names = {}
+        self._changed: tuple[str, ...] = ()
+
+    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
+        """Write this rank's groups down, where there are others than the default one."""
+        here, default = state.here(), torch_groups.default_name()
+        if here is None or not default.isdigit():
+            return ()
+        count = torch_groups.group_count()
+        if count == int(default) + 1 and not self._written:
+            return ()  # nobody has made one
+        living = torch_groups.live_groups()
+        groups = {(g.name, g.ranks): torch_groups.spec_of(g.group) for g in living}
+        names, before = group_names.given(keep.names()), self._names
+        others = [path for path in {**before, **names} if before.get(path, 0) != names.get(path, 0)]
+        changed = {path.partition("[")[0] for path in others}
+        self._changed = tuple(sorted(changed | group_names.assigned_in(cell.source)))
+        self._cell, self._names = cell.number, names
+        text = json.dumps([default, count, groups_to_json(groups), names, cell.number])
+        if text != self._written:
+            here.client.set(_key(here.rank), text)
+            self._written = text
+        return ()
+
+    def tell(self, namespace: Mapping[str, Any]) -> SurvivorReport:
+        """Return what this living rank tells new ranks.
+
+        Args:
+            namespace: Where cells run, or what of it is cloned.
+        """
+        return SurvivorReport(group_names.given(namespace), self._cell, self._changed)
+
+
+here = WrittenGroups()

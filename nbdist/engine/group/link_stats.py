@@ -7,14 +7,16 @@ nobody a byte: the kernel counts it anyway.
 A record of kind "links" says it of the connections that carried most since the one before; its
 names are in `wire.Record`. Not on Linux, or without gloo, there is none.
 
-Threads: `sample` runs on the thread that publishes records; `begin_cell` on the main one.
+Threads: `sample` runs on the thread that publishes records; `cell_began` on the main one.
 """
 
 import time
 from collections.abc import Callable
 
+from nbdist.engine.component import Component
 from nbdist.engine.group import sockets, state, tcp_info
 from nbdist.errors import ClusterError
+from nbdist.wire import CellStart
 
 INTERVAL_S = 0.5
 LEAST_STEPS = 10  # between two samples
@@ -24,7 +26,7 @@ SMALL = 0.01  # of the busiest connection's bytes, either way: less is not told
 MOST_TOLD = 16  # connections in a record: of 64 ranks that exchange all with all, the busiest
 
 
-class LinkStats:
+class LinkStats(Component):
     """The connections of this rank, as they were at the last sample."""
 
     def __init__(
@@ -44,7 +46,7 @@ class LinkStats:
         self._step = 0
         self._before: dict[str, tcp_info.Counts] = {}
 
-    def begin_cell(self) -> None:
+    def cell_began(self, start: CellStart) -> None:
         """What passed before, such as a clone, is no cell's."""
         self._step = 0
         self._before = {}

@@ -14,18 +14,20 @@ Threads: `waiting`, `counts` and `go_on` on any; the rest on the main one.
 
 import contextlib
 import time
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from torch.distributed import DistError
 
+from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.group import state
 from nbdist.engine.group.state import GroupState
 from nbdist.engine.kernel import location
 from nbdist.engine.tap.in_flight import Waiting
 from nbdist.errors import ClusterError
 from nbdist.ranks import name_ranks
+from nbdist.wire import CellStart
 
 KIND = "init_process_group"  # as a wait's kind and group; `client/faults/rank_state.MEETING`
 _ENDED = "ended"
@@ -43,85 +45,85 @@ class _Meetings:
     left: int = 0  # the newest meeting that `go_on` has ended
 
 
-_here = _Meetings()
+class Meetings(Component):
+    """The meetings of the cell that runs; in a script that torchrun starts there are none."""
 
+    def __init__(self) -> None:
+        self._now = _Meetings()
 
-def begin_cell(cell: int, ranks: Collection[int]) -> None:
-    """A cell begins, with this number, on these ranks."""
-    global _here
-    _here = _Meetings(cell, frozenset(ranks))
+    def cell_began(self, start: CellStart) -> None:
+        """Begin to count for the ranks of this cell."""
+        self._now = _Meetings(start.number, frozenset(start.ranks))
 
+    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
+        """Let the others know that this rank comes no more.
 
-def end_cell(*, is_failed: bool) -> None:
-    """It has ended here: let the others know that this rank comes no more.
+        Of a failure they are not told here: it frees who waits, and they must not go on as if all
+        were done that comes before.
+        """
+        place, ended, self._now = state.here(), self._now, _Meetings()
+        if place is not None and len(ended.ranks) > 1 and cell.has_succeeded:
+            with contextlib.suppress(DistError):  # without a store nobody waits there
+                _write(place, ended.cell, _ENDED)
+        return ()
 
-    Of a failure they are not told here: it frees who waits, and they must not go on as if all were
-    done that comes before.
-    """
-    global _here
-    place, ended, _here = state.here(), _here, _Meetings()
-    if place is not None and len(ended.ranks) > 1 and not is_failed:
-        with contextlib.suppress(DistError):  # without a store nobody waits there
-            _write(place, ended.cell, _ENDED)
+    def meet(self, place: GroupState, limit: timedelta | None) -> None:
+        """Wait for the other ranks of the cell.
 
+        Args:
+            place: This rank's.
+            limit: The longest wait; by default the group's timeout.
 
-def meet(place: GroupState, limit: timedelta | None) -> None:
-    """Wait for the other ranks of the cell.
+        Raises:
+            ClusterError: A rank neither came in time nor ended the cell.
+            ReleasedError: `group.abort` was called meanwhile.
+        """
+        now = self._now
+        if place.rank not in now.ranks:
+            return  # no cell runs
+        now.count = number = now.count + 1
+        _write(place, now.cell, str(number))
+        now.missing = now.ranks - {place.rank}
+        now.since = time.monotonic()
+        limit = limit or timedelta(seconds=place.timeout_s)
+        try:
+            has_met = place.store.wait_until(lambda: _is_over(place, now), limit)
+        finally:
+            now.since = None
+        who = name_ranks(now.missing)
+        if not has_met:
+            raise ClusterError(
+                f"{who} did not come to init_process_group.",
+                why=f"rank {place.rank} has waited {limit.total_seconds():g} s there: it returns "
+                "when all ranks of the cell have called it.",
+                do="call it on all ranks, give what comes before it less to do, or a longer "
+                "timeout=.",
+            )
+        if now.missing:
+            print(
+                f"init_process_group: rank {place.rank} goes on without {who}, which cannot come."
+            )
 
-    Args:
-        place: This rank's.
-        limit: The longest wait; by default the group's timeout.
+    def go_on(self, number: int) -> None:
+        """Wait no more at this cell's meeting of that number: who is missing cannot come."""
+        if number == self._now.count:
+            self._now.left = number
 
-    Raises:
-        ClusterError: A rank neither came in time nor ended the cell.
-        ReleasedError: `group.abort` was called meanwhile.
-    """
-    here = _here
-    if place.rank not in here.ranks:
-        return  # no cell runs
-    here.count = number = here.count + 1
-    _write(place, here.cell, str(number))
-    here.missing = here.ranks - {place.rank}
-    here.since = time.monotonic()
-    limit = limit or timedelta(seconds=place.timeout_s)
-    try:
-        has_met = place.store.wait_until(lambda: _is_over(place, here), limit)
-    finally:
-        here.since = None
-    who = name_ranks(here.missing)
-    if not has_met:
-        raise ClusterError(
-            f"{who} did not come to init_process_group.",
-            why=f"rank {place.rank} has waited {limit.total_seconds():g} s there: it returns when "
-            "all ranks of the cell have called it.",
-            do="call it on all ranks, give what comes before it less to do, or a longer timeout=.",
+    def counts(self) -> dict[str, int]:
+        """Return how often this cell has come here, beside what the tap counts of groups."""
+        return {KIND: self._now.count}
+
+    def waiting(self) -> Waiting | None:
+        """Return the main thread's wait here."""
+        now = self._now
+        if (since := now.since) is None:
+            return None
+        cell = location.main_thread()
+        return Waiting(
+            *(KIND, KIND, now.count, 0, time.monotonic() - since),
+            None if cell is None else cell["file_line"],
+            ranks=tuple(sorted(now.ranks)),
         )
-    if here.missing:
-        print(f"init_process_group: rank {place.rank} goes on without {who}, which cannot come.")
-
-
-def go_on(number: int) -> None:
-    """Wait no more at this cell's meeting of that number: who is missing cannot come."""
-    if number == _here.count:
-        _here.left = number
-
-
-def counts() -> dict[str, int]:
-    """Return how often this cell has come here, beside what the tap counts of groups."""
-    return {KIND: _here.count}
-
-
-def waiting() -> Waiting | None:
-    """Return the main thread's wait here."""
-    here = _here
-    if (since := here.since) is None:
-        return None
-    cell = location.main_thread()
-    return Waiting(
-        *(KIND, KIND, here.count, 0, time.monotonic() - since),
-        None if cell is None else cell["file_line"],
-        ranks=tuple(sorted(here.ranks)),
-    )
 
 
 def _is_over(place: GroupState, here: _Meetings) -> bool:
@@ -144,3 +146,7 @@ def _write(place: GroupState, cell: int, word: str) -> None:
 def _key(place: GroupState, rank: int) -> str:
     """One key a rank, written anew each time: the store must not grow with each cell."""
     return f"nbdist/{place.generation}/init/{rank}"
+
+
+here = Meetings()
+meet = here.meet

@@ -7,13 +7,14 @@ neither wait for the main thread nor touch a process group other than to cut it.
 `CELLS` run as the code of a cell does: they make collectives, may be interrupted, and free the
 other ranks when they fail. Each takes the names of the rank's cells, as `names`.
 
-A value is the function's place, `module:function`, resolved at its first use, so that this
-table costs no import. Functions take and return JSON-like values; those in `WITH_BUFFERS` take
-`buffers` as well and return `(value, buffers)`.
+A value is the function's place, `module:function` or `module:object.method`, resolved at its first
+use, so that this table costs no import. Functions take and return JSON-like values; those in
+`WITH_BUFFERS` take `buffers` as well and return `(value, buffers)`.
 """
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 MAIN = {
@@ -21,8 +22,8 @@ MAIN = {
     "boot.join": "nbdist.engine.rank.boot:join",
     "group.leave": "nbdist.engine.rank.boot:leave",
     "group.recover": "nbdist.engine.rank.boot:recover",
-    "layout.fitting": "nbdist.engine.layout.parallelize:fitting",
-    "profile.read": "nbdist.engine.training.torch_profile:read",
+    "layout.fitting": "nbdist.engine.layout.parallelize:here.fitting",
+    "profile.read": "nbdist.engine.training.torch_profile:here.read",
     "records.resend": "nbdist.engine.rank.boot:resend",
     "transfer.push": "nbdist.engine.rank.transfer:push",
     "transfer.pull": "nbdist.engine.rank.transfer:pull",
@@ -35,17 +36,17 @@ ANY_TIME = {
     "control.cost": "nbdist.engine.rank.control:cost",
     "control.stacks": "nbdist.engine.rank.control:stacks",
     "control.abort": "nbdist.engine.rank.control:abort",
-    "control.go_on": "nbdist.engine.group.meeting:go_on",
+    "control.go_on": "nbdist.engine.group.meeting:here.go_on",
     "control.died": "nbdist.engine.rank.control:died",
     "control.interrupt": "nbdist.engine.kernel.interrupts:order",
     "control.interrupt_children": "nbdist.engine.kernel.cleanup:interrupt_children",
-    "leaving.hold": "nbdist.engine.checkpoint.leaving:hold",
-    "leaving.go_on_to": "nbdist.engine.checkpoint.leaving:go_on_to",
-    "leaving.outcome": "nbdist.engine.checkpoint.leaving:outcome",
+    "leaving.hold": "nbdist.engine.checkpoint.leaving:here.hold",
+    "leaving.go_on_to": "nbdist.engine.checkpoint.leaving:here.go_on_to",
+    "leaving.outcome": "nbdist.engine.checkpoint.leaving:here.outcome",
     "names.members": "nbdist.engine.rank.names:members",
     "names.describe": "nbdist.engine.rank.names:describe",
-    "chaos.fail": "nbdist.engine.kernel.chaos:fail",
-    "chaos.interrupt": "nbdist.engine.kernel.chaos:interrupt",
+    "chaos.fail": "nbdist.engine.kernel.chaos:here.fail",
+    "chaos.interrupt": "nbdist.engine.kernel.chaos:here.interrupt",
     "records.resend": "nbdist.engine.rank.boot:resend",
 }
 
@@ -81,6 +82,6 @@ def source_of(name: str, arguments: Mapping[str, Any], names: dict[str, Any]) ->
 
 
 def _function(place: str) -> Callable[..., Any]:
-    module, _, function = place.partition(":")
-    found: Callable[..., Any] = getattr(import_module(module), function)
+    module, _, name = place.partition(":")
+    found: Callable[..., Any] = attrgetter(name)(import_module(module))
     return found

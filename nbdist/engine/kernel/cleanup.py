@@ -4,12 +4,15 @@ import multiprocessing
 import signal
 import threading
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import psutil
 import torch
 
+from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.kernel import interrupts
+from nbdist.wire import CellStart
 
 
 def release_frames(error: BaseException | None) -> None:
@@ -104,3 +107,20 @@ def restore_modes(modes: Modes) -> None:
     torch.set_grad_enabled(modes.grad)
     for device, enabled in zip(_DEVICES, modes.autocast, strict=True):
         torch.set_autocast_enabled(device, enabled)
+
+
+class TorchModes(Component):
+    """torch's modes as a cell found them."""
+
+    def __init__(self) -> None:
+        self._before = current_modes()
+
+    def cell_began(self, start: CellStart) -> None:
+        """Note the modes."""
+        self._before = current_modes()
+
+    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
+        """Put them back where the cell has failed: it may have been cut off in the midst of one."""
+        if not cell.has_succeeded:
+            restore_modes(self._before)
+        return ()

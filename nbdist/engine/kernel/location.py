@@ -15,7 +15,7 @@ from nbdist import origins
 Place = tuple[str, int]  # file, line
 
 running: int | None = None  # number of the cell that runs; set by `boot`
-script: str | None = None  # file of the script that runs as this cell; set by `rank/script`
+script: str | None = None  # file of the script that runs as this cell; set by `rank/boot`
 
 # The prompt's number (`In [7]`) of each cell's file. A function may run long after its cell.
 _prompts: dict[str, int] = {}

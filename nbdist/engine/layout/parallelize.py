@@ -14,6 +14,7 @@ from torch import nn
 
 from nbdist import side
 from nbdist.engine.compat import torch_modules
+from nbdist.engine.component import Component
 from nbdist.engine.layout import wrapped
 from nbdist.engine.layout.axes import old_optimizers
 from nbdist.engine.layout.axes.pp.stages import makes_halves
@@ -35,6 +36,7 @@ from nbdist.engine.layout.spread import spread
 from nbdist.engine.layout.weights import factory
 from nbdist.engine.layout.weights.factory import WeightSource
 from nbdist.errors import LayoutError
+from nbdist.wire import CellStart
 
 
 def _tell_nobody(**_facts: str) -> None:
@@ -42,7 +44,6 @@ def _tell_nobody(**_facts: str) -> None:
 
 
 _tell: Callable[..., None] = _tell_nobody
-_asked: list[str] = []  # texts of layouts that the newest cell has asked for
 
 
 def parallelize(
@@ -113,7 +114,7 @@ def with_weights(
     ranks_on_host = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))  # as torchrun sets it
     ranks_on_host = min(ranks_on_host, world_size)
     shape = mesh.parse(layout, world_size, ranks_on_host)
-    _asked.append(layout)
+    here.asked.append(layout)
     asked = _with_groups(read(policies, shape), world_size, ranks_on_host)
     given, source = make()
     model = torch_modules.uncompiled(given)
@@ -149,16 +150,6 @@ def with_weights(
     attach(result)
     _tell(**layout_facts(result))
     return result
-
-
-def begin_cell() -> None:
-    """Begin a cell, which has asked for no layout yet."""
-    _asked.clear()
-
-
-def fitting(counts: list[int]) -> list[int]:
-    """Return which of these numbers of ranks fit all layouts that the newest cell asked for."""
-    return [n for n in counts if all(mesh.fits(text, n, n) for text in _asked)]
 
 
 def tell_facts_to(tell: Callable[..., None]) -> None:
@@ -206,3 +197,21 @@ def _refuse_meta(model: nn.Module) -> None:
             do='give that code: layout = parallelize(lambda: Model(config), "fsdp=-1"), and take '
             "layout.model; no rank but 0 will hold the whole",
         )
+
+
+class AskedLayouts(Component):
+    """The layouts that the newest cell has asked for, as texts."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def cell_began(self, start: CellStart) -> None:
+        """Begin with none."""
+        self.asked.clear()
+
+    def fitting(self, counts: list[int]) -> list[int]:
+        """Return which of these numbers of ranks fit all of them."""
+        return [n for n in counts if all(mesh.fits(text, n, n) for text in self.asked)]
+
+
+here = AskedLayouts()

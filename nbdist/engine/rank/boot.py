@@ -25,7 +25,6 @@ import nbdist
 from nbdist import lifeline, plain, side, wire
 from nbdist.engine.kernel import (
     calls,
-    chaos,
     cleanup,
     environment,
     fd_reserve,
@@ -44,10 +43,8 @@ from nbdist.placement import HERE, Place
 from nbdist.ranks import name_ranks
 
 if TYPE_CHECKING:
-    from nbdist.engine.checks.checks import RankChecks
     from nbdist.engine.compat.torch_dist import Functions
-    from nbdist.engine.group.link_stats import LinkStats
-    from nbdist.engine.training.devices import DeviceStats
+    from nbdist.engine.component import Component
 
 log = logging.getLogger(__name__)
 
@@ -66,15 +63,13 @@ class Program:
         self.logs: str = spec["output_folder"]
         # As for scp, where the notebook does not see the file.
         self._logs_on = f"{spec['logs_on']}:" if "logs_on" in spec else ""
-        self.links: LinkStats | None = None
-        self.devices: DeviceStats | None = None
-        self.checks: RankChecks | None = None
         self.torchs: Functions | None = None
         self.tracks = True  # the cell that runs, or ran last
         self.published: list[dict[str, Any]] = []  # by that cell
         self._began = 0.0
         self.first_seq = 0
-        self._modes = cleanup.current_modes()
+        self.components: tuple[Component, ...] = ()  # until it has joined
+        self._number = 0  # of the cell that runs, or ran last
 
     def keep_with_peers(self) -> None:
         """Begin to keep snapshots in a peer's memory, where that is asked for."""
@@ -110,21 +105,13 @@ class Program:
         engine_log = LogStream(self.output.original(2))
         kernel.log_to(rank_kernel.log, engine_log)
         _log_to(engine_log)
-        script.note_what_is_read()
+        self.script = script.Script(rank_kernel.shell, script.ReadFiles())
         shell.install(rank_kernel, self.output.flush, self.output.lent, _was_freed)
 
     def cell_began(self, start: wire.CellStart) -> None:
-        """Prepare for a cell: its number, and the parameters of `-p`."""
-        from nbdist.engine.checkpoint import automatic, save
+        """Prepare for a cell: its output, its records, the parameters of `-p`, its components."""
         from nbdist.engine.checks import model_facts
-        from nbdist.engine.data import resume
-        from nbdist.engine.group import meeting
-        from nbdist.engine.layout import parallelize
-        from nbdist.engine.rank import register, script
-        from nbdist.engine.recovery import snapshot
-        from nbdist.engine.steps import step_state
-        from nbdist.engine.tap import tap
-        from nbdist.engine.training import torch_profile, training
+        from nbdist.engine.rank import components, register
 
         self._began = time.perf_counter()
         self.output.put_back()
@@ -136,66 +123,23 @@ class Program:
         self.kernel.shell.user_ns.update(
             {name: plain.decode(value) for name, value in start.params.items()}
         )
-        script.begin_cell(start.script, self.kernel.shell)
-        training.begin_cell()
-        tap.begin_cell()
-        meeting.begin_cell(start.number, start.ranks)
-        if self.links is not None:
-            self.links.begin_cell()
-        if self.devices is not None:
-            self.devices.begin_cell()
-        self._modes = cleanup.current_modes()
-        line = resume.begin_cell(start.number, failed=start.failed, repeat=start.repeat)
-        step_state.begin_cell()
-        snapshot.forget_kinds()
-        parallelize.begin_cell()
-        save.begin_cell(start.checkpoints)
-        automatic.begin_cell(start.saves, is_retry=start.repeat is not wire.Repeat.NO)
-        chaos.begin_cell()
-        location.running = start.number
+        location.script = start.script.file if start.script else None
+        components.begin(self.components, start)
+        location.running = self._number = start.number
         register.tell_going_on(self.recorder)  # before the cell logs anything
-        if line and self.rank == 0:
-            print(line)
-        torch_profile.begin_cell(start.profile, self.rank, cuda=self.device.type == "cuda")
 
     def cell_ended(self, result: Any) -> wire.CellEnd:
         """Flush what the cell made, put the environment back, and sum the cell up."""
-        from nbdist.engine.averaging import async_sgd
-        from nbdist.engine.checkpoint import automatic, save
-        from nbdist.engine.data import position, resume, weighting
-        from nbdist.engine.group import group_record, meeting
-        from nbdist.engine.rank import script
-        from nbdist.engine.recovery import name_record, peers, small_values, snapshot
-        from nbdist.engine.recovery.clone import clone
-        from nbdist.engine.steps import optimizer_wrapper, step_state
+        from nbdist.engine.component import EndedCell
+        from nbdist.engine.data import resume
+        from nbdist.engine.rank import components
         from nbdist.engine.tap import tap
-        from nbdist.engine.training import torch_profile, training
+        from nbdist.engine.training import training
 
-        has_succeeded = result is not None and bool(result.success)
-        self.output.put_back()  # what follows may print, or open descriptors
-        script.end_cell()
-        if not has_succeeded and self.torchs is not None:
-            for line in self.torchs.put_back():
-                print(line)
-        meeting.end_cell(is_failed=not has_succeeded)
-        chaos.end_cell()
-        torch_profile.end_cell()
-        if not has_succeeded:
-            cleanup.restore_modes(self._modes)
-        steps = training.end_cell()
-        if self.checks is not None:
-            self.checks.end_cell(has_succeeded=has_succeeded)
-        if self.devices is not None:
-            self.devices.end_cell()
-        async_sgd.cell_ended()
         source = str(result.info.raw_cell) if result is not None else ""
-        step_state.end_cell(source, is_failed=not has_succeeded)
-        saved = (*automatic.end_cell(has_succeeded=has_succeeded), *save.end_cell())
-        if self.joined:
-            group_record.write(self.kernel.shell.user_ns, resume.cell_number(), source)
-            values = clone.written_names(self.kernel.shell.user_ns)
-            name_record.write(values)
-            small_values.send(resume.cell_number(), values)
+        cell = EndedCell(self._number, source, result is not None and bool(result.success))
+        self.output.put_back()  # what follows may print, or open descriptors
+        notices = tuple(components.end(self.components, cell))
         environment.restore(self.variables)
         cut_bytes, file = self.output.end_cell()
         value = getattr(result, "result", None)
@@ -206,26 +150,17 @@ class Program:
             collectives=tap.counts() if self.joined else {},
             sent=tap.sent(),
             received=tap.received(),
-            steps=steps,
+            steps=training.current_step(),
             value=plain.encode(value) if is_plain else None,
             value_repr=None if is_plain else _short_repr(value),
-            notices=(
-                *snapshot.take_notices(),
-                *peers.take_notices(),
-                *step_state.here().take_notices(),
-                *weighting.take_notices(),
-                *position.take_notices(),
-                *training.notices(),
-                *(optimizer_wrapper.notices() if has_succeeded else ()),
-                *saved,
-            ),
+            notices=notices,
             cut_bytes=cut_bytes,
             output_file=None if file is None else f"{self._logs_on}{file}",
             seconds=time.perf_counter() - self._began,
-            in_loops=resume.are_loops_begun(),
+            in_loops=resume.here.are_loops_begun(),
             in_group=not self.joined or torch.distributed.is_initialized(),
         )
-        location.running = None
+        location.running = location.script = None
         cleanup.release_frames(getattr(result, "error_in_exec", None))
         return end
 
@@ -397,7 +332,7 @@ def recover(
     from nbdist.engine.recovery import recovery
 
     if newcomers:
-        save.give_up(f"{name_ranks(newcomers)} died")
+        save.here.give_up(f"{name_ranks(newcomers)} died")
     fd_reserve.release()
     if (torchs := program().torchs) is not None:
         torchs.put_back()  # what a cell that went well has replaced
@@ -412,7 +347,7 @@ def leave() -> dict[str, Any]:
     from nbdist.engine.checkpoint import save
     from nbdist.engine.recovery import resize
 
-    save.give_up("the number of ranks changes")
+    save.here.give_up("the number of ranks changes")
     return resize.leave(program().kernel.shell.user_ns)
 
 

@@ -45,7 +45,7 @@ def state() -> dict[str, Any]:
     place = location.main_thread()
     # In this order: a collective may wait in the store before it is sent
     # (`collective_check_store`).
-    waiting = tap.waiting() or meeting.waiting() or waiting_in_store()
+    waiting = tap.waiting() or meeting.here.waiting() or waiting_in_store()
     return {
         "pid": os.getpid(),
         "rss_bytes": _resident_bytes(),
@@ -58,7 +58,7 @@ def state() -> dict[str, Any]:
         ),
         "where": place,
         "waiting": None if waiting is None else waiting.to_wire(),
-        "counts": {**tap.counts(), **meeting.counts()},
+        "counts": {**tap.counts(), **meeting.here.counts()},
         "sent": tap.sent(),
         "received": tap.received(),
         "tagged": tap.tagged(),
@@ -113,7 +113,7 @@ def died(ranks: list[int]) -> None:
     """
     from nbdist.engine.checkpoint import save
 
-    save.give_up(f"{name_ranks(ranks)} died")
+    save.here.give_up(f"{name_ranks(ranks)} died")
 
 
 def _resident_bytes() -> int:

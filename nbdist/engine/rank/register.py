@@ -20,9 +20,8 @@ from nbdist.engine.group import link_stats
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.layout import layout, parallelize, publish, wrapped
 from nbdist.engine.layout.axes import unseen, unused, zero1
-from nbdist.engine.rank import control
+from nbdist.engine.rank import components, control
 from nbdist.engine.recovery import recovery
-from nbdist.engine.recovery.clone import clone
 from nbdist.engine.steps import keep
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training
@@ -46,8 +45,8 @@ def register() -> None:
     zero1.install()
     shards.shard_as(layout.data_shard)
     shards.pace_as(training.pace)
-    resume.install()
-    automatic.install()
+    resume.here.install()
+    automatic.here.install()
 
 
 def connect(program: "Program", device: torch.device) -> None:
@@ -58,7 +57,6 @@ def connect(program: "Program", device: torch.device) -> None:
     training.install(recorder)
     training.set_enabled(options.hooks, grad_norm=options.grad_norm)
     recovery.install()
-    clone.live_in(program.kernel.shell)
     keep.look_in(lambda: program.kernel.shell.user_ns)
     parallelize.tell_facts_to(recorder.fact)
     publish.send_to(
@@ -74,29 +72,31 @@ def connect(program: "Program", device: torch.device) -> None:
     training.at_new_optimizer("begun anew", _tell_begun_anew)
     loaders.tell_to(lambda facts: recorder.add("loader", training.current_step(), facts))
     probe.rest_as(training.rest_s)
-    program.checks = RankChecks(recorder.add)
-    training.at_new_optimizer("checks", program.checks.optimizer_begins)
-    training.at_step_end("checks", program.checks.step_ended)
-    program.links = link_stats.LinkStats(
+    checks = RankChecks(recorder.add)
+    training.at_new_optimizer("checks", checks.optimizer_begins)
+    training.at_step_end("checks", checks.step_ended)
+    links = link_stats.LinkStats(
         training.current_step, lambda step, values: recorder.add("links", step, values)
     )
     control.gpu = Gpu(device) if device.type == "cuda" else None
-    program.devices = DeviceStats(
+    devices = DeviceStats(
         lambda values: recorder.add("device", training.current_step(), values),
         lambda unknown: recorder.fact(gpu_unknown=unknown),
         control.gpu,
     )
-    recorder.before_publishing(program.links.sample, program.devices.sample)
+    recorder.before_publishing(links.sample, devices.sample)
+    assert program.torchs is not None, "it has joined its group"
+    program.components = components.of_rank(program.torchs, program.script, links, devices, checks)
 
 
 def tell_going_on(recorder: Recorder) -> None:
     """Tell whether the cell goes on with what an attempt before has trained, as far as is known."""
-    if resume.goes_on() or automatic.goes_on():
+    if resume.here.goes_on() or automatic.here.goes_on():
         recorder.fact(**{wire.GOES_ON: "yes"})
 
 
 def _tell_begun_anew(optimizer: Optimizer) -> None:
-    if resume.goes_on_trained() or automatic.goes_on():
+    if resume.here.goes_on_trained() or automatic.here.goes_on():
         begun_anew.tell(optimizer)
 
 

@@ -21,7 +21,7 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
@@ -29,104 +29,112 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from nbdist import wire
-from nbdist.engine.kernel import location
-
-_undo: list[Callable[[], None]] = []
-_imported: set[str] = set()  # by scripts, from beside them
+from nbdist.engine.component import Component, EndedCell
+from nbdist.wire import CellStart
 
 
-def begin_cell(asked: wire.Script | None, shell: Any) -> None:
-    """Begin a cell; where it is a script, let it find what a script finds.
+class Script(Component):
+    """The script that a cell is, while it runs, and the modules that scripts have imported."""
 
-    Args:
-        asked: The script; None for a cell that is none.
-        shell: IPython's.
-    """
-    end_cell()  # what a cell that was cut off has left
-    if asked is None:
-        return
-    file, called = asked.file, asked.module
-    package = called.rpartition(".")[0]
-    folder = os.path.abspath(os.path.join(file, *[os.pardir] * (called.count(".") + 1)))
-    _forget_modules(folder)
-    modules_before = set(sys.modules)
-    argv, path, flags = sys.argv, list(sys.path), shell.compile.flags
-    names, transformers = shell.user_ns, shell.ast_transformers
-    own = {"__file__": file} | ({"__package__": package} if called else {})
-    before = {name: names[name] for name in own if name in names}
-    modules: tuple[Any, ...] = (dist, c10d)
-    destroy = dist.destroy_process_group
-    location.script = file
-    sys.argv = [file, *asked.argv]
-    sys.path.insert(0, folder)
-    names.update(own)
-    transformers.append(transformer := _Whole(package))
+    def __init__(self, shell: Any, read: "ReadFiles") -> None:
+        """Begin; `shell` is IPython's, `read` knows which state of a source file was imported."""
+        self._shell = shell
+        self._read = read
+        self._undo: list[Callable[[], None]] = []
+        self._imported: set[str] = set()  # by scripts, from beside them
 
-    def leave_the_default(group: dist.ProcessGroup | None = None) -> None:
-        if group is not None and group is not dist.group.WORLD:
-            destroy(group)
+    def cell_began(self, start: CellStart) -> None:
+        """Let a cell that is a script find what a script finds."""
+        self._put_back()  # what a cell that was cut off has left
+        if start.script is not None:
+            self._begin(start.script)
 
-    for module in modules:
-        module.destroy_process_group = leave_the_default
+    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
+        """Put back what was there before the script."""
+        self._put_back()
+        return ()
 
-    def undo() -> None:
-        fresh = sys.modules.keys() - modules_before
-        _imported.update(name for name in fresh if _lies_below(folder, name))
-        location.script = None
-        sys.argv, sys.path[:] = argv, path
-        for name in own:
-            names.pop(name, None)
-        names.update(before)
-        shell.compile.flags = flags  # of `from __future__ import ...`
-        if transformer in transformers:
-            transformers.remove(transformer)
+    def _put_back(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def _begin(self, asked: wire.Script) -> None:
+        shell = self._shell
+        file, called = asked.file, asked.module
+        package = called.rpartition(".")[0]
+        folder = os.path.abspath(os.path.join(file, *[os.pardir] * (called.count(".") + 1)))
+        self._forget_modules(folder)
+        modules_before = set(sys.modules)
+        argv, path, flags = sys.argv, list(sys.path), shell.compile.flags
+        names, transformers = shell.user_ns, shell.ast_transformers
+        own = {"__file__": file} | ({"__package__": package} if called else {})
+        before = {name: names[name] for name in own if name in names}
+        modules: tuple[Any, ...] = (dist, c10d)
+        destroy = dist.destroy_process_group
+        sys.argv = [file, *asked.argv]
+        sys.path.insert(0, folder)
+        names.update(own)
+        transformers.append(transformer := _Whole(package))
+
+        def leave_the_default(group: dist.ProcessGroup | None = None) -> None:
+            if group is not None and group is not dist.group.WORLD:
+                destroy(group)
+
         for module in modules:
-            if module.destroy_process_group is leave_the_default:
-                module.destroy_process_group = destroy
+            module.destroy_process_group = leave_the_default
 
-    _undo.append(undo)
+        def undo() -> None:
+            fresh = sys.modules.keys() - modules_before
+            self._imported.update(name for name in fresh if _lies_below(folder, name))
+            sys.argv, sys.path[:] = argv, path
+            for name in own:
+                names.pop(name, None)
+            names.update(before)
+            shell.compile.flags = flags  # of `from __future__ import ...`
+            if transformer in transformers:
+                transformers.remove(transformer)
+            for module in modules:
+                if module.destroy_process_group is leave_the_default:
+                    module.destroy_process_group = destroy
 
+        self._undo.append(undo)
 
-def end_cell() -> None:
-    """Put back what was there before the script."""
-    while _undo:
-        _undo.pop()()
-
-
-def _forget_modules(folder: str) -> None:
-    """Let the script import what other scripts did, and what was edited since it was read."""
-    beside = {name for name in list(sys.modules) if _lies_below(folder, name)}
-    if any(map(_was_edited, beside)):
-        _imported.update(beside)
-    for name in _imported:
-        sys.modules.pop(name, None)
-    _imported.clear()
-    importlib.invalidate_caches()
-
-
-_read: dict[str, tuple[object, object]] = {}  # source files that were imported: mtime and size
-
-
-def note_what_is_read() -> None:
-    """Remember of each source file that is imported from now on which state of it was read."""
-    look = SourceFileLoader.path_stats
-
-    @functools.wraps(look)
-    def look_and_note(loader: SourceFileLoader, path: str) -> Mapping[str, Any]:
-        told = look(loader, path)
-        _read[path] = told["mtime"], told["size"]
-        return told
-
-    SourceFileLoader.path_stats = look_and_note  # type: ignore
+    def _forget_modules(self, folder: str) -> None:
+        """Let the script import what other scripts did, and what was edited since it was read."""
+        beside = {name for name in list(sys.modules) if _lies_below(folder, name)}
+        if any(map(self._read.was_edited, beside)):
+            self._imported.update(beside)
+        for name in self._imported:
+            sys.modules.pop(name, None)
+        self._imported.clear()
+        importlib.invalidate_caches()
 
 
-def _was_edited(name: str) -> bool:
-    file = str(sys.modules[name].__file__)
-    try:
-        now = os.stat(file)
-    except OSError:
-        return True  # it is gone, and a new process would not find it
-    return _read.get(file, (now.st_mtime, now.st_size)) != (now.st_mtime, now.st_size)
+class ReadFiles:
+    """Which state of each source file was read, of those imported since this was made."""
+
+    def __init__(self) -> None:
+        """Look on from now on, for as long as the process lives."""
+        self._states: dict[str, tuple[object, object]] = {}  # mtime and size
+        look = SourceFileLoader.path_stats
+
+        @functools.wraps(look)
+        def look_and_note(loader: SourceFileLoader, path: str) -> Mapping[str, Any]:
+            told = look(loader, path)
+            self._states[path] = told["mtime"], told["size"]
+            return told
+
+        SourceFileLoader.path_stats = look_and_note  # type: ignore
+
+    def was_edited(self, name: str) -> bool:
+        """Return whether a module's file is another now than the one that was imported."""
+        file = str(sys.modules[name].__file__)
+        try:
+            now = os.stat(file)
+        except OSError:
+            return True  # it is gone, and a new process would not find it
+        state = now.st_mtime, now.st_size
+        return self._states.get(file, state) != state
 
 
 def _lies_below(folder: str, name: str) -> bool:

@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from nbdist import side
+from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.kernel import environment, location
 from nbdist.engine.rank.printed import PrintedNumbers
 from nbdist.errors import LayoutError, NBDistError, StartError, UsageError
@@ -40,7 +41,7 @@ from nbdist.options import (
     may_share_gpus,
 )
 from nbdist.placement import HERE, Place
-from nbdist.wire import Batch, Repeat
+from nbdist.wire import Batch, CellStart
 
 _LET_GO_S = 0.1
 _RUN_IT = "torchrun --nproc-per-node 2 {}    (or %dist run in a notebook)"
@@ -261,9 +262,9 @@ def _on_other_ranks(needed: int | None, world_size: int, do: str) -> str:
 
 def _begin(here: ThisRank, records: str | os.PathLike[str] | None) -> None:
     """Begin what is one cell to the rest of the engine, and see to its end."""
-    from nbdist.engine.checkpoint import save
-    from nbdist.engine.data import account, resume
+    from nbdist.engine.data import account
     from nbdist.engine.group import state
+    from nbdist.engine.rank import components
     from nbdist.engine.recovery import wrapped_models
     from nbdist.engine.steps import keep, step_state
     from nbdist.engine.training import training
@@ -280,7 +281,6 @@ def _begin(here: ThisRank, records: str | os.PathLike[str] | None) -> None:
         training.install(recorder)
         recorder.begin_cell()
         atexit.register(recorder.close)
-    training.begin_cell()
     if not step_state.here().is_installed:  # without the snapshots that a recovery needs
         step_state.install(wrapped_models.buffers_of, lambda optimizer, steps: None)
     names = dist.PrefixStore("nbdist/log", state.member().client)
@@ -288,22 +288,17 @@ def _begin(here: ThisRank, records: str | os.PathLike[str] | None) -> None:
     step_state.here().then(lambda optimizer, steps: printed.stepped(steps))
     training.tell_logs(printed.tell)
     atexit.register(printed.decide)
-    resume.begin_cell(1, failed=None, repeat=Repeat.NO)
-    step_state.begin_cell()
-    save.begin_cell(os.path.join(".nbdist", "checkpoints", stem))
-    atexit.register(_end, here.rank)
+    parts = components.of_script()
+    checkpoints = os.path.join(".nbdist", "checkpoints", stem)
+    components.begin(parts, CellStart(1, tuple(range(here.world_size)), 1, checkpoints=checkpoints))
+    atexit.register(_end, here.rank, parts)
 
 
-def _end(rank: int) -> None:
+def _end(rank: int, parts: Sequence[Component]) -> None:
     """Wait for what is still written, and say what a cell's end would."""
-    from nbdist.engine.averaging import async_sgd
-    from nbdist.engine.checkpoint import save
-    from nbdist.engine.data import position, weighting
-    from nbdist.engine.training import training
+    from nbdist.engine.rank import components
 
-    training.end_cell()
-    async_sgd.cell_ended()
-    lines = (*weighting.take_notices(), *position.take_notices(), *save.end_cell())
+    lines = tuple(components.end(parts, EndedCell(1, "", has_succeeded=True)))
     if rank == 0 and lines:
         print(*lines, sep="\n", flush=True)
     # A thread of gloo's drops the last collective and needs the GIL for it. An interpreter that

@@ -15,21 +15,6 @@ from nbdist.engine.group import state
 
 _MOST = 10_000  # names; a rank with more writes none down
 
-_written: tuple[str, list[str]] = ("", [])
-
-
-def write(names: Iterable[str]) -> None:
-    """Write down this rank's names, where they have changed since the last cell."""
-    global _written
-    here, listed = state.here(), sorted(names)
-    if here is None or len(listed) > _MOST:
-        return
-    # A rank that another number of ranks has taken away, and that comes back, has other names.
-    new = torch_groups.default_name(), listed
-    if new != _written:
-        here.client.set(_key(here.rank), json.dumps([*new, _written[1]]))
-        _written = new
-
 
 def read(client: TCPStore, rank: int) -> tuple[frozenset[str], frozenset[str]]:
     """Return the names that a process of this rank had at the end of its last cell, and before."""
@@ -55,3 +40,21 @@ def missed(before: Collection[str], here: Collection[str], of_source: Collection
 
 def _key(rank: int) -> str:
     return f"nbdist/names of rank {rank}"
+
+
+class WrittenNames:
+    """What this rank has written down of its names."""
+
+    def __init__(self) -> None:
+        self._written: tuple[str, list[str]] = ("", [])
+
+    def write(self, names: Iterable[str]) -> None:
+        """Write down this rank's names, where they have changed since the last cell."""
+        here, listed = state.here(), sorted(names)
+        if here is None or len(listed) > _MOST:
+            return
+        # A rank that another number of ranks has taken away, and that comes back, has other names.
+        new = torch_groups.default_name(), listed
+        if new != self._written:
+            here.client.set(_key(here.rank), json.dumps([*new, self._written[1]]))
+            self._written = new

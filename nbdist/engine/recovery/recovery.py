@@ -48,7 +48,7 @@ def install() -> None:
     clone.also("pipelines", torch_pipeline.hand_over, torch_pipeline.take_over)
     clone.also("identities", wrapped_models.hand_over, identity.take_over)
     clone.also("steps", step_state.here().hand_over, step_state.here().take_over)
-    clone.also("loaders", resume.hand_over, resume.take_over)
+    clone.also("loaders", resume.here.hand_over, resume.here.take_over)
     clone.also("kept", keep.kept, keep.take_over)
     clone.also("meshes", device_mesh.hand_over, device_mesh.take_over)
     clone.also("accelerate", third_parties.shared_states, lambda _: None)  # they fill themselves

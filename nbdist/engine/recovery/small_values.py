@@ -18,9 +18,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.group import rendezvous
-from nbdist.engine.recovery import peers, send_tensors
-from nbdist.engine.recovery.clone import fingerprint
+from nbdist.engine.recovery import name_record, peers, send_tensors
+from nbdist.engine.recovery.clone import clone, fingerprint
+from nbdist.engine.steps import keep
 from nbdist.ranks import name_ranks
 
 MOST_BYTES = 1 << 20  # of a rank
@@ -113,19 +115,22 @@ def at(moments: Iterable[tuple[int, Marks]], cell: int) -> Marks:
 # ---- On the ranks ------------------------------------------------------------------------------
 
 
-def send(cell: int, values: Mapping[str, Any]) -> None:
-    """Send this rank's small values to its peer, as a cell ends.
+class SmallValues(Component):
+    """What a rank tells of its names and small values as a cell ends."""
 
-    Args:
-        cell: Its number, the same on all ranks that have run it.
-        values: By name.
-    """
-    if not peers.every():
-        return
-    found = _collect(values)
-    _marks.append((cell, {name: one.mark for name, one in found.items()}))
-    peers.offer_values(BOX, (cell, found))
-    peers.wait(WAIT_S)
+    def __init__(self) -> None:
+        self._names = name_record.WrittenNames()
+
+    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
+        """Write down this rank's names, and send its small values to its peer."""
+        values = clone.written_names(keep.names())
+        self._names.write(values)
+        if peers.every():
+            found = _collect(values)
+            _marks.append((cell.number, {name: one.mark for name, one in found.items()}))
+            peers.offer_values(BOX, (cell.number, found))
+            peers.wait(WAIT_S)
+        return ()
 
 
 def give_back(

@@ -23,13 +23,14 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
 
+from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.group import group, state
 from nbdist.engine.layout import memory
 from nbdist.engine.recovery import follow, model_state, peers, snapshot_schedule, wrapped_models
@@ -37,6 +38,7 @@ from nbdist.engine.recovery.decide import Steps
 from nbdist.engine.recovery.saved import Saved, metas_of
 from nbdist.engine.steps import step_state
 from nbdist.engine.steps.optimizer_wrapper import ApartWrapper
+from nbdist.wire import CellStart
 
 SETTLED_AFTER = 2  # steps after which no rank can have lost the one of a snapshot
 
@@ -409,3 +411,15 @@ def _copied(live: list[torch.Tensor], used_again: list[torch.Tensor]) -> list[to
     for copy, tensor in zip(copies, live, strict=True):
         copy.copy_(tensor, non_blocking=True)
     return copies
+
+
+class Snapshots(Component):
+    """The snapshots that this rank keeps, and those that its peers keep of it."""
+
+    def cell_began(self, start: CellStart) -> None:
+        """Look again at what every optimizer trains."""
+        forget_kinds()
+
+    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
+        """Return what is to be said of snapshots."""
+        return (*take_notices(), *peers.take_notices())

@@ -547,7 +547,7 @@ class Followers:
             path, _, last = name.rpartition(".")
             place = vars(owners[path]) if path in owners else names if not path else None
             if place is not None and type(place.get(last)) in (int, float):
-                place[last] = value  # type: ignore[index]
+                place[last] = value
 
     def position(self) -> tuple[int, dict[str, History]]:
         """Return the turn that runs and what is known of moves, for `stand_at`. Never changed."""

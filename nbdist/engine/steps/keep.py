@@ -4,7 +4,7 @@ Schedulers and scalers live in the cells' namespace most of the time. `nbdist.ke
 not: an attribute of a user's own class, an object in a list.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from nbdist import side
@@ -13,12 +13,12 @@ from nbdist.errors import UsageError
 _kept: dict[str, Any] = {}
 
 
-def _no_names() -> Mapping[str, Any]:
+def _no_names() -> dict[str, Any]:
     """What the cells have named, until the rank has a namespace."""
     return {}
 
 
-_names: Callable[[], Mapping[str, Any]] = _no_names
+_names: Callable[[], dict[str, Any]] = _no_names
 
 
 def keep(*unnamed: Any, **objects: Any) -> None:
@@ -61,13 +61,13 @@ def take_over(objects: dict[str, Any]) -> None:
     _kept.update(objects)
 
 
-def look_in(names: Callable[[], Mapping[str, Any]]) -> None:
-    """Have `named` look in the namespace that `names` returns."""
+def look_in(names: Callable[[], dict[str, Any]]) -> None:
+    """Have cells run in the namespace that `names` returns."""
     global _names
     _names = names
 
 
-def names() -> Mapping[str, Any]:
+def names() -> dict[str, Any]:
     """Return the namespace itself, in which cells run."""
     return _names()
 

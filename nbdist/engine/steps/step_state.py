@@ -27,10 +27,12 @@ import torch
 
 from nbdist.engine.compat import random_states, torch_hooks, torch_live
 from nbdist.engine.compat.torch_hooks import StepArgs, StepKeywords
+from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.kernel.backward_threads import is_mains
 from nbdist.engine.kernel.cost_clock import clock
 from nbdist.engine.steps import defer_interrupt
 from nbdist.engine.steps.followers import Followers
+from nbdist.wire import CellStart
 
 BUFFER_BYTES = 8 << 20  # larger buffers are left out, and so is what would go beyond it in sum
 
@@ -106,13 +108,13 @@ class _Buffer:
         return live
 
 
-class Boundary:
+class Boundary(Component):
     """The last boundary of this rank."""
 
     def __init__(self) -> None:
         self.steps: WeakKeyDictionary[Optimizer, OptimizerSteps] = WeakKeyDictionary()
         self.last: StepState | None = None
-        self.cell_began: StepState | None = None
+        self.at_cell_begin: StepState | None = None
         # Called before an optimizer's first step in a cell; what it raises, the step raises.
         self.before_first_step: Callable[[Optimizer], None] = _let_it_step
         # Of which a rank has a part alone, and a new rank gets its own, in this recovery.
@@ -289,6 +291,15 @@ class Boundary:
         """Note that a loop over a loader has come to its end."""
         self._do(lambda: self.followers.gave_all(source))
 
+    def cell_began(self, start: CellStart) -> None:
+        """Note the state in which a cell begins."""
+        self.begin_cell()
+
+    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
+        """Note how the cell has ended; return what is to be said of its steps."""
+        self.end_cell(cell.source, is_failed=not cell.has_succeeded)
+        return self.take_notices()
+
     def begin_cell(self) -> None:
         """Note the state in which a cell begins."""
         self._cell += 1
@@ -298,7 +309,7 @@ class Boundary:
         self._is_failed = True
         self._do(self._watch_unstepped)
         self._do(self.followers.begin_cell)
-        self.cell_began = self.last = self.take()
+        self.at_cell_begin = self.last = self.take()
 
     def _watch_unstepped(self) -> None:
         """Watch the buffers of what has never stepped: a fault may come before it does."""

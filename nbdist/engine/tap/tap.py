@@ -50,6 +50,7 @@ import torch
 
 from nbdist.engine.compat import torch_groups, torch_hooks, torch_sharded
 from nbdist.engine.compat.cuda_graphs import graphs
+from nbdist.engine.component import Component
 from nbdist.engine.kernel import backward_threads
 from nbdist.engine.kernel.cost_clock import clock
 from nbdist.engine.kernel.location import prompt_of
@@ -95,6 +96,7 @@ from nbdist.engine.tap.ops import (
     size_bytes,
 )
 from nbdist.errors import MismatchError
+from nbdist.wire import CellStart
 
 __all__ = [
     "LEVELS",
@@ -434,3 +436,11 @@ def _waits_in_native(native: Callable[..., Any]) -> Callable[..., Any]:
 
     torch_hooks.keep_uncompiled(function)
     return function
+
+
+class Tap(Component):
+    """The collectives of the cell that runs."""
+
+    def cell_began(self, start: CellStart) -> None:
+        """Count from here on: what recovery has sent is no cell's."""
+        begin_cell()

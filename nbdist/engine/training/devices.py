@@ -8,17 +8,19 @@ for a kernel or disturbs the capture of a graph.
 Records of kind "device" hold the values; their names are in `wire.Record`.
 
 Threads: `sample` runs on the thread that publishes records, so that no step waits for an answer;
-`begin_cell` and `end_cell` on the main one.
+`cell_began` and `cell_ended` on the main one.
 """
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.training.resources import resident_bytes
+from nbdist.wire import CellStart
 
 INTERVAL_S = 1.0
 MOST_COST = 1e-3  # of a core's time
@@ -102,7 +104,7 @@ class Gpu:
         return f"GPU {what} not known: {next(iter(self._unknown.values()))}."
 
 
-class DeviceStats:
+class DeviceStats(Component):
     """What this rank tells of process and GPU.
 
     Args:
@@ -122,15 +124,16 @@ class DeviceStats:
         self._next_s = math.inf
         self._before_s = self._before_cpu_s = 0.0
 
-    def begin_cell(self) -> None:
+    def cell_began(self, start: CellStart) -> None:
         """The first record is due in a second: a cell that is shorter has none."""
         self._before_cpu_s = time.process_time()
         self._before_s = time.monotonic()
         self._next_s = self._before_s + INTERVAL_S
 
-    def end_cell(self) -> None:
+    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
         """Tell no more."""
         self._next_s = math.inf
+        return ()
 
     def sample(self) -> None:
         """Make a record, when it is time."""

@@ -22,19 +22,21 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 import torch
+import torch.distributed as dist
 from torch.profiler import ProfilerActivity, record_function
 
 from nbdist.engine.compat import torch_hooks
+from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.training import training
 from nbdist.error_text import named
-from nbdist.wire import ProfileSteps
+from nbdist.wire import CellStart
 
 # An event takes 2 KB while it is recorded, and 6 more when that ends (torch 2.13).
 WHOLE_S = 1.0  # longest recording of a cell without a step: 100 000 small operators
@@ -252,8 +254,8 @@ _add_pending_call.argtypes = [_Call, ctypes.c_void_p]
 
 
 def _end_if_late(_: int | None) -> int:
-    if _current is not None:
-        _current.end_if_late()
+    if here.current is not None:
+        here.current.end_if_late()
     return 0
 
 
@@ -264,35 +266,42 @@ def _ask_main_thread() -> None:
     _add_pending_call(_end_late, None)
 
 
-# -- the profile of the cell that runs, or of the last one
+class Profiler(Component):
+    """The profile of the cell that runs, or of the last one."""
 
-_current: Profile | None = None
+    def __init__(self) -> None:
+        self.current: Profile | None = None
+
+    def cell_began(self, start: CellStart) -> None:
+        """Record the steps that were asked for, if any were."""
+        self.current, asked = None, start.profile
+        if asked is None:
+            return
+        rank = dist.get_rank()
+        file = Path(asked.folder) / f"rank-{rank}.json.gz"
+        cuda = torch.cuda.is_initialized()
+        self.current = Profile(file, rank, asked.first, asked.last, cuda=cuda)
+        training.at_step_end("profile", self.current.step_ended)
+        self.current.begin()
+
+    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
+        """Keep what was recorded."""
+        if self.current is not None:
+            training.at_step_end("profile", None)
+            self.current.end()
+        return ()
+
+    def read(self, buffers: list[memoryview], offset: int) -> tuple[dict[str, Any], list[Any]]:
+        """Return a piece of the last cell's trace and its `size`; 0 where there is none, and `why`.
+
+        Main thread, as a request of the notebook.
+        """
+        if self.current is None or not self.current.file.exists():
+            return {"size": 0, "why": "" if self.current is None else self.current.why}, []
+        with self.current.file.open("rb") as file:
+            file.seek(offset)
+            piece = file.read(CHUNK_BYTES)
+            return {"size": os.fstat(file.fileno()).st_size, "why": self.current.why}, [piece]
 
 
-def begin_cell(asked: ProfileSteps | None, rank: int, *, cuda: bool) -> None:
-    """A cell begins, of which these steps are recorded."""
-    global _current
-    _current = None
-    if asked is None:
-        return
-    file = Path(asked.folder) / f"rank-{rank}.json.gz"
-    _current = Profile(file, rank, asked.first, asked.last, cuda=cuda)
-    training.at_step_end("profile", _current.step_ended)
-    _current.begin()
-
-
-def end_cell() -> None:
-    """The cell has ended, however: keep what was recorded."""
-    if _current is not None:
-        training.at_step_end("profile", None)
-        _current.end()
-
-
-def read(buffers: list[memoryview], offset: int) -> tuple[dict[str, Any], list[Any]]:
-    """Return a piece of the last cell's trace, and its `size`; 0 when there is none, and `why`."""
-    if _current is None or not _current.file.exists():
-        return {"size": 0, "why": "" if _current is None else _current.why}, []
-    with _current.file.open("rb") as file:
-        file.seek(offset)
-        piece = file.read(CHUNK_BYTES)
-        return {"size": os.fstat(file.fileno()).st_size, "why": _current.why}, [piece]
+here = Profiler()

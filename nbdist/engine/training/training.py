@@ -3,17 +3,19 @@
 The hooks stand in `hooks.py`, what becomes of them in `cell.py`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from nbdist import side
+from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.training.hooks import Hooks
 from nbdist.errors import UsageError
 from nbdist.formatting import counted
+from nbdist.wire import CellStart
 
 _hooks: Hooks | None = None
 _tell_log: Callable[[int, Mapping[str, float]], None] | None = None
@@ -60,6 +62,23 @@ def at_new_optimizer(name: str, callback: Callable[[torch.optim.Optimizer], None
         _hooks.on_new_optimizer[name] = callback
 
 
+class Training(Component):
+    """The steps of the cell that runs, or ran last."""
+
+    def cell_began(self, start: CellStart) -> None:
+        """Count steps from 1 again."""
+        begin_cell()
+
+    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
+        """Complete the records of the cell's steps; return what is to be said of them."""
+        end_cell()
+        replayed = 0 if _hooks is None else _hooks.cell.replayed
+        if not replayed:
+            return ()
+        steps = counted(replayed, "step")
+        return (f"{steps} replayed CUDA graphs: what ran inside was not measured.",)
+
+
 def begin_cell() -> None:
     """A cell begins: steps count from 1 again."""
     if _hooks is not None:
@@ -69,14 +88,6 @@ def begin_cell() -> None:
 def end_cell() -> int:
     """A cell has ended, however: complete its records, return the steps it made."""
     return 0 if _hooks is None else _hooks.end_cell()
-
-
-def notices() -> tuple[str, ...]:
-    """Return sentences for people about the steps of the cell that ended last."""
-    replayed = 0 if _hooks is None else _hooks.cell.replayed
-    if not replayed:
-        return ()
-    return (f"{counted(replayed, 'step')} replayed CUDA graphs: what ran inside was not measured.",)
 
 
 def note_loss(loss: torch.Tensor) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from IPython import get_ipython
 from torch import nn
 
 from nbdist.engine.compat import torch_pipeline, torch_sharded
@@ -42,6 +43,7 @@ from nbdist.engine.recovery.clone import (
 )
 from nbdist.engine.recovery.clone.p2p import P2PTransfer
 from nbdist.engine.recovery.clone.recipes import recipes
+from nbdist.engine.steps import keep
 from nbdist.errors import ClusterError, LostStateError
 from nbdist.ranks import NAMES_OF_A_RANK
 
@@ -67,13 +69,6 @@ class _Part:
 
 _PART = "nbdist."  # before the names of what is in no namespace
 _parts: dict[str, _Part] = {}
-_shell: Any = None
-
-
-def live_in(shell: Any) -> None:
-    """Clone the namespace of this IPython shell from now on."""
-    global _shell
-    _shell = shell
 
 
 def also(
@@ -183,9 +178,7 @@ def _name_own(place: "_Place", source: int) -> list[str]:
 
 def namespace() -> dict[str, Any]:
     """Return the namespace in which cells run on this rank."""
-    assert _shell is not None, "a rank's program tells where its cells run"
-    found: dict[str, Any] = _shell.user_ns
-    return found
+    return keep.names()
 
 
 def written_names(namespace: dict[str, Any]) -> dict[str, Any]:
@@ -202,7 +195,7 @@ def _group_names(
     """
     mine = group_record.SurvivorReport({})
     if not (is_new := dist.get_rank() in newcomers):
-        mine = group_record.tell(_Place.of(namespace).names())
+        mine = group_record.here.tell(_Place.of(namespace).names())
     heard = rendezvous.exchange("group names", json.dumps(asdict(mine)), rendezvous.FORM_TIMEOUT_S)
     told = [group_record.SurvivorReport(**json.loads(text)) for text in heard.values()]
     own: group_names.Names = {}
@@ -278,9 +271,9 @@ class _Place:
     def of(cls, namespace: dict[str, Any] | None) -> "_Place":
         anchors = {**torch_rebuild.anchors(), "__main__": sys.modules.get("__main__")}
         if namespace is None:
-            assert _shell is not None, "a rank's program tells where its cells run"
-            namespace = _shell.user_ns
-            anchors |= {"IPython's shell": _shell, "the cells' module": _shell.user_module}
+            namespace, shell = keep.names(), get_ipython()
+            assert shell is not None, "only a rank's own namespace is cloned in place"
+            anchors |= {"IPython's shell": shell, "the cells' module": shell.user_module}
         return cls(namespace, {**anchors, "namespace": namespace})
 
     def keys(self) -> dict[int, str]:

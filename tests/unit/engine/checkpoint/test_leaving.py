@@ -2,17 +2,19 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from nbdist.engine.checkpoint import leaving
+from nbdist.engine.checkpoint.leaving import Leaving
 
 
 def test_nobody_stands_still_unasked() -> None:
-    leaving.begin_cell(saves=True)
+    leaving = Leaving()
+    leaving.cell_began(saves=True)
     assert not any(leaving.at_boundary() for _ in range(5))
     assert leaving.outcome() == {"is_over": False}
 
 
 def test_a_rank_that_is_behind_goes_on_to_the_boundary_of_all_and_saves_there() -> None:
-    leaving.begin_cell(saves=True)
+    leaving = Leaving()
+    leaving.cell_began(saves=True)
     leaving.at_boundary()
     assert leaving.hold() == {"passed": 1, "saves": True}
     with ThreadPoolExecutor(1) as main_thread:
@@ -23,12 +25,14 @@ def test_a_rank_that_is_behind_goes_on_to_the_boundary_of_all_and_saves_there() 
 
 
 def test_a_cell_that_does_not_save_is_not_held() -> None:
-    leaving.begin_cell(saves=False)
+    leaving = Leaving()
+    leaving.cell_began(saves=False)
     assert leaving.hold() == {"passed": 0, "saves": False}
     assert not leaving.at_boundary()
 
 
 def test_a_failure_is_over_and_told() -> None:
-    leaving.begin_cell(saves=True)
+    leaving = Leaving()
+    leaving.cell_began(saves=True)
     leaving.saved(None, "The checkpoint of step 3 was not written.")
     assert leaving.outcome()["error"] == "The checkpoint of step 3 was not written."

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from nbdist.engine.component import EndedCell
 from nbdist.engine.training import devices
 from nbdist.engine.training.devices import DeviceStats, Gpu
-from nbdist.wire import DEVICE_KEYS
+from nbdist.wire import DEVICE_KEYS, CellStart
 
 GB = 10**9
 DEVICE = torch.device("cuda", 1)
@@ -126,7 +127,7 @@ def test_a_gpu_that_this_process_does_not_use_yet_is_not_asked() -> None:
 def test_a_processor_share_is_of_one_core_and_since_the_record_before(clock: Clock) -> None:
     told: list[dict[str, float]] = []
     stats = DeviceStats(told.append, lambda said: None)
-    stats.begin_cell()
+    stats.cell_began(CellStart(1, (0,), 1))
     clock.now_s, clock.cpu_s = 101.0, 102.5
     stats.sample()
     clock.now_s, clock.cpu_s = 103.0, 103.0
@@ -141,11 +142,11 @@ def test_records_are_a_second_apart_and_end_with_the_cell(clock: Clock) -> None:
     told: list[dict[str, float]] = []
     stats = DeviceStats(told.append, lambda said: None)
     stats.sample()  # no cell
-    stats.begin_cell()
+    stats.cell_began(CellStart(1, (0,), 1))
     for tenth in range(35):
         clock.now_s = 100 + tenth / 10
         stats.sample()
-    stats.end_cell()
+    stats.cell_ended(EndedCell(1, "", has_succeeded=True))
     clock.now_s = 200.0
     stats.sample()
 
@@ -160,7 +161,7 @@ def test_a_driver_that_answers_slowly_is_asked_less_often(clock: Clock) -> None:
         told.append(values)
 
     stats = DeviceStats(tell, lambda said: None)
-    stats.begin_cell()
+    stats.cell_began(CellStart(1, (0,), 1))
     for second in range(1, 12):
         clock.now_s = 100.0 + second
         stats.sample()
@@ -172,7 +173,7 @@ def test_what_is_not_known_is_said_once(clock: Clock) -> None:
     said: list[str] = []
     gpu = Gpu(DEVICE, FakeCuda(utilization=RuntimeError("Not Supported")))
     stats = DeviceStats(lambda values: None, said.append, gpu)
-    stats.begin_cell()
+    stats.cell_began(CellStart(1, (0,), 1))
     for second in range(1, 4):
         clock.now_s = 100.0 + second
         stats.sample()

@@ -1,0 +1,73 @@
+"""The components of a rank, in order: what watches, keeps and saves what its cells train.
+
+As a cell begins they are called from the first to the last, and from the last to the first as it
+ends: what stands later has ended when one is called, as contexts within each other.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from nbdist.engine.averaging.async_sgd import Averaging
+from nbdist.engine.checkpoint import automatic, save
+from nbdist.engine.checks.checks import RankChecks
+from nbdist.engine.compat.torch_dist import Functions
+from nbdist.engine.component import Component, EndedCell
+from nbdist.engine.data import resume
+from nbdist.engine.group import group_record, meeting
+from nbdist.engine.group.link_stats import LinkStats
+from nbdist.engine.kernel import chaos
+from nbdist.engine.kernel.cleanup import TorchModes
+from nbdist.engine.layout import parallelize
+from nbdist.engine.rank.script import Script
+from nbdist.engine.recovery.small_values import SmallValues
+from nbdist.engine.recovery.snapshot import Snapshots
+from nbdist.engine.steps import step_state
+from nbdist.engine.tap.tap import Tap
+from nbdist.engine.training import torch_profile
+from nbdist.engine.training.devices import DeviceStats
+from nbdist.engine.training.training import Training
+from nbdist.wire import CellStart
+
+
+def of_rank(
+    functions: Functions, script: Script, links: LinkStats, devices: DeviceStats, checks: RankChecks
+) -> tuple[Component, ...]:
+    """Return the components of a notebook's rank, which has joined its group."""
+    return (
+        SmallValues(),
+        group_record.here,
+        save.here,
+        automatic.here,
+        parallelize.here,
+        Averaging(),
+        Snapshots(),
+        resume.here,
+        step_state.here(),
+        links,
+        devices,
+        checks,
+        Tap(),
+        Training(),
+        TorchModes(),
+        torch_profile.here,
+        chaos.here,
+        meeting.here,
+        functions,
+        script,  # last: what is put back is torch's, and not what it had put in its place
+    )
+
+
+def of_script() -> tuple[Component, ...]:
+    """Return the components of a script that torchrun has started: it is one cell."""
+    return (save.here, Averaging(), resume.here, step_state.here(), Training())
+
+
+def begin(components: Sequence[Component], start: CellStart) -> None:
+    """Tell components, in order, that a cell begins."""
+    for component in components:
+        component.cell_began(start)
+
+
+def end(components: Sequence[Component], cell: EndedCell) -> Iterable[str]:
+    """Tell components, in reverse, that a cell is over; yield what there is to say of it."""
+    for component in reversed(components):
+        yield from component.cell_ended(cell)
