@@ -37,9 +37,9 @@ def gone(
         if collector is None and state.alive:
             found[rank] = Inactive("absent", f"-r {asked.replace(' ', '')}", ran)
         elif collector is None:
-            found[rank] = Inactive("dead", state.cause, ran)
+            found[rank] = Inactive("dead", str(state.ended), ran)
         elif collector.death is not None:
-            found[rank] = Inactive("died", collector.death, ran)
+            found[rank] = Inactive("died", str(collector.death), ran)
         elif collector.failure is not None:
             found[rank] = _gone_by(failure(rank, collector.failure), ran)
         elif collector.replied:
@@ -129,9 +129,9 @@ def _deaths(
 ) -> list[rank_errors.Death]:
     found = []
     for rank, collector in collectors.items():
-        if (cause := collector.death) is not None:
+        if (ended := collector.death) is not None:
             said, at = last_words(rank), collector.died_at
-            found.append(rank_errors.Death(rank, cause, at, said.lines, said.place, said.gpu))
+            found.append(rank_errors.Death(rank, ended, at, said.lines, said.place, said.gpu))
     return found
 
 
@@ -148,7 +148,7 @@ def result(collector: RankListener, output: RankOutput) -> RankResult:
     if collector.failure:
         error = (collector.failure.ename, collector.failure.evalue)
     elif collector.death:
-        error = ("Died", collector.death)
+        error = ("Died", str(collector.death))
     return RankResult(
         rank=collector.rank,
         value=value,

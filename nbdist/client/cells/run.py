@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from nbdist import origins, plain, wire
 from nbdist.client.cells import outcome as outcomes
@@ -27,10 +27,12 @@ from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.client.output.live_text import LiveText
 from nbdist.client.output.result import CellResult
 from nbdist.client.output.slots import Slots
+from nbdist.ended import Ended, EndKind
 from nbdist.errors import ClusterError, Interrupted
 
 log = logging.getLogger(__name__)
 
+ENDED_BEFORE: Final = Ended(EndKind.UNSEEN, detail="it had ended before the cell was sent")
 _FETCH_TIMEOUT_S = 10.0
 _IDLE_TIMEOUT_S = 2.0  # the last output follows the reply on another socket
 
@@ -165,12 +167,12 @@ class CellRun:
                 rank, self._request.code, options, collector.on_message, outbox
             )
         except RankDiedError:
-            collector.died("it had ended before the cell was sent")
+            collector.died(ENDED_BEFORE)
 
-    def _on_death(self, rank: int, cause: str) -> None:
+    def _on_death(self, rank: int, ended: Ended) -> None:
         collector = self._collectors.get(rank)
         if collector is not None:
-            collector.died(cause)
+            collector.died(ended)
 
     def _on_news(self) -> None:
         """Wake the loop where it has something to do now. On the IO thread or the launcher's.

@@ -14,6 +14,7 @@ from typing import Final
 from nbdist import errors, gpu_errors, origins
 from nbdist.client.faults.advice import A_CELL, WhatRan, is_about_losses
 from nbdist.collectives import COLLECTIVES
+from nbdist.ended import Ended
 from nbdist.errors import RankError
 from nbdist.gpu_errors import GpuError
 from nbdist.ranks import name_ranks
@@ -98,13 +99,13 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A rank whose process ended. `cause` completes "rank 1 died: ..."; `words` it wrote last.
+    """A rank whose process ended. `words` it wrote last.
 
     `place` is the line of the user's own at which it crashed, `gpu` as in `Failure`; where known.
     """
 
     rank: int
-    cause: str
+    ended: Ended
     order: float = 0.0
     words: tuple[str, ...] = ()
     place: str = ""
@@ -282,7 +283,7 @@ def rank_error(
         lines += ["", f"The tracebacks of {len(groups) - MAX_GROUPS} more groups are omitted."]
     lines.append("")
     table = {f.rank: (f.ename, f.evalue) for f in raised}
-    table |= {death.rank: ("Died", death.cause) for death in deaths}
+    table |= {death.rank: ("Died", str(death.ended)) for death in deaths}
     return RankError(
         "\n".join(lines),
         why=" ".join(dict.fromkeys(g.first.gpu.why for g in groups if g.first.gpu)),
@@ -398,7 +399,7 @@ def _summary(group: Group, where: Mapping[int, str]) -> str:
 def _end_of(death: Death) -> str:
     """Return how and where a process ended, and of what: `killed by SIGABRT in cell 7, line 1`."""
     where = f" in {death.place}" if death.place else ""
-    return f"{death.cause}{where}" + (f": {death.gpu.said}" if death.gpu else "")
+    return f"{death.ended}{where}" + (f": {death.gpu.said}" if death.gpu else "")
 
 
 def _told(text: str) -> str:

@@ -129,7 +129,7 @@ def _ends(cluster: Cluster, known: set[int], last_words: Callable[[int], LastOut
             known.add(state.serial)
             words = " / ".join(last_words(rank).lines)
             wrote = f" Its last output: {words}." if words else ""
-            found.append(f"Rank {rank} died during the recovery: {state.cause}.{wrote}")
+            found.append(f"Rank {rank} died during the recovery: {state.ended}.{wrote}")
     return found
 
 

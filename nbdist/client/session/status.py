@@ -166,7 +166,7 @@ def _words(cluster: Cluster, answers: Mapping[int, Mapping[str, Any]]) -> dict[i
     words = {}
     for rank, state in sorted(cluster.ranks.items()):
         if not state.alive:
-            words[rank] = f"dead: {state.cause}"
+            words[rank] = f"dead: {state.ended}"
         elif rank in said:
             words[rank] = describe(rank, said, {})
         else:

@@ -23,6 +23,7 @@ from nbdist.client.faults.rank_errors import (
     rank_error,
 )
 from nbdist.client.faults.rank_state import Inactive
+from nbdist.ended import Ended
 from nbdist.errors import RankError
 from nbdist.gpu_errors import explain
 from tests.unit.test_gpu_errors import ASSERT, EMBEDDING
@@ -172,7 +173,7 @@ def test_advice_on_what_was_lost_does_not_say_that_it_is_kept() -> None:
 
 
 def test_a_dead_rank_is_the_cause_and_its_last_words_are_told() -> None:
-    death = Death(1, "killed by SIGSEGV", words=("Fatal Python error: Segmentation fault",))
+    death = Death(1, Ended.from_status(-11), words=("Fatal Python error: Segmentation fault",))
     error = rank_error([freed(0), freed(2)], asked=range(3), deaths=[death], do="%dist retry")
     assert "1 of 3 ranks failed; ranks 0, 2 were released" in error.what
     assert "  rank 1 died: killed by SIGSEGV" in error.what
@@ -183,7 +184,7 @@ def test_a_dead_rank_is_the_cause_and_its_last_words_are_told() -> None:
 
 
 def test_a_rank_that_died_of_a_kernels_assertion_is_told_with_it_and_not_to_be_retried() -> None:
-    death = Death(1, "killed by SIGABRT", place="cell 7, line 5", gpu=explain(EMBEDDING))
+    death = Death(1, Ended.from_status(-6), place="cell 7, line 5", gpu=explain(EMBEDDING))
     retry = "%dist retry runs the cell again."
     error = rank_error([freed(0)], asked=[0, 1], deaths=[death], otherwise=retry, replaced=[1])
     assert error.causes == (
@@ -199,8 +200,8 @@ def test_a_rank_that_died_of_a_kernels_assertion_is_told_with_it_and_not_to_be_r
 def test_ranks_that_died_of_different_assertions_are_told_apart() -> None:
     other = explain(EMBEDDING.replace("srcIndex < srcSelectDimSize", "t >= 0 && t < n_classes"))
     deaths = [
-        Death(0, "killed by SIGABRT", gpu=explain(EMBEDDING)),
-        Death(1, "killed by SIGABRT", gpu=other),
+        Death(0, Ended.from_status(-6), gpu=explain(EMBEDDING)),
+        Death(1, Ended.from_status(-6), gpu=other),
     ]
     error = rank_error([], asked=range(2), deaths=deaths)
     assert len(error.causes) == 2
@@ -392,8 +393,8 @@ def test_an_interrupt_tells_what_had_failed_of_itself_and_not_what_follows_from_
         Failure(3, "IndexError", "index 5", order=1.0),
     ]
     ended = [
-        Death(4, "killed by SIGSEGV", 1.5, ("Fatal Python error: Segmentation fault",)),
-        Death(5, "killed by SIGKILL", 4.0),
+        Death(4, Ended.from_status(-11), 1.5, ("Fatal Python error: Segmentation fault",)),
+        Death(5, Ended.from_status(-9), 4.0),
     ]
 
     groups = beside_interrupt(failed, ended, killed=[5], at=2.0)
