@@ -21,11 +21,13 @@ class GpuError:
         said: The words by which it is known, as torch wrote them.
         why: What they mean, in a sentence or two.
         do: What to do; empty where a new process of the rank is what it takes.
+        can_retry: Nothing is wrong with the cell itself: it can be run again as it is.
     """
 
     said: str
     why: str
     do: str = ""
+    can_retry: bool = False
 
     @property
     def ends_context(self) -> bool:
@@ -40,6 +42,7 @@ class _Row:
     pattern: str
     why: str
     do: str = ""
+    can_retry: bool = False
 
 
 # Of a kernel's assertion, by its text. In both tables the first row that fits counts.
@@ -150,6 +153,7 @@ _TABLE: Final = (
         r"NCCL communicator was aborted",
         "The communicator was aborted after another error, on this rank or on a peer.",
         "%dist retry runs the cell again.",
+        can_retry=True,
     ),
 )
 
@@ -173,7 +177,7 @@ def explain(text: str, asserted: str = "") -> GpuError | None:
         return known
     for row in _TABLE:
         if found := re.search(row.pattern, text):
-            known = GpuError(found.group(), row.why, row.do)
+            known = GpuError(found.group(), row.why, row.do, row.can_retry)
             return (_explain_assertion(asserted) or known) if known.ends_context else known
     return None
 

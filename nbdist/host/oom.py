@@ -18,11 +18,12 @@ import signal
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+from nbdist.ended import Ended, EndKind
 from nbdist.formatting import name_bytes
 
-KILLER = "killed by the kernel's OOM killer"
 _RECENT_S = 10.0  # a process that held much takes seconds to be gone
 _MOST_LINES = 50_000  # of the kernel's log; it keeps a few thousand
 _KILLED = re.compile(r"Killed process (\d+) .*?(?:anon-rss:(\d+)kB|$)")
@@ -60,8 +61,8 @@ class OomWatch:
                 self._rose[path] = time.monotonic()
             self._counts[path] = count
 
-    def explain(self, pid: int, status: int) -> str:
-        """Return what is known of an end by SIGKILL, in words; empty for every other end.
+    def explain(self, pid: int, status: int) -> Ended:
+        """Return how a process has ended, with what is known of an end by SIGKILL.
 
         Args:
             pid: A process that was added. It is forgotten.
@@ -69,18 +70,21 @@ class OomWatch:
         """
         self.refresh()
         began, counter = self._began.pop(pid, 0.0), self._counters.pop(pid, None)
+        ended = Ended.from_status(status)
         if status != -signal.SIGKILL:
-            return ""
+            return ended
         log = _read_kernel_log(self._kernel_log)
-        if log is not None and (told := find_kill(log, pid, began)):
-            return told
+        if log is not None and (killed := find_kill(log, pid, began)):
+            return killed
         if counter in self._rose and time.monotonic() - self._rose[counter] < _RECENT_S:
-            return f"{KILLER}{_describe_limit(counter)}"
-        return "" if log is None and counter is None else "no sign of the kernel's OOM killer"
+            return _killed(_describe_limit(counter))
+        if log is None and counter is None:
+            return ended
+        return replace(ended, detail="no sign of the kernel's OOM killer")
 
 
-def find_kill(records: Iterable[str], pid: int, began: float) -> str:
-    """Return in words how the kernel's log tells the end of a process; empty when it does not.
+def find_kill(records: Iterable[str], pid: int, began: float) -> Ended | None:
+    """Return how the kernel's log tells the end of a process; None when it does not.
 
     Args:
         records: `/dev/kmsg`'s: priority, number, microseconds since the boot, flags; then the text.
@@ -96,9 +100,8 @@ def find_kill(records: Iterable[str], pid: int, began: float) -> str:
         # The clock of the kernel's log is close to the monotonic one, and not quite the same.
         if len(fields) > 2 and fields[2].isdigit() and int(fields[2]) / 1e6 < began - 2.0:
             continue
-        size = f" (it held {name_bytes(int(found[2]) * 1024)})" if found[2] else ""
-        return f"{KILLER}{size}"
-    return ""
+        return _killed(f"it held {name_bytes(int(found[2]) * 1024)}" if found[2] else "")
+    return None
 
 
 def find_counter(text: str, cgroups: Path = CGROUPS) -> Path | None:
@@ -135,8 +138,12 @@ def parse_count(text: str) -> int:
     return 0
 
 
+def _killed(detail: str) -> Ended:
+    return Ended(EndKind.OOM_KILLER, signal.SIGKILL, detail=detail)
+
+
 def _describe_limit(counter: Path) -> str:
-    """Return the limit of the cgroup that has this counter, in brackets, where it has one."""
+    """Return the limit of the cgroup that has this counter, where it has one."""
     name = "memory.max" if counter.name == "memory.events" else "memory.limit_in_bytes"
     try:
         text = (counter.parent / name).read_text().strip()
@@ -144,7 +151,7 @@ def _describe_limit(counter: Path) -> str:
         return ""
     # "max", and in version 1 a number near 2**63, are no limit.
     limited = text.isdigit() and int(text) < 1 << 60
-    return f" (memory limit {name_bytes(int(text))})" if limited else ""
+    return f"memory limit {name_bytes(int(text))}" if limited else ""
 
 
 def _read_count(path: Path) -> int:

@@ -19,9 +19,8 @@ and from a keeper, whose channel may lead to several hosts, with the `host` it i
     {"op": "beat"}                                                   the keeper lives
 
 Events: `started` (key, number, pid), `ready` (seconds, forks, why, gpus, no_gpu: why there is
-none), `exited` (key, pid, status, evidence: what is known of a SIGKILL, see `host/oom.py`),
-`failed` (key, number, error), and on a host that is told to leave, by SIGTERM or SIGURG, `notice`
-(signal).
+none), `exited` (key, pid, ended: the fields of an `Ended`), `failed` (key, number, error), and on a
+host that is told to leave, by SIGTERM or SIGURG, `notice` (signal).
 Ends, and ends its children, when the other end does. A controller's private folder, with the
 connection keys, is removed when it has ended.
 """
@@ -239,10 +238,9 @@ class Parent:
                 children.signal_group(pid, signal.SIGKILL)
                 if pid in self._private:
                     shutil.rmtree(self._private.pop(pid), ignore_errors=True)
-                code = os.waitstatus_to_exitcode(status)
-                told = self._oom.explain(pid, code)
+                ended = self._oom.explain(pid, os.waitstatus_to_exitcode(status)).to_wire()
                 files = {} if self._guest is None else self._guest.last_words(key)
-                self._send(event="exited", key=key, pid=pid, status=code, evidence=told, **files)
+                self._send(event="exited", key=key, pid=pid, ended=ended, **files)
 
 
 def _leave_deleted_folder() -> None:

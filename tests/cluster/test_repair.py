@@ -53,7 +53,10 @@ def test_a_rank_killed_while_idle_is_shown_dead_and_replaced_before_the_next_cel
 ) -> None:
     session.run("held = [40]")
     kill(session, 0)
-    assert session.status().ranks[0].state.startswith("dead: killed by SIGKILL")
+    dead, living, *_ = session.status().ranks
+    assert dead.state.startswith("dead: killed by SIGKILL")
+    assert (dead.is_dead, dead.is_silent) == (True, False)
+    assert (living.is_dead, living.is_silent) == (False, False)
     assert session.run("held").value_list == [[40], [40]]
     assert_usable(session)
 

@@ -14,6 +14,7 @@ from nbdist.client.cluster.events import EventLog
 from nbdist.client.cluster.launchers.base import Launcher, Started
 from nbdist.client.cluster.process_group import Answers
 from nbdist.client.cluster.requests import RankFailedError
+from nbdist.ended import Ended
 from nbdist.errors import ClusterError
 from nbdist.options import ClusterOptions
 
@@ -94,7 +95,7 @@ class FakeCluster(Cluster):
         }
 
     def kill(self, rank: int, why: str = "") -> None:
-        self._roster.ended(rank, -9, "killed by SIGKILL")
+        self._roster.end(rank, Ended.from_status(-9))
 
 
 class FakeConnection(Connection):

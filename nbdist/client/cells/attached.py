@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from nbdist import wire
 from nbdist.client.cells.listener import RankListener
-from nbdist.client.cells.run import CellRun
+from nbdist.client.cells.run import ENDED_BEFORE, CellRun
 from nbdist.client.cluster.connection import Message
 from nbdist.client.output.terminal import RankOutput
 from nbdist.errors import NBDistError
@@ -89,7 +89,7 @@ class AttachedCell(CellRun):
         for rank, collector in self._collectors.items():
             state = self._cluster.ranks[rank]
             if not state.alive or rank not in self._sent:
-                collector.died(state.cause or "it had ended before the cell was sent")
+                collector.died(state.ended or ENDED_BEFORE)
         if self._cluster.memory is not None:
             self._cluster.memory.cell_began({**self._memory, "kernel": os.getpid()})
         self._catch_up(self._running())

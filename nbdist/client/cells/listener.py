@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nbdist import wire
 from nbdist.client.output.live_text import LiveText
 from nbdist.client.output.result import Display
+from nbdist.ended import Ended
 
 if TYPE_CHECKING:
     from nbdist.client.cluster.connection import Message
@@ -56,7 +57,7 @@ class RankListener:
         self.replied = False
         self.summary = wire.CellEnd()
         self.failure: CellFailure | None = None
-        self.death: str | None = None
+        self.death: Ended | None = None
         self.died_at = 0.0
         self.heard_at = time.monotonic()
         self.idle = threading.Event()
@@ -100,10 +101,10 @@ class RankListener:
             self.heard_at = time.monotonic()
         self._on_records(batch)
 
-    def died(self, cause: str) -> None:
+    def died(self, ended: Ended) -> None:
         """Note that the rank's process has ended."""
         if not self.replied:
-            self.death = cause
+            self.death = ended
             self.died_at = time.monotonic()
         self.idle.set()
         self._on_news()

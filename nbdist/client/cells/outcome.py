@@ -3,7 +3,7 @@
 Pure: what the ranks have told goes in.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from nbdist import gpu_errors, plain
@@ -16,7 +16,6 @@ from nbdist.client.faults.stderr_tail import LastOutput
 from nbdist.client.output.merge import Shown
 from nbdist.client.output.result import RankResult
 from nbdist.client.output.terminal import RankOutput
-from nbdist.errors import RankError
 from nbdist.ranks import name_ranks
 
 
@@ -37,9 +36,9 @@ def gone(
         if collector is None and state.alive:
             found[rank] = Inactive("absent", f"-r {asked.replace(' ', '')}", ran)
         elif collector is None:
-            found[rank] = Inactive("dead", state.cause, ran)
+            found[rank] = Inactive("dead", str(state.ended), ran)
         elif collector.death is not None:
-            found[rank] = Inactive("died", collector.death, ran)
+            found[rank] = Inactive("died", str(collector.death), ran)
         elif collector.failure is not None:
             found[rank] = _gone_by(failure(rank, collector.failure), ran)
         elif collector.replied:
@@ -64,74 +63,20 @@ def _gone_by(failed: rank_errors.Failure, ran: WhatRan) -> Inactive:
     return Inactive("failed", detail, ran)
 
 
-def rank_error(
-    collectors: Mapping[int, RankListener],
-    ranks: Mapping[int, RankProcess],
-    *,
-    last_words: Callable[[int], LastOutput],
-    notes: Sequence[str],
-    because: str,
-    do: str,
-    otherwise: str,
-    loops: bool,
-    ran: WhatRan,
-    replaced: Collection[int],
-) -> RankError:
-    """Return the one error that tells what failed on which ranks.
-
-    Args:
-        collectors: Of the ranks that ran the cell.
-        ranks: All of the cluster.
-        last_words: Returns what a rank that died wrote last.
-        notes: What was done about it.
-        because: Why ranks could never go on, where that was it.
-        do: What to do about it.
-        otherwise: What to do where errors of CUDA or NCCL do not tell.
-        loops: Whether its loops over loaders can go on.
-        ran: How it is called.
-        replaced: Ranks that have new processes since.
-    """
-    return rank_errors.rank_error(
-        failures(collectors, last_words),
-        asked=list(collectors),
-        deaths=_deaths(collectors, last_words),
-        where=places(ranks),
-        notes=notes,
-        because=because,
-        do=do,
-        otherwise=otherwise,
-        in_loops=loops,
-        ran=ran,
-        replaced=replaced,
-    )
-
-
 def in_loops(collectors: Mapping[int, RankListener]) -> bool:
     """Return whether loops of the cell would begin anew, were it run by hand."""
     return any(collector.summary.in_loops for collector in collectors.values())
 
 
-def beside_interrupt(
-    collectors: Mapping[int, RankListener],
-    *,
-    last_words: Callable[[int], LastOutput],
-    killed: Sequence[int],
-    at: float,
-) -> list[rank_errors.Group]:
-    """Return what failed of itself in a cell that was interrupted; see `rank_errors`."""
-    return rank_errors.beside_interrupt(
-        failures(collectors, last_words), _deaths(collectors, last_words), killed=killed, at=at
-    )
-
-
-def _deaths(
+def deaths(
     collectors: Mapping[int, RankListener], last_words: Callable[[int], LastOutput]
 ) -> list[rank_errors.Death]:
+    """Return how ranks died in the cell, with what they wrote last."""
     found = []
     for rank, collector in collectors.items():
-        if (cause := collector.death) is not None:
+        if (ended := collector.death) is not None:
             said, at = last_words(rank), collector.died_at
-            found.append(rank_errors.Death(rank, cause, at, said.lines, said.place, said.gpu))
+            found.append(rank_errors.Death(rank, ended, at, said.lines, said.place, said.gpu))
     return found
 
 
@@ -148,7 +93,7 @@ def result(collector: RankListener, output: RankOutput) -> RankResult:
     if collector.failure:
         error = (collector.failure.ename, collector.failure.evalue)
     elif collector.death:
-        error = ("Died", collector.death)
+        error = ("Died", str(collector.death))
     return RankResult(
         rank=collector.rank,
         value=value,

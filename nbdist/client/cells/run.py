@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from nbdist import origins, wire
 from nbdist.client.cells import outcome as outcomes
@@ -19,6 +19,7 @@ from nbdist.client.cells.request import CellAttempt
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.requests import RankDiedError
 from nbdist.client.faults import rank_errors
+from nbdist.client.faults.advice import Advice, AdviceKind
 from nbdist.client.faults.fault_handler import FaultHandler
 from nbdist.client.faults.leaving import Leaving
 from nbdist.client.faults.repair_report import Repaired
@@ -27,10 +28,12 @@ from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.client.output.live_text import LiveText
 from nbdist.client.output.result import CellResult
 from nbdist.client.output.slots import Slots
+from nbdist.ended import Ended, EndKind
 from nbdist.errors import ClusterError, Interrupted
 
 log = logging.getLogger(__name__)
 
+ENDED_BEFORE: Final = Ended(EndKind.UNSEEN, detail="it had ended before the cell was sent")
 _FETCH_TIMEOUT_S = 10.0
 _IDLE_TIMEOUT_S = 2.0  # the last output follows the reply on another socket
 
@@ -162,12 +165,12 @@ class CellRun:
                 rank, self._request.code, start, collector.on_message, outbox
             )
         except RankDiedError:
-            collector.died("it had ended before the cell was sent")
+            collector.died(ENDED_BEFORE)
 
-    def _on_death(self, rank: int, cause: str) -> None:
+    def _on_death(self, rank: int, ended: Ended) -> None:
         collector = self._collectors.get(rank)
         if collector is not None:
-            collector.died(cause)
+            collector.died(ended)
 
     def _on_news(self) -> None:
         """Wake the loop where it has something to do now. On the IO thread or the launcher's.
@@ -257,11 +260,10 @@ class CellRun:
         )
 
     def _judge(self, repaired: Repaired) -> BaseException | None:
-        beside = outcomes.beside_interrupt(
-            self._collectors,
-            last_words=self._last_words.of,
-            killed=self._faults.killed,
-            at=self._faults.interrupted_at,
+        failures = outcomes.failures(self._collectors, self._last_words.of)
+        deaths = outcomes.deaths(self._collectors, self._last_words.of)
+        beside = rank_errors.beside_interrupt(
+            failures, deaths, killed=self._faults.killed, at=self._faults.interrupted_at
         )
         where = outcomes.places(self._ranks)
         loops = outcomes.in_loops(self._collectors)
@@ -300,34 +302,35 @@ class CellRun:
         if not failed and self._faults.deadlock is None:
             return None
         deadlock = self._faults.deadlock
-        return outcomes.rank_error(
-            self._collectors,
-            self._ranks,
-            last_words=self._last_words.of,
+        return rank_errors.rank_error(
+            failures,
+            asked=list(self._collectors),
+            deaths=deaths,
+            where=where,
             notes=repaired.lines,
             because=deadlock.text if deadlock else "",
             do=self._advice(repaired),
             otherwise=self._advice_to_retry(repaired),
-            loops=loops,
+            in_loops=loops,
             ran=ran,
             replaced=repaired.replaced,
         )
 
-    def _advice(self, repaired: Repaired) -> str:
+    def _advice(self, repaired: Repaired) -> Advice | None:
         if self._cluster.broken:
-            return self._cluster.broken_error().do
+            return Advice(AdviceKind.RESTART, self._cluster.broken_error().do)
         ran = self._request.ran
         if (repaired.replaced or repaired.has_fewer) and not repaired.is_whole:
             return ran.make_again(and_loader=True)
         if repaired.is_refused:
             return ran.restore(saves_itself=self._request.every > 0)
-        return ran.retry_on_fewer if repaired.has_fewer else ""
+        return ran.retry_on_fewer if repaired.has_fewer else None
 
-    def _advice_to_retry(self, repaired: Repaired) -> str:
+    def _advice_to_retry(self, repaired: Repaired) -> Advice | None:
         """Return what to do when nothing is wrong with the cell itself."""
         ran = self._request.ran
         if repaired.replaced or self._faults.interrupted_alone:
             if outcomes.in_loops(self._collectors):
-                return ran.loops(unchanged=True)
-            return ran.retry if repaired.replaced else f"{ran.again(kept=True)}."
-        return self._faults.deadlock.do if self._faults.deadlock else ""
+                return ran.retry_loops
+            return ran.retry if repaired.replaced else ran.run_again
+        return self._faults.deadlock.do if self._faults.deadlock else None

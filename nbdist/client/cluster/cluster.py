@@ -35,8 +35,9 @@ from nbdist.client.cluster.memory import ClusterMemory
 from nbdist.client.cluster.network import check_connection
 from nbdist.client.cluster.patience import sleeping_s
 from nbdist.client.cluster.process_group import Answers, ProcessGroup
-from nbdist.client.cluster.processes import Processes, RankProcess, describe_end
+from nbdist.client.cluster.processes import Processes, RankProcess
 from nbdist.client.cluster.requests import Requests
+from nbdist.ended import Ended
 from nbdist.errors import ClusterError, StartError
 from nbdist.options import ClusterOptions
 from nbdist.placement import keep_numbers
@@ -76,7 +77,7 @@ class Cluster:
         self.group = ProcessGroup(
             self.requests, self.events, self.living, self._wake, self._sleeping_s
         )
-        self._death_callbacks: list[Callable[[int, str], None]] = []
+        self._death_callbacks: list[Callable[[int, Ended], None]] = []
         self._deaths_s: list[float] = []  # when ranks died, by the events' clock
         self._stopping = False
         self.memory: ClusterMemory | None = None  # of a cluster that may outlive this kernel
@@ -230,7 +231,7 @@ class Cluster:
         assert isinstance(self._launcher, HostsLauncher)
         self.options = ClusterOptions(**facts["options"])
         self._place = None if facts["place"] is None else Path(facts["place"])
-        self._roster.adopt(RankProcess(**state) for state in facts["ranks"])
+        self._roster.adopt(facts["ranks"])
         self.group.adopt(facts["group"], ())
         self._launcher.on_exit(self._on_exit)
         self._launcher.adopt(facts["launcher"], told, explain)
@@ -529,8 +530,8 @@ class Cluster:
         times = self._deaths_s
         return sum(not i or at - times[i - 1] > _AT_ONCE_S for i, at in enumerate(times))
 
-    def on_death(self, callback: Callable[[int, str], None]) -> Callable[[], None]:
-        """Call `callback(rank, cause)` on the launcher's thread; returns how to stop that."""
+    def on_death(self, callback: Callable[[int, Ended], None]) -> Callable[[], None]:
+        """Call `callback(rank, ended)` on the launcher's thread; returns how to stop that."""
         self._death_callbacks.append(callback)
         return lambda: self._death_callbacks.remove(callback)
 
@@ -556,26 +557,25 @@ class Cluster:
             self.ranks[rank].killed_for = why
         self._launcher.signal(f"rank {rank}", signal.SIGKILL, group=True)
 
-    def _on_exit(self, key: str, status: int, evidence: str) -> None:
+    def _on_exit(self, key: str, ended: Ended) -> None:
         if self._stopping:
             return
-        cause = describe_end(status, evidence)
-        self.events.note("process ended", cause, key=key, status=status, evidence=evidence)
+        self.events.note("process ended", str(ended), key=key, **ended.to_wire())
         if not key.startswith("rank "):
-            self._host_ended(key, cause)
+            self._host_ended(key, ended)
             return
         rank = int(key.removeprefix("rank "))
-        if not self._roster.ended(rank, status, cause):
+        known = self._roster.end(rank, ended)
+        if known is None:
             return  # whoever starts it finds it dead
-        cause = self.ranks[rank].cause
         if self._connection is not None:
             self._connection.unregister(rank)
         self._deaths_s.append(self.events.seconds)
-        self.requests.rank_died(rank, cause)
+        self.requests.rank_died(rank, known)
         for callback in list(self._death_callbacks):
-            callback(rank, cause)
+            callback(rank, known)
 
-    def _host_ended(self, key: str, how: str) -> None:
+    def _host_ended(self, key: str, how: Ended) -> None:
         if key == "store":
             if not self.reachable:
                 return  # both are lost with their host, and this is the lesser trouble

@@ -4,25 +4,22 @@ Any thread: processes are started on the main one, and end on the launcher's.
 """
 
 import itertools
-import signal
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from nbdist.client.cluster.launchers.base import UNKNOWN_STATUS, Started
-
-HOST_LOST = "its host "  # as launchers begin the evidence, with its name and why it is lost
-_OOM_KILLER = "killed by the kernel's OOM killer"  # as `host/oom.py` says it
+from nbdist.client.cluster.launchers.base import Started
+from nbdist.ended import Ended
 
 
 @dataclass(slots=True)
 class RankProcess:
     """One rank as the notebook knows it.
 
-    While it lives `exit_status` is None; afterwards `cause` tells its end in words, with why it was
-    ended (`killed_for`) where we did it. `is_here` tells whether `pid` names a process of the
-    notebook's machine. Hosts number their processes alike, so that what names one for good is its
-    `serial`.
+    While it lives `ended` is None. Where we end it, `killed_for` says why. `is_here` tells whether
+    `pid` names a process of the notebook's machine. Hosts number their processes alike, so that
+    what names one for good is its `serial`.
     """
 
     rank: int
@@ -31,14 +28,13 @@ class RankProcess:
     device: str = "cpu"
     is_here: bool = True
     serial: int = 0
-    exit_status: int | None = None
-    cause: str = ""
+    ended: Ended | None = None
     killed_for: str = ""
 
     @property
     def alive(self) -> bool:
         """Whether the process is there."""
-        return self.exit_status is None
+        return self.ended is None
 
 
 class Processes:
@@ -50,7 +46,7 @@ class Processes:
         self._lock = threading.Lock()
         self._serials = itertools.count(1)
         self._starting: set[int] = set()
-        self._early: dict[int, tuple[int, str]] = {}  # status and cause of those that ended so
+        self._early: dict[int, Ended] = {}
 
     def expect(self, ranks: Iterable[int]) -> None:
         """Note that processes are being started for these ranks, and for no others."""
@@ -67,28 +63,27 @@ class Processes:
                 process.host,
                 is_here=process.is_here,
                 serial=next(self._serials),
+                ended=self._early.get(rank),
             )
-            if rank in self._early:
-                state.exit_status, state.cause = self._early[rank]
             self.ranks[rank] = state
             self._starting.discard(rank)
 
-    def adopt(self, ranks: Iterable[RankProcess]) -> None:
-        """Enter ranks as another kernel knew them."""
+    def adopt(self, ranks: Iterable[Mapping[str, Any]]) -> None:
+        """Enter ranks as another kernel knew them, by the fields of `RankProcess`."""
         with self._lock:
-            self.ranks.update((state.rank, state) for state in ranks)
+            for fields in ranks:
+                ended = fields["ended"] and Ended.from_wire(fields["ended"])
+                self.ranks[fields["rank"]] = RankProcess(**{**fields, "ended": ended})
 
-    def ended(self, rank: int, status: int, cause: str) -> bool:
-        """Enter a process's end; return False for one that is still expected."""
+    def end(self, rank: int, ended: Ended) -> Ended | None:
+        """Enter a process's end; return it with why, or None for one that is still expected."""
         with self._lock:
             if rank in self._starting:
-                self._early[rank] = status, cause
-                return False
+                self._early[rank] = ended
+                return None
             state = self.ranks[rank]
-            state.exit_status, state.cause = status, cause
-            if state.killed_for:
-                state.cause += f", because {state.killed_for}"
-            return True
+            state.ended = replace(ended, because=state.killed_for)
+            return state.ended
 
     def remove(self, ranks: Iterable[int]) -> None:
         """Forget these ranks."""
@@ -105,23 +100,3 @@ class Processes:
         """Return the ranks whose processes have ended."""
         with self._lock:
             return [rank for rank, state in sorted(self.ranks.items()) if not state.alive]
-
-
-def describe_end(status: int, evidence: str = "") -> str:
-    """Return how a process ended in words: `killed by SIGKILL`, `exit code 3`.
-
-    Args:
-        status: Its exit code, minus the signal's number, or `UNKNOWN_STATUS`.
-        evidence: What is known beside it; see `Launcher.on_exit`. That nothing speaks for the
-            kernel's OOM killer helps nobody, and stays in the log of events.
-    """
-    if evidence.startswith((_OOM_KILLER, HOST_LOST)):
-        return evidence
-    if status == UNKNOWN_STATUS:
-        return "it ended unseen, after the process that had started it"
-    if status < 0:
-        try:
-            return f"killed by {signal.Signals(-status).name}"
-        except ValueError:
-            return f"killed by signal {-status}"
-    return f"exit code {status}"

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nbdist import gpu_errors, wire
+from nbdist.ended import Ended
 from nbdist.errors import ClusterError, NBDistError
 from nbdist.ranks import begin_with_ranks
 
@@ -52,14 +53,14 @@ class Requests:
         self._connection: Connection | None = None
         self._pending: dict[int, set[Future[Any]]] = {}
         # Ranks that have ended, and how: their ids stay registered for a moment.
-        self._ended: dict[int, str] = {}
+        self._ended: dict[int, Ended] = {}
         self._lock = threading.Lock()
 
     def use(self, connection: "Connection | None") -> None:
         """Send over `connection` from now on; None when there is none any more."""
         self._connection = connection
 
-    def rank_died(self, rank: int, how: str) -> None:
+    def rank_died(self, rank: int, how: Ended) -> None:
         """Fail what this rank was asked, and what it is asked before it `begins`. Any thread."""
         with self._lock:
             self._ended[rank] = how
@@ -281,7 +282,7 @@ def gather(pending: Mapping[int, "Future[Any]"], call: str, timeout_s: float) ->
     return {rank: future.result() for rank, future in pending.items()}
 
 
-def _died(rank: int, how: str) -> RankDiedError:
+def _died(rank: int, how: Ended) -> RankDiedError:
     return RankDiedError(
         f"Rank {rank} has ended, so it did not answer.",
         why=f"its process: {how}.",

@@ -1,10 +1,12 @@
-"""What to do after a fault, in sentences, as it is true of what ran: a cell, or a script.
+"""What to do after a fault, as it is true of what ran: a cell, or a script.
 
-A script of `%dist run` has a name, is fixed in its file, makes what it needs anew each time, and
-has no `%%distributed` line for options. Pure.
+An `Advice` has its sentences for people; whoever decides asks its `kind`. A script of `%dist run`
+has a name, is fixed in its file, makes what it needs anew each time, and has no `%%distributed`
+line for options. Pure.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 CELL: Final = "the cell"
@@ -13,6 +15,29 @@ _MAKE_AGAIN: Final = (
     "run the cells that create what is lost again (if a cell checks that a name exists, `del` it "
     "first, on all ranks)"
 )
+
+
+class AdviceKind(StrEnum):
+    """What is to be done."""
+
+    FIX = "fix"  # the code, the data or the machine, and run it again
+    RETRY = "retry"  # it was well: %dist retry, or run it again; says where its loops go on
+    MAKE_AGAIN = "make again"  # what is lost
+    RESTORE = "restore"  # a checkpoint, for what is lost
+    RESTART = "restart"  # processes
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to do after a fault: of which kind, and in sentences."""
+
+    kind: AdviceKind
+    text: str
+
+    @property
+    def is_about_losses(self) -> bool:
+        """Whether it is how what is lost comes back."""
+        return self.kind in (AdviceKind.MAKE_AGAIN, AdviceKind.RESTORE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +86,21 @@ class WhatRan:
         run = f"{self.run} again" if self.script else "run the cell again"
         return f"{run}; {_KEPT}" if kept else run
 
-    def fix(self, place: str) -> str:
+    def fix(self, place: str) -> Advice:
         """Return what to do about an error of its own; `place` is where, `train.py, line 3`."""
         if not self.script:
-            return f"fix the cell and run it again; {_KEPT}."
+            return Advice(AdviceKind.FIX, f"fix the cell and run it again; {_KEPT}.")
         file, _, line = place.partition(", ")
         where = f"{line} of {file}" if line.startswith("line ") else self.script
-        return f"fix {where}, then {self.again(kept=True)}."
+        return Advice(AdviceKind.FIX, f"fix {where}, then {self.again(kept=True)}.")
 
     @property
-    def look_at_words(self) -> str:
+    def look_at_words(self) -> Advice:
         """What to do about words that a script has refused."""
-        return (
+        return Advice(
+            AdviceKind.FIX,
             f"look at the words after {self.script}: sys.exit(2) is how argparse refuses them, and "
-            f"what it said stands above; {_KEPT}."
+            f"what it said stands above; {_KEPT}.",
         )
 
     def loops(self, *, unchanged: bool = False) -> str:
@@ -101,53 +127,68 @@ class WhatRan:
         )
 
     @property
-    def retry(self) -> str:
+    def retry(self) -> Advice:
         """What to do when nothing is lost and nothing is wrong with it."""
-        return f"{self._retry()}."
+        return Advice(AdviceKind.RETRY, f"{self._retry()}.")
 
     @property
-    def retry_on_fewer(self) -> str:
+    def retry_loops(self) -> Advice:
+        """The same, where loops over loaders were in its midst."""
+        return Advice(AdviceKind.RETRY, self.loops(unchanged=True))
+
+    @property
+    def retry_on_fewer(self) -> Advice:
         """The same, where there are fewer ranks than before."""
-        return (
-            f"{self._retry()} on the ranks that are left; %dist scale N tries the lost host again."
+        return Advice(
+            AdviceKind.RETRY,
+            f"{self._retry()} on the ranks that are left; %dist scale N tries the lost host again.",
         )
+
+    @property
+    def run_again(self) -> Advice:
+        """What to do when nothing is wrong with it and no rank was replaced."""
+        return Advice(AdviceKind.RETRY, f"{self.again(kept=True)}.")
 
     def _retry(self) -> str:
         return f"%dist retry runs {self.name} again"
 
-    def make_again(self, then: str = "", *, and_loader: bool = False) -> str:
+    def make_again(self, then: str = "", *, and_loader: bool = False) -> Advice:
         """Return how what is lost comes back; `then` says what to run, by default this.
 
         `and_loader`: of what was sharded a loader is a part.
         """
+        what = f"{_MAKE_AGAIN} and its loader" if and_loader else _MAKE_AGAIN
+        text = f"{what}, then {then or 'this one'}."
         if self.script and not then:
-            return (
+            text = (
                 f"{self.again()}: what it creates itself, it creates anew. Where it uses what "
                 f"cells had created, first {_MAKE_AGAIN}."
             )
-        what = f"{_MAKE_AGAIN} and its loader" if and_loader else _MAKE_AGAIN
-        return f"{what}, then {then or 'this one'}."
+        return Advice(AdviceKind.MAKE_AGAIN, text)
 
-    def restore(self, *, saves_itself: bool) -> str:
+    def restore(self, *, saves_itself: bool) -> Advice:
         """Return how a model gets its contents back, of which checkpoints had been begun.
 
         `saves_itself`: the cell was given `--checkpoint`.
         """
+        otherwise = f"Where there is none, {self.make_again().text}"
         if saves_itself:
-            return (
+            text = (
                 f"{self._retry()}, and its first loop over an nbdist.loader goes on from the "
-                f"newest checkpoint of {self.this}. Where there is none, {self.make_again()}"
+                f"newest checkpoint of {self.this}. {otherwise}"
             )
-        if self.script:
-            return (
+        elif self.script:
+            text = (
                 f"{self.again()}: nbdist.restore(), called as nbdist.save was, before its loop, "
                 "brings back the newest checkpoint."
             )
-        return (
-            "nbdist.restore(), called as nbdist.save was, brings back the newest checkpoint: in a "
-            "cell of its own and then %dist retry, or before the loop of a cell that builds its "
-            f"model itself. Where there is none, {self.make_again()}"
-        )
+        else:
+            text = (
+                "nbdist.restore(), called as nbdist.save was, brings back the newest checkpoint: "
+                "in a cell of its own and then %dist retry, or before the loop of a cell that "
+                f"builds its model itself. {otherwise}"
+            )
+        return Advice(AdviceKind.RESTORE, text)
 
     @property
     def out_of_time(self) -> str:
@@ -184,8 +225,3 @@ class WhatRan:
 
 
 A_CELL: Final = WhatRan()
-
-
-def is_about_losses(text: str) -> bool:
-    """Return whether an advice is how to make again what is lost."""
-    return _MAKE_AGAIN in text

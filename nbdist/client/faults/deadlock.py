@@ -13,7 +13,7 @@ between them all ranks waited at once, and nothing that was read at different ti
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from nbdist.client.faults.advice import A_CELL, WhatRan
+from nbdist.client.faults.advice import A_CELL, Advice, AdviceKind, WhatRan
 from nbdist.client.faults.rank_state import STORE, Inactive, RankState, Wait, missing_in, waiters
 from nbdist.collectives import COLLECTIVES
 from nbdist.ranks import name_ranks
@@ -34,7 +34,7 @@ class Deadlock:
 
     waits_for: Mapping[int, frozenset[int]]
     text: str
-    do: str
+    do: Advice
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -164,20 +164,17 @@ def _never_come(peers: frozenset[int], gone: Mapping[int, Inactive]) -> str:
     return ", ".join(f"{name_ranks(ranks)} {said}" for said, ranks in by_reason.items())
 
 
-def _advice(reasons: Collection[str], ran: WhatRan, *, is_message: bool) -> str:
+def _advice(reasons: Collection[str], ran: WhatRan, *, is_message: bool) -> Advice:
     if "dead" in reasons:
-        return "%dist restart    (new processes), or use a group of the living ranks."
+        text = "%dist restart    (new processes), or use a group of the living ranks."
+        return Advice(AdviceKind.RESTART, text)
     if "absent" in reasons:
-        return (
+        return Advice(
+            AdviceKind.FIX,
             f"run {ran.name} on all ranks of the group, or create a group of those it runs on "
-            "(dist.new_group, on all ranks); all ranks kept their variables."
+            "(dist.new_group, on all ranks); all ranks kept their variables.",
         )
+    what = "make the same calls in the same order on all ranks of a group"
     if is_message:
-        return (
-            "match each recv with a send of the same tag, in the order of the calls, and "
-            f"{ran.again(kept=True)}."
-        )
-    return (
-        "make the same calls in the same order on all ranks of a group, and "
-        f"{ran.again(kept=True)}."
-    )
+        what = "match each recv with a send of the same tag, in the order of the calls"
+    return Advice(AdviceKind.FIX, f"{what}, and {ran.again(kept=True)}.")

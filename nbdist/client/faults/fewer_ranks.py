@@ -19,6 +19,7 @@ from nbdist.formatting import counted
 log = logging.getLogger(__name__)
 
 MOST_ROUNDS = 3
+STILL_THERE = " Variables of living ranks can still be pulled."  # ends what `broken` says
 _ANSWER_S = 30.0
 
 
@@ -48,8 +49,8 @@ def go_on_without(
     except NBDistError as error:
         cluster.broken = why
         raise StartError(f"Nor could {counted(n, 'rank')} go on.", why=error.what) from error
-    first = (why or "").partition("Variables of")[0]
-    return (f"{first}{ran.title} goes on with {counted(n, 'rank')}.", *done.lines[1:])
+    first = (why or "").removesuffix(STILL_THERE)
+    return (f"{first} {ran.title} goes on with {counted(n, 'rank')}.", *done.lines[1:])
 
 
 def go_on_with_room(cluster: Cluster, lacking: NoHostError) -> Repaired:

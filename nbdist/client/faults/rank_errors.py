@@ -12,8 +12,9 @@ from pathlib import PureWindowsPath  # knows both kinds of slash
 from typing import Final
 
 from nbdist import errors, gpu_errors, origins
-from nbdist.client.faults.advice import A_CELL, WhatRan, is_about_losses
+from nbdist.client.faults.advice import A_CELL, Advice, AdviceKind, WhatRan
 from nbdist.collectives import COLLECTIVES
+from nbdist.ended import Ended
 from nbdist.errors import RankError
 from nbdist.gpu_errors import GpuError
 from nbdist.ranks import name_ranks
@@ -77,6 +78,7 @@ _CELL_FRAME: Final = re.compile(rf'^( *)File "{origins.CELL_FILE}"', re.MULTILIN
 _CAUGHT: Final = re.compile(r"Caught (\w+) (in [^\n]+)\.\nOriginal Traceback ")
 _OURS: Final = ("nbdist", "ipyparallel", "ipykernel", "IPython")  # they carry what users write
 _DO: Final = "Do:  "  # as `errors.NBDistError` prints it
+_RETRY: Final = "%dist retry"
 _ARROW: Final = re.compile(r"^-+> ?\d+ (.*)$", re.MULTILINE)
 
 
@@ -98,13 +100,13 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A rank whose process ended. `cause` completes "rank 1 died: ..."; `words` it wrote last.
+    """A rank whose process ended. `words` it wrote last.
 
     `place` is the line of the user's own at which it crashed, `gpu` as in `Failure`; where known.
     """
 
     rank: int
-    cause: str
+    ended: Ended
     order: float = 0.0
     words: tuple[str, ...] = ()
     place: str = ""
@@ -226,8 +228,8 @@ def rank_error(
     where: Mapping[int, str] | None = None,
     notes: Sequence[str] = (),
     because: str = "",
-    do: str = "",
-    otherwise: str = "",
+    do: Advice | None = None,
+    otherwise: Advice | None = None,
     in_loops: bool = False,
     ran: WhatRan = A_CELL,
     replaced: Collection[int] = (),
@@ -241,7 +243,7 @@ def rank_error(
         where: For a rank, its host and device, such as `node-b, cuda:0`; shown in brackets.
         notes: Sentences about what was done since, such as that the group was re-created.
         because: Why ranks were freed although none had failed; what they raise then is no news.
-        do: What to do next; found from the failures when empty.
+        do: What to do next; found from the failures when None.
         otherwise: What to do next where errors of CUDA or NCCL do not tell.
         in_loops: Whether loops over loaders have trained in the cell.
         ran: What ran: the cell, or which script.
@@ -258,35 +260,35 @@ def rank_error(
         causes, followed = list(news or followed), [f for f in followed if news and f not in news]
     groups = group_failures(causes)
     told = summaries(groups, where)
-    if _is_mismatch(groups):
+    if (mismatch := _mismatch(groups)) is not None:
         # Which ranks raise it, and which are freed instead, is a matter of microseconds.
-        lines = [told[0].partition("  MismatchError: ")[2], *notes]
+        lines = [_message(mismatch), *notes]
     else:
         lines = [because or _headline(groups, followed, len(asked)), *told, *notes]
     spent = _without_gpu(groups) - set(replaced)
-    do = do or (_restart_advice(spent, asked, ran) if spent else _gpu_advice(groups, ran))
-    advice = do or otherwise or _advice(groups, ran)
-    is_lost = is_about_losses(advice) or any(uses_what_is_lost(f.ename) for f in raised)
+    of_gpu = _restart_advice(spent, asked, ran) if spent else _gpu_advice(groups, ran)
+    advice = do or of_gpu or otherwise or _advice(groups, ran)
+    next_step = advice.text
+    is_lost = advice.is_about_losses or any(uses_what_is_lost(f.ename) for f in raised)
     is_lost = is_lost or spent >= set(asked)
-    loops = ran.loops()
-    if in_loops and not is_lost and not any(w in advice for w in ("%dist retry", "starts over")):
-        advice = f"{advice.rstrip('.')}. {loops}"
+    if in_loops and not is_lost and advice.kind is not AdviceKind.RETRY:
+        next_step = f"{next_step.rstrip('.')}. {ran.loops()}"
     for group in groups[:MAX_GROUPS]:
         # What is said as advice at the end need not be said here.
         lines += [
             line
             for line in _traceback(group)
-            if not (line.startswith(_DO) and f"{_DO}{advice}".startswith(line.rstrip(".")))
+            if not (line.startswith(_DO) and f"{_DO}{next_step}".startswith(line.rstrip(".")))
         ]
     if len(groups) > MAX_GROUPS:
         lines += ["", f"The tracebacks of {len(groups) - MAX_GROUPS} more groups are omitted."]
     lines.append("")
     table = {f.rank: (f.ename, f.evalue) for f in raised}
-    table |= {death.rank: ("Died", death.cause) for death in deaths}
+    table |= {death.rank: ("Died", str(death.ended)) for death in deaths}
     return RankError(
         "\n".join(lines),
         why=" ".join(dict.fromkeys(g.first.gpu.why for g in groups if g.first.gpu)),
-        do=advice,
+        do=next_step,
         failures=table,
         causes=tuple(summary.strip() for summary in told) or (because,),
     )
@@ -349,9 +351,10 @@ def summaries(groups: Iterable[Group], where: Mapping[int, str] | None = None) -
     return [_summary(group, where or {}) for group in groups]
 
 
-def _is_mismatch(groups: Sequence[Group]) -> bool:
+def _mismatch(groups: Sequence[Group]) -> Failure | None:
+    """Return the mismatch, where that is all that failed."""
     first = groups[0].first if len(groups) == 1 else None
-    return isinstance(first, Failure) and first.ename == "MismatchError"
+    return first if isinstance(first, Failure) and first.ename == "MismatchError" else None
 
 
 def _follows(failure: Failure) -> bool:
@@ -388,17 +391,23 @@ def _summary(group: Group, where: Mapping[int, str]) -> str:
         code = first.evalue if first.evalue not in ("", "None") else ""
         error = f"called sys.exit({code})"
     else:
-        message = _short(_told(first.evalue.strip()), MAX_SUMMARY_CHARS)
-        if first.gpu and first.gpu.said not in message:
-            message += f": {first.gpu.said}"
+        message = _message(first)
         error = f"{first.ename}: {message}" if message else first.ename
     return "  " + "  ".join(part for part in (label, place_of(first), error) if part)
+
+
+def _message(failure: Failure) -> str:
+    """Return what happened, in a line."""
+    message = _short(_told(failure.evalue.strip()), MAX_SUMMARY_CHARS)
+    if failure.gpu and failure.gpu.said not in message:
+        message += f": {failure.gpu.said}"
+    return message
 
 
 def _end_of(death: Death) -> str:
     """Return how and where a process ended, and of what: `killed by SIGABRT in cell 7, line 1`."""
     where = f" in {death.place}" if death.place else ""
-    return f"{death.cause}{where}" + (f": {death.gpu.said}" if death.gpu else "")
+    return f"{death.ended}{where}" + (f": {death.gpu.said}" if death.gpu else "")
 
 
 def _told(text: str) -> str:
@@ -457,38 +466,49 @@ def _without_gpu(groups: Iterable[Group]) -> set[int]:
     return {rank for g in failed if g.first.gpu and g.first.gpu.ends_context for rank in g.ranks}
 
 
-def _restart_advice(ranks: Collection[int], asked: Collection[int], ran: WhatRan) -> str:
+def _restart_advice(ranks: Collection[int], asked: Collection[int], ran: WhatRan) -> Advice:
     """Return what to do when these ranks need new processes."""
     _, _, chosen = name_ranks(ranks).partition(" ")
     after = "" if set(asked) > set(ranks) else ", after those that make what it uses"
-    return (
+    return Advice(
+        AdviceKind.RESTART,
         f"%dist restart -r {chosen.replace(' ', '')}    (every CUDA call of the old process "
-        f"fails), then fix {ran.name} and run it again{after}."
+        f"fails), then fix {ran.name} and run it again{after}.",
     )
 
 
-def _gpu_advice(groups: Iterable[Group], ran: WhatRan) -> str:
+def _gpu_advice(groups: Iterable[Group], ran: WhatRan) -> Advice | None:
     """Return what to do about an error of CUDA or NCCL, of ranks whose processes are whole."""
     known = next((group.first.gpu for group in groups if group.first.gpu), None)
     if known is None:
-        return ""
-    return known.do or f"fix {ran.name} and run it again."
+        return None
+    kind = AdviceKind.RETRY if known.can_retry else AdviceKind.FIX
+    return Advice(kind, known.do or f"fix {ran.name} and run it again.")
 
 
-def _advice(groups: Sequence[Group], ran: WhatRan) -> str:
+def _advice(groups: Sequence[Group], ran: WhatRan) -> Advice:
     """Return what to do next, from what failed."""
     causes = [group.first for group in groups]
     if any(isinstance(c, Failure) and uses_what_is_lost(c.ename) for c in causes):
         is_state = any(_is_state(c) for c in causes)
-        return ran.make_again("" if is_state else "%dist retry")
-    if len(groups) == 1 and isinstance(causes[0], Failure) and hasattr(errors, causes[0].ename):
-        own = [line for line in causes[0].evalue.split("\n") if line.startswith(_DO)]
-        if own:
-            return own[-1].removeprefix(_DO)
+        return ran.make_again("" if is_state else _RETRY)
+    if len(groups) == 1 and isinstance(causes[0], Failure) and (own := _own_advice(causes[0])):
+        return own
     if ran.has_words and all(_refuses_words(cause) for cause in causes):
         return ran.look_at_words
     place = place_of(causes[0]) if len(causes) == 1 and isinstance(causes[0], Failure) else ""
     return _shared_memory_advice(causes) or ran.fix(place)
+
+
+def _own_advice(failure: Failure) -> Advice | None:
+    """Return what an error of nbdist's says itself; a rank's reply has only its text."""
+    if not hasattr(errors, failure.ename):
+        return None
+    own = [line for line in failure.evalue.split("\n") if line.startswith(_DO)]
+    if not own:
+        return None
+    text = own[-1].removeprefix(_DO)
+    return Advice(AdviceKind.RETRY if _RETRY in text else AdviceKind.FIX, text)
 
 
 def _refuses_words(cause: Failure | Death) -> bool:
@@ -496,14 +516,15 @@ def _refuses_words(cause: Failure | Death) -> bool:
     return isinstance(cause, Failure) and (cause.ename, cause.evalue) == ("SystemExit", "2")
 
 
-def _shared_memory_advice(causes: Iterable[Failure | Death]) -> str:
+def _shared_memory_advice(causes: Iterable[Failure | Death]) -> Advice | None:
     """Return what to do when /dev/shm is full: torch says so in many ways, or by a bus error."""
     if not any(_lacks_shared_memory(cause) for cause in causes):
-        return ""
-    return (
+        return None
+    return Advice(
+        AdviceKind.FIX,
         "/dev/shm is full; DataLoader workers pass their batches through it. Use "
         "num_workers=0 or smaller batches, delete files left in it (%dist doctor lists them), or "
-        "start the container with --shm-size=1g."
+        "start the container with --shm-size=1g.",
     )
 
 

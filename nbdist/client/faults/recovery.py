@@ -18,7 +18,7 @@ from nbdist import gpu_errors
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.launchers.base import NoHostError
 from nbdist.client.cluster.requests import RankFailedError
-from nbdist.client.faults.fewer_ranks import MOST_ROUNDS, go_on_with_room
+from nbdist.client.faults.fewer_ranks import MOST_ROUNDS, STILL_THERE, go_on_with_room
 from nbdist.client.faults.repair_report import Repaired, describe
 from nbdist.client.faults.stderr_tail import LastOutput
 from nbdist.errors import NBDistError, StartError
@@ -129,7 +129,7 @@ def _ends(cluster: Cluster, known: set[int], last_words: Callable[[int], LastOut
             known.add(state.serial)
             words = " / ".join(last_words(rank).lines)
             wrote = f" Its last output: {words}." if words else ""
-            found.append(f"Rank {rank} died during the recovery: {state.cause}.{wrote}")
+            found.append(f"Rank {rank} died during the recovery: {state.ended}.{wrote}")
     return found
 
 
@@ -160,5 +160,5 @@ def _break(cluster: Cluster, new: Iterable[int], why: str) -> None:
         if new
         else "The process group could not be re-created"
     )
-    kept = " Variables of living ranks can still be pulled." if cluster.living() else ""
+    kept = STILL_THERE if cluster.living() else ""
     cluster.broken = cluster.broken or f"{what}: {why.rstrip('.')}.{kept}"

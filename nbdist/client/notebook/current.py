@@ -491,9 +491,6 @@ def _warm_launcher(name: str, asked: LaunchOptions, make: MakeLauncher, logs: Pa
     return _launcher
 
 
-_SILENT = "not answering"  # why may follow
-
-
 def judge(status: Status, broken: str | None, events: Path) -> list[Finding]:
     """Return the findings about a running cluster.
 
@@ -502,8 +499,8 @@ def judge(status: Status, broken: str | None, events: Path) -> list[Finding]:
         broken: What has happened to all of it, if something has.
         events: The file of its events.
     """
-    dead = [line for line in status.ranks if line.state.startswith("dead")]
-    silent = [line.rank for line in status.ranks if line.state.startswith(_SILENT)]
+    dead = [line for line in status.ranks if line.is_dead]
+    silent = [line.rank for line in status.ranks if line.is_silent]
     found = []
     if broken:
         found.append(Finding("cluster", broken, True, "%dist restart"))

@@ -248,7 +248,7 @@ class CellAttempts:
 
     def _repair_dead(self) -> tuple[str, Repaired]:
         """Replace dead ranks; return that they had died, or nothing, and what was done."""
-        causes = {rank: self._cluster.ranks[rank].cause for rank in self._cluster.dead()}
+        causes = {rank: str(self._cluster.ranks[rank].ended) for rank in self._cluster.dead()}
         if not causes:
             return "", Repaired()
         with Interrupts() as interrupts:

@@ -763,7 +763,7 @@ class Session:
         chosen = parse_ranks(ranks, self.world_size)
         dead = sorted(set(self._cluster.dead()) & set(chosen))
         if dead:
-            causes = {self._cluster.ranks[r].cause for r in dead}
+            causes = {str(self._cluster.ranks[r].ended) for r in dead}
             raise ClusterError(
                 f"{begin_with_ranks(dead, be=True)} not running any more, so nothing was run.",
                 why=f"{', '.join(sorted(causes))}. The other ranks keep their variables.",

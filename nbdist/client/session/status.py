@@ -30,7 +30,7 @@ _SNAPSHOT = "snapshot"  # of sharded state, in memory
 
 @dataclass(frozen=True, slots=True)
 class RankLine:
-    """One rank's line. `state` is what it does, `dead: ...`, or `not answering`.
+    """One rank's line. `state` is what it does, `dead: ...`, or `not answering`, for people.
 
     `memory_bytes` is the process' own; `gpu` has that of its GPU, by the names of `wire.Record`.
     """
@@ -45,6 +45,8 @@ class RankLine:
     last_collective: str = ""
     snapshot: str = ""
     gpu: Mapping[str, float] = field(default_factory=dict)
+    is_dead: bool = False
+    is_silent: bool = False
 
     def cells(self) -> tuple[str, ...]:
         """Return the line's words, in the order of the table's columns."""
@@ -75,7 +77,8 @@ class Status:
         lines = []
         for rank, state in sorted(cluster.ranks.items()):
             place = (rank, state.host, state.device, state.pid)
-            line = RankLine(*place, words[rank])
+            is_silent = state.alive and rank not in answers
+            line = RankLine(*place, words[rank], is_dead=not state.alive, is_silent=is_silent)
             lines.append(_line(line, answers[rank]) if rank in answers else line)
         trouble = cluster.broken or cluster.dead()
         hints = [why] if (why := _refused(answers)) else []
@@ -166,7 +169,7 @@ def _words(cluster: Cluster, answers: Mapping[int, Mapping[str, Any]]) -> dict[i
     words = {}
     for rank, state in sorted(cluster.ranks.items()):
         if not state.alive:
-            words[rank] = f"dead: {state.cause}"
+            words[rank] = f"dead: {state.ended}"
         elif rank in said:
             words[rank] = describe(rank, said, {})
         else:

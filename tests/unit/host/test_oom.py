@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nbdist.ended import Ended, EndKind
 from nbdist.host import oom
 
 KILLED = (
@@ -20,14 +21,14 @@ NOISE = "6,1,100,-;eth0: link up\n SUBSYSTEM=net\n"
 
 
 def test_the_kernels_log_names_a_process_that_was_ended_and_what_it_held() -> None:
-    told = oom.find_kill([NOISE, KILLED], 15327, began=5000.0)
-    assert told == "killed by the kernel's OOM killer (it held 24 GB)"
-    assert "84 MB" in oom.find_kill([KILLED_IN_CGROUP], 77, began=3.0)
+    ended = oom.find_kill([NOISE, KILLED], 15327, began=5000.0)
+    assert ended == Ended(EndKind.OOM_KILLER, signal.SIGKILL, detail="it held 24 GB")
+    assert "84 MB" in str(oom.find_kill([KILLED_IN_CGROUP], 77, began=3.0))
 
 
 def test_another_process_and_an_older_one_of_the_same_number_are_not_meant() -> None:
-    assert oom.find_kill([NOISE, KILLED], 1532, began=5000.0) == ""
-    assert oom.find_kill([NOISE, KILLED], 15327, began=5600.0) == ""
+    assert oom.find_kill([NOISE, KILLED], 1532, began=5000.0) is None
+    assert oom.find_kill([NOISE, KILLED], 15327, began=5600.0) is None
 
 
 @pytest.mark.parametrize(
@@ -76,19 +77,21 @@ def test_a_counter_that_has_risen_since_the_start_is_evidence(tmp_path: Path) ->
     counter.write_text("oom_kill 3\n")
     limit = "max" if counter.name == "memory.events" else "limit_in_bytes"
     (counter.parent / f"memory.{limit}").write_text(f"{512 << 20}\n")
-    told = watch.explain(pid, -signal.SIGKILL)
-    assert told == "killed by the kernel's OOM killer (memory limit 537 MB)"
+    ended = watch.explain(pid, -signal.SIGKILL)
+    assert ended == Ended(EndKind.OOM_KILLER, signal.SIGKILL, detail="memory limit 537 MB")
 
 
 @pytest.mark.skipif(not Path("/proc/self/cgroup").exists(), reason="cgroups are Linux's")
 def test_without_evidence_nothing_is_claimed_and_other_ends_need_none(tmp_path: Path) -> None:
     watch, pid, _ = watch_of_this_process(tmp_path)
-    assert watch.explain(pid, -signal.SIGKILL) == "no sign of the kernel's OOM killer"
-    watch.add(pid)
-    assert watch.explain(pid, -signal.SIGSEGV) == watch.explain(pid, 0) == ""
+    ended = watch.explain(pid, -signal.SIGKILL)
+    assert (ended.kind, ended.detail) == (EndKind.SIGNAL, "no sign of the kernel's OOM killer")
+    for status in (-signal.SIGSEGV, 0):
+        watch.add(pid)
+        assert watch.explain(pid, status) == Ended.from_status(status)
 
 
 def test_where_nothing_can_be_read_nothing_is_said(tmp_path: Path) -> None:
     watch = oom.OomWatch(tmp_path, tmp_path / "none")
     watch.add(1 << 30)  # no such process
-    assert watch.explain(1 << 30, -signal.SIGKILL) == ""
+    assert watch.explain(1 << 30, -signal.SIGKILL) == Ended.from_status(-signal.SIGKILL)

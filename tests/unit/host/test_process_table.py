@@ -8,7 +8,7 @@ def started(key: str, pid: int) -> dict[str, object]:
 
 
 def exited(key: str, pid: int) -> dict[str, object]:
-    return {"event": "exited", "channel": "a#1", "key": key, "pid": pid, "status": -9}
+    return {"event": "exited", "channel": "a#1", "key": key, "pid": pid}
 
 
 def test_a_process_that_was_replaced_runs_under_its_new_pid_whichever_event_comes_first() -> None:

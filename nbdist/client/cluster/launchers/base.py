@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
+from nbdist.ended import Ended
 from nbdist.errors import StartError, UsageError
 from nbdist.placement import HERE, Place
 from nbdist.ranks import name_ranks
@@ -21,11 +22,10 @@ SSH = "ssh"
 SLURM = "slurm"
 MPI = "mpi"
 KUBERNETES = "kubernetes"
-OnExit = Callable[[str, int, str], None]
+OnExit = Callable[[str, Ended], None]
 OWN = (LOCAL, SSH, SLURM, MPI, KUBERNETES)  # the launchers of nbdist's
 DETACHABLE = (LOCAL, SSH)  # whose clusters may outlive the kernel
 OnNotice = Callable[[str], None]
-UNKNOWN_STATUS = 256  # of a process that ended where nobody could collect its exit status
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +201,7 @@ class Launcher(Protocol):
         """Send a signal to a process, or to its whole group; nothing if it has ended."""
 
     def on_exit(self, callback: OnExit) -> None:
-        """Call `callback(key, status, evidence)` on the launcher's thread: a process has ended.
-
-        `status` is the exit code, minus the signal's number, or `UNKNOWN_STATUS`; `evidence` is
-        what is known beside it, in words, such as that the memory ran out. It may be empty.
-        """
+        """Call `callback(key, ended)` on the launcher's thread: a process has ended."""
 
     def remove_on_exit(self, callback: OnExit) -> None:
         """Undo `on_exit`; nothing if it was not registered."""

@@ -18,19 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.client.cluster.launchers import rendezvous
-from nbdist.client.cluster.launchers.base import (
-    UNKNOWN_STATUS,
-    NoHostError,
-    OnExit,
-    OnNotice,
-    Started,
-)
+from nbdist.client.cluster.launchers.base import NoHostError, OnExit, OnNotice, Started
 from nbdist.client.cluster.launchers.host import Channel, Host, Hosts, explain_parent
 from nbdist.client.cluster.launchers.keeper_link import KeeperLink
 from nbdist.client.cluster.launchers.parent_link import ExitCallbacks, ParentLink
 from nbdist.client.cluster.launchers.preflight import show_host
 from nbdist.client.cluster.patience import FAR_S
-from nbdist.client.cluster.processes import HOST_LOST
+from nbdist.ended import Ended, EndKind
 from nbdist.errors import StartError
 from nbdist.placement import HERE, TOKEN, Place, assign, places
 
@@ -248,7 +242,7 @@ class HostsLauncher:
             for key, pid in pids.items():
                 if running.get(key) != pid:
                     unseen = {"event": "exited", "key": key, "pid": pid}
-                    unseen |= {"status": UNKNOWN_STATUS, "evidence": ""}
+                    unseen |= {"ended": Ended(EndKind.UNSEEN).to_wire()}
                     self._take_of(host, ended.get((key, pid), unseen))
             for key, pid in running.items():
                 if pids.get(key) != pid:
@@ -372,7 +366,7 @@ class HostsLauncher:
             log.warning("Host %s is lost: %s", name, why)
         host.link.lose(
             StartError(f"Host {name} is lost.", why=why),
-            f"{HOST_LOST}{show_host(name)} is lost: {why}",
+            Ended(EndKind.HOST_LOST, host=show_host(name), detail=why),
         )
 
 

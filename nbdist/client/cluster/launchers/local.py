@@ -30,7 +30,7 @@ from typing import Any
 
 from nbdist import lifeline
 from nbdist.client.cluster.folders import last_lines
-from nbdist.client.cluster.launchers.base import UNKNOWN_STATUS, OnExit, OnNotice, Started
+from nbdist.client.cluster.launchers.base import OnExit, OnNotice, Started
 from nbdist.client.cluster.launchers.helper_process import start_helper
 from nbdist.client.cluster.launchers.open_files import allow_open_files
 from nbdist.client.cluster.launchers.parent_link import (
@@ -40,6 +40,7 @@ from nbdist.client.cluster.launchers.parent_link import (
     lines_of,
 )
 from nbdist.client.cluster.patience import HANGS_AFTER_S, IdleProcesses, LongWait, processor_s
+from nbdist.ended import Ended, EndKind
 from nbdist.errors import StartError
 from nbdist.placement import Place, one_host
 
@@ -216,7 +217,7 @@ class LocalLauncher:
             lifeline.watch(pid, partial(self._orphan_ended, key, pid))
 
     def _orphan_ended(self, key: str, pid: int) -> None:
-        self._link.ended(key, pid, UNKNOWN_STATUS)
+        self._link.ended(key, pid, Ended(EndKind.UNSEEN))
         self._orphans.discard(pid)
 
 

@@ -15,7 +15,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from nbdist.client.cluster.launchers.base import UNKNOWN_STATUS, OnExit, Started
+from nbdist.client.cluster.launchers.base import OnExit, Started
+from nbdist.ended import Ended
 from nbdist.errors import ClusterError, StartError
 from nbdist.placement import HERE
 
@@ -38,11 +39,11 @@ class ExitCallbacks:
         with contextlib.suppress(ValueError):
             self._callbacks.remove(callback)
 
-    def __call__(self, key: str, status: int, evidence: str) -> None:
+    def __call__(self, key: str, ended: Ended) -> None:
         """Tell all; see `Launcher.on_exit`."""
         for callback in list(self._callbacks):
             try:
-                callback(key, status, evidence)
+                callback(key, ended)
             except Exception:
                 log.exception("An exit callback failed for %s", key)
 
@@ -119,7 +120,7 @@ class ParentLink:
         """Take one of a parent's `started`, `failed` and `exited`."""
         name, key = event["event"], event["key"]
         if name == "exited":
-            self.ended(key, event["pid"], event["status"], event["evidence"])
+            self.ended(key, event["pid"], Ended.from_wire(event["ended"]))
         elif not self._is_wanted(key, event["number"], event.get("pid")):
             if name == "started":
                 pid = event["pid"]
@@ -129,11 +130,11 @@ class ParentLink:
         elif name == "failed":
             self._resolve(key, StartError(f"{key} could not be started: {event['error']}"))
 
-    def ended(self, key: str, pid: int, status: int, evidence: str = "") -> None:
+    def ended(self, key: str, pid: int, ended: Ended) -> None:
         """Tell that a process has ended; once told, it is no longer among `pids`."""
         if self.pids.get(key) != pid:
             return
-        self._tell_exit(key, status, evidence)
+        self._tell_exit(key, ended)
         del self.pids[key]
 
     def fail_starts(self, error: StartError) -> None:
@@ -141,11 +142,11 @@ class ParentLink:
         for key in list(self._starting):
             self._resolve(key, error)
 
-    def lose(self, error: StartError, evidence: str) -> None:
+    def lose(self, error: StartError, ended: Ended) -> None:
         """Take everything as ended that runs or is being started: the host is lost."""
         self.fail_starts(error)
         for key, pid in list(self.pids.items()):
-            self.ended(key, pid, UNKNOWN_STATUS, evidence)
+            self.ended(key, pid, ended)
 
     def _is_wanted(self, key: str, number: int, pid: int | None) -> bool:
         """Return whether a start is awaited still; its process is then one of those that run."""

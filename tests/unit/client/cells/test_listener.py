@@ -9,6 +9,7 @@ from nbdist.client.cells.listener import RankListener
 from nbdist.client.cluster.connection import Message
 from nbdist.client.output.live_text import LiveText
 from nbdist.client.output.slots import Slots
+from nbdist.ended import Ended
 
 
 class Heard:
@@ -76,13 +77,13 @@ def test_a_cell_that_the_rank_dropped_is_a_failure_too() -> None:
 
 def test_a_death_settles_a_rank_that_had_not_replied_and_no_other() -> None:
     heard = Heard()
-    heard.collector.died("killed by SIGKILL")
+    heard.collector.died(Ended.from_status(-9))
     assert heard.collector.settled
-    assert heard.collector.death == "killed by SIGKILL"
+    assert heard.collector.death == Ended.from_status(-9)
     assert heard.collector.idle.is_set()
     late = Heard()
     late.take("execute_reply", {"status": "ok"}, reply=True)
-    late.collector.died("killed by SIGKILL")
+    late.collector.died(Ended.from_status(-9))
     assert late.collector.death is None
 
 

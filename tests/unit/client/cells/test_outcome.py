@@ -7,6 +7,7 @@ from nbdist.client.faults.advice import A_CELL
 from nbdist.client.faults.rank_state import Inactive
 from nbdist.client.output.live_text import LiveText
 from nbdist.client.output.slots import Slots
+from nbdist.ended import Ended
 from tests.unit.fakes import FakeCluster
 
 
@@ -30,7 +31,8 @@ def test_a_reply_among_several_is_no_news_and_the_last_one_is() -> None:
 
 
 def test_a_failure_and_a_death_are_news_at_once() -> None:
-    for change in ({"failure": Told("ValueError", "no", (), 1.0)}, {"death": "killed by SIGKILL"}):
+    failure, death = Told("ValueError", "no", (), 1.0), Ended.from_status(-9)
+    for change in ({"failure": failure}, {"death": death}):
         first, second = _collectors()
         for name, value in change.items():
             setattr(first, name, value)

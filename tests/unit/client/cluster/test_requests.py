@@ -8,6 +8,7 @@ import pytest
 from nbdist import wire
 from nbdist.client.cluster.connection import Message
 from nbdist.client.cluster.requests import RankDiedError, RankFailedError, Requests
+from nbdist.ended import Ended
 from nbdist.wire import CellStart
 from tests.unit.fakes import FakeConnection
 
@@ -43,7 +44,7 @@ def test_an_error_names_its_rank(requests: Requests, connection: FakeConnection)
 
 def test_a_death_fails_what_was_asked_and_what_is_asked_after_it(requests: Requests) -> None:
     before, other = requests.ask(1, "control.state"), requests.ask(0, "control.state")
-    requests.rank_died(1, "killed by SIGKILL")
+    requests.rank_died(1, Ended.from_status(-9))
     # Its id stays registered for a moment: a message would be sent, and never be answered.
     after = requests.ask(1, "control.state")
     for future in (before, after):
@@ -57,7 +58,7 @@ def test_a_death_fails_what_was_asked_and_what_is_asked_after_it(requests: Reque
 
 
 def test_a_rank_with_a_new_process_is_asked_again(requests: Requests) -> None:
-    requests.rank_died(1, "killed by SIGKILL")
+    requests.rank_died(1, Ended.from_status(-9))
     requests.begins(1)
     assert not requests.ask(1, "control.state").done()
 
@@ -66,7 +67,7 @@ def test_nothing_is_kept_of_what_a_dead_rank_was_asked(
     requests: Requests, connection: FakeConnection
 ) -> None:
     requests.ask(1, "control.state")
-    requests.rank_died(1, "killed by SIGKILL")
+    requests.rank_died(1, Ended.from_status(-9))
     assert connection.handlers == {}
 
 
@@ -91,7 +92,7 @@ def test_a_reply_and_a_death_at_the_same_moment_raise_nothing(
         thread = threading.Thread(target=answer)
         thread.start()
         start.wait(30)
-        requests.rank_died(1, "exit code 1")
+        requests.rank_died(1, Ended.from_status(1))
         thread.join(30)
         assert future.done()
         assert not errors

@@ -10,7 +10,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import nbdist
-from nbdist.client.faults.advice import A_CELL, WhatRan
+from nbdist.client.faults.advice import A_CELL, Advice, AdviceKind, WhatRan
 from nbdist.client.faults.rank_errors import (
     Death,
     Failure,
@@ -23,6 +23,7 @@ from nbdist.client.faults.rank_errors import (
     rank_error,
 )
 from nbdist.client.faults.rank_state import Inactive
+from nbdist.ended import Ended
 from nbdist.errors import RankError
 from nbdist.gpu_errors import explain
 from tests.unit.test_gpu_errors import ASSERT, EMBEDDING
@@ -172,8 +173,9 @@ def test_advice_on_what_was_lost_does_not_say_that_it_is_kept() -> None:
 
 
 def test_a_dead_rank_is_the_cause_and_its_last_words_are_told() -> None:
-    death = Death(1, "killed by SIGSEGV", words=("Fatal Python error: Segmentation fault",))
-    error = rank_error([freed(0), freed(2)], asked=range(3), deaths=[death], do="%dist retry")
+    death = Death(1, Ended.from_status(-11), words=("Fatal Python error: Segmentation fault",))
+    do = Advice(AdviceKind.RETRY, "%dist retry")
+    error = rank_error([freed(0), freed(2)], asked=range(3), deaths=[death], do=do)
     assert "1 of 3 ranks failed; ranks 0, 2 were released" in error.what
     assert "  rank 1 died: killed by SIGSEGV" in error.what
     assert "rank 1 wrote last:\nFatal Python error: Segmentation fault" in error.what
@@ -183,9 +185,10 @@ def test_a_dead_rank_is_the_cause_and_its_last_words_are_told() -> None:
 
 
 def test_a_rank_that_died_of_a_kernels_assertion_is_told_with_it_and_not_to_be_retried() -> None:
-    death = Death(1, "killed by SIGABRT", place="cell 7, line 5", gpu=explain(EMBEDDING))
-    retry = "%dist retry runs the cell again."
-    error = rank_error([freed(0)], asked=[0, 1], deaths=[death], otherwise=retry, replaced=[1])
+    death = Death(1, Ended.from_status(-6), place="cell 7, line 5", gpu=explain(EMBEDDING))
+    error = rank_error(
+        [freed(0)], asked=[0, 1], deaths=[death], otherwise=A_CELL.retry, replaced=[1]
+    )
     assert error.causes == (
         (
             "rank 1 died: killed by SIGABRT in cell 7, line 5: "
@@ -199,8 +202,8 @@ def test_a_rank_that_died_of_a_kernels_assertion_is_told_with_it_and_not_to_be_r
 def test_ranks_that_died_of_different_assertions_are_told_apart() -> None:
     other = explain(EMBEDDING.replace("srcIndex < srcSelectDimSize", "t >= 0 && t < n_classes"))
     deaths = [
-        Death(0, "killed by SIGABRT", gpu=explain(EMBEDDING)),
-        Death(1, "killed by SIGABRT", gpu=other),
+        Death(0, Ended.from_status(-6), gpu=explain(EMBEDDING)),
+        Death(1, Ended.from_status(-6), gpu=other),
     ]
     error = rank_error([], asked=range(2), deaths=deaths)
     assert len(error.causes) == 2
@@ -233,7 +236,7 @@ def test_an_error_of_nccl_has_one_sentence_and_one_thing_to_do() -> None:
     failures = [
         Failure(r, "DistBackendError", text, ("f", text), gpu=explain(text)) for r in range(2)
     ]
-    error = rank_error(failures, asked=range(2), otherwise="%dist retry runs the cell again.")
+    error = rank_error(failures, asked=range(2), otherwise=A_CELL.retry)
     assert "invalid usage: Duplicate GPU detected" in error.causes[0]
     assert error.why == "Two ranks have the same GPU, which NCCL refuses."
     assert error.do.startswith("%dist start with as many ranks as there are GPUs")
@@ -392,8 +395,8 @@ def test_an_interrupt_tells_what_had_failed_of_itself_and_not_what_follows_from_
         Failure(3, "IndexError", "index 5", order=1.0),
     ]
     ended = [
-        Death(4, "killed by SIGSEGV", 1.5, ("Fatal Python error: Segmentation fault",)),
-        Death(5, "killed by SIGKILL", 4.0),
+        Death(4, Ended.from_status(-11), 1.5, ("Fatal Python error: Segmentation fault",)),
+        Death(5, Ended.from_status(-9), 4.0),
     ]
 
     groups = beside_interrupt(failed, ended, killed=[5], at=2.0)
@@ -425,8 +428,34 @@ def test_a_cell_that_has_left_loops_names_what_lets_them_go_on() -> None:
     assert "unchanged: %dist retry" in told
     assert "start over" in told
     assert "--go-on" not in rank_error([failed], asked=range(2)).do
-    lost = rank_error([failed], asked=range(2), in_loops=True, do=A_CELL.make_again())
-    assert "--go-on" not in lost.do
+
+
+@pytest.mark.parametrize("kind", AdviceKind)
+def test_the_kind_of_an_advice_decides_whether_loops_are_explained_and_its_words_do_not(
+    kind: AdviceKind,
+) -> None:
+    failed = Failure(1, "ValueError", "bad sample")
+    tells = kind in (AdviceKind.FIX, AdviceKind.RESTART)
+    for words in ("do this.", "%dist retry, it starts over.", A_CELL.make_again().text):
+        do = rank_error([failed], asked=range(2), in_loops=True, do=Advice(kind, words)).do
+        assert (do == f"{words.rstrip('.')}. {A_CELL.loops()}") is tells
+        assert (do == words) is not tells
+
+
+def test_a_retry_that_an_error_of_data_asks_for_needs_no_word_of_loops() -> None:
+    known = Failure(1, "DataError", "x is not there.\nDo:  put it back, then %dist retry")
+    other = Failure(1, "DataError", "x is a tar.gz.\nDo:  write it again")
+    assert rank_error([known], asked=range(2), in_loops=True).do == (
+        "put it back, then %dist retry"
+    )
+    assert "--go-on" in rank_error([other], asked=range(2), in_loops=True).do
+
+
+def test_an_aborted_communicator_is_retried_and_loops_are_not_explained() -> None:
+    said = "NCCL communicator was aborted on rank 0."
+    failed = Failure(0, "DistBackendError", said, gpu=explain(said))
+    told = rank_error([failed], asked=range(2), in_loops=True).do
+    assert told == "%dist retry runs the cell again."
 
 
 def test_a_script_that_fails_is_fixed_in_its_file_and_run_by_dist_run() -> None:
@@ -453,10 +482,12 @@ def test_a_script_that_refuses_its_words_is_not_to_be_fixed() -> None:
 
 def test_a_script_that_was_interrupted_or_lost_a_rank_is_told_of_as_a_script() -> None:
     script = WhatRan("train.py")
-    assert script.retry == "%dist retry runs train.py again."
-    assert "loaders" not in f"{script.retry} {A_CELL.retry}"  # it says so where they have begun
+    assert script.retry.text == "%dist retry runs train.py again."
+    assert (
+        "loaders" not in f"{script.retry.text} {A_CELL.retry.text}"
+    )  # it says so where they have begun
     assert script.loops(unchanged=True).startswith("%dist run train.py again: it starts over")
-    assert script.make_again().startswith("%dist run train.py again: what it creates itself,")
+    assert script.make_again().text.startswith("%dist run train.py again: what it creates itself,")
     assert Inactive("finished", ran=script).predicate(1) == "has finished train.py"
     assert Inactive("absent", "-r 0", script).predicate(2) == "are not in train.py (-r 0)"
 

@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from nbdist.client.cluster.launchers.base import UNKNOWN_STATUS
 from nbdist.client.cluster.launchers.parent_link import ParentLink
+from nbdist.ended import Ended, EndKind
 from nbdist.errors import StartError
 
-Exits = list[tuple[str, int, str]]
+Exits = list[tuple[str, Ended]]
+KILLED = Ended.from_status(-9)
 
 
 def _link() -> tuple[ParentLink, list[dict[str, Any]], Exits]:
@@ -25,7 +26,7 @@ def _start(link: ParentLink, sent: list[dict[str, Any]], key: str, pid: int) -> 
 
 
 def _exited(key: str, pid: int) -> dict[str, Any]:
-    return {"event": "exited", "key": key, "pid": pid, "status": -9, "evidence": ""}
+    return {"event": "exited", "key": key, "pid": pid, "ended": KILLED.to_wire()}
 
 
 def test_the_end_of_a_process_is_told_once_and_then_it_runs_no_more() -> None:
@@ -33,7 +34,7 @@ def test_the_end_of_a_process_is_told_once_and_then_it_runs_no_more() -> None:
     _start(link, sent, "rank 0", 7)
     link.take(_exited("rank 0", 7))
     link.take(_exited("rank 0", 7))
-    assert exits == [("rank 0", -9, "")]
+    assert exits == [("rank 0", KILLED)]
     assert link.pids == {}
 
 
@@ -60,6 +61,7 @@ def test_a_host_that_is_lost_takes_its_processes_with_it() -> None:
     link, sent, exits = _link()
     _start(link, sent, "rank 2", 7)
     future = link.start_soon("rank 3", "engine", {}, Path("logs"))
-    link.lose(StartError("Host b is lost."), "its host b is lost")
-    assert exits == [("rank 2", UNKNOWN_STATUS, "its host b is lost")]
+    lost = Ended(EndKind.HOST_LOST, host="b", detail="it does not answer")
+    link.lose(StartError("Host b is lost."), lost)
+    assert exits == [("rank 2", lost)]
     assert isinstance(future.exception(0), StartError)
