@@ -33,9 +33,9 @@ from nbdist.errors import ClusterError, ExpectationError, TransferError, UsageEr
 from nbdist.formatting import counted, figure
 
 if TYPE_CHECKING:
+    from nbdist.client.cells.trained_cell import TrainedCell
     from nbdist.client.metrics.telemetry import Series
     from nbdist.client.session.session import Session
-    from nbdist.client.session.trained_cell import TrainedCell
 
 NOT_JUDGED = "is not judged"
 _FEWEST_STEPS = 10  # measured ones, of which a time is told

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from nbdist import detached, side
+from nbdist.client.cells.cell_context import CellContext
 from nbdist.client.cells.interrupts import hold_interrupts
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.folders import living_logs
 from nbdist.client.cluster.launchers.detached import attached_launcher
 from nbdist.client.notebook import current
 from nbdist.client.notebook.log_file import log_to
-from nbdist.client.session.cell_context import CellContext
 from nbdist.client.session.session import Session
 from nbdist.errors import ClusterError
 

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist import gpu_errors, side
 from nbdist.client.board.views import require_view
+from nbdist.client.cells.cell_context import CellContext
 from nbdist.client.cells.interrupts import Interrupts, hold_interrupts
+from nbdist.client.cells.status import Status
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.folders import current_folder, log_folder, project_folder, say_where
 from nbdist.client.cluster.launchers.base import (
@@ -30,9 +32,7 @@ from nbdist.client.cluster.launchers.base import (
 from nbdist.client.cluster.launchers.open_files import require_files_to_start
 from nbdist.client.cluster.network import choose_address, has_curve, look_at_interfaces
 from nbdist.client.notebook.log_file import log_to
-from nbdist.client.session.cell_context import CellContext
 from nbdist.client.session.session import Session
-from nbdist.client.session.status import Status
 from nbdist.client.session.terminal_requests import TerminalRequests
 from nbdist.client.tracking.settings import require_store
 from nbdist.detached import name_for

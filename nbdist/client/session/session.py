@@ -16,8 +16,12 @@ from typing import Any
 
 from nbdist.client.board.past import Past
 from nbdist.client.board.views import require_view
+from nbdist.client.cells.cell_context import CellContext
 from nbdist.client.cells.interrupts import Interrupts, interrupt_to_stop
 from nbdist.client.cells.request import CellRequest, check_syntax, find_module, read_script
+from nbdist.client.cells.retries import CellAttempts
+from nbdist.client.cells.status import Stacks, Status
+from nbdist.client.cells.trained_cell import TrainedCell
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.memory import ClusterMemory
 from nbdist.client.faults.recovery import restart
@@ -26,16 +30,12 @@ from nbdist.client.metrics.cost import Cost
 from nbdist.client.metrics.profile.chosen import parse_steps
 from nbdist.client.metrics.profile.gather import Profiled
 from nbdist.client.output.result import CellResult
-from nbdist.client.session.cell_context import CellContext
 from nbdist.client.session.chaos import Chaos, ChaosPlan
 from nbdist.client.session.params import require_params
 from nbdist.client.session.probe import LinkProbe, choose_pairs, links
 from nbdist.client.session.rank_names import RankNames
-from nbdist.client.session.retries import CellAttempts
 from nbdist.client.session.scale import scale
-from nbdist.client.session.status import Stacks, Status
 from nbdist.client.session.sweep import SweepResult, combinations, sweep
-from nbdist.client.session.trained_cell import TrainedCell
 from nbdist.client.session.transfer import pull, push
 from nbdist.errors import (
     ClusterError,

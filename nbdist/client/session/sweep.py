@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from nbdist.client.cells.cell_context import CellContext
 from nbdist.client.cells.request import CellRequest
+from nbdist.client.cells.retries import CellAttempts
 from nbdist.client.output.result import CellResult, Display
 from nbdist.client.output.slots import Slots
-from nbdist.client.session.cell_context import CellContext
-from nbdist.client.session.retries import CellAttempts
 from nbdist.errors import UsageError
 
 if TYPE_CHECKING:

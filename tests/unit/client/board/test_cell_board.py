@@ -15,13 +15,13 @@ from nbdist.client.board import live as live_module
 from nbdist.client.board.cell_board import Board
 from nbdist.client.board.controls import VIEW_TYPE
 from nbdist.client.board.figure import Painter
+from nbdist.client.cells.cell_context import CellContext
 from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
 from nbdist.client.metrics.analysis.clocks import Clocks
 from nbdist.client.metrics.analysis.values import Analysis
 from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slot, Slots
-from nbdist.client.session.cell_context import CellContext
 from nbdist.errors import ClusterError
 from tests.unit.client.board.board_data import analysis_of, cell_info, steps_of, training
 

@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
+from nbdist.client.cells.cell_context import CellContext
 from nbdist.client.cells.interrupts import Interrupts, hold_interrupts
-from nbdist.client.session.cell_context import CellContext
 from nbdist.client.session.session import Session
 from tests.unit.fakes import FakeCluster
 

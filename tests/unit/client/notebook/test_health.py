@@ -1,7 +1,7 @@
 from pathlib import Path
 
+from nbdist.client.cells.status import RankLine, Status
 from nbdist.client.notebook.current import judge
-from nbdist.client.session.status import RankLine, Status
 
 EVENTS = Path("/here/.nbdist/logs/now/events.jsonl")
 

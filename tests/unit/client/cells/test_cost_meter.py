@@ -4,9 +4,9 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
 
+from nbdist.client.cells.cost_meter import CostMeter
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.metrics.telemetry import Telemetry
-from nbdist.client.session.cost_meter import CostMeter
 from nbdist.wire import Batch, Record
 
 OF_RANK = {

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from nbdist.client.session.status import RankLine, Stacks, Status, describe_snapshot
+from nbdist.client.cells.status import RankLine, Stacks, Status, describe_snapshot
 
 
 def test_the_table_has_a_line_for_each_rank_in_aligned_columns() -> None:

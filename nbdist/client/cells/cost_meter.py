@@ -6,11 +6,11 @@ A cell counts from its first step on, until it ends. Main thread, but `cost`, wh
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from nbdist.client.cells.status import answers
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.metrics import usage
 from nbdist.client.metrics.cost import Cost, RankCost, cost_of
 from nbdist.client.metrics.telemetry import Telemetry
-from nbdist.client.session.status import answers
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,13 @@ from nbdist.client.board.interactive import show_interactive
 from nbdist.client.board.live_controls import CellActions
 from nbdist.client.board.palette import theme_named
 from nbdist.client.board.past import Past
+from nbdist.client.cells.cost_meter import CostMeter
 from nbdist.client.cells.interrupts import Interrupts
 from nbdist.client.cells.request import CellAttempt
 from nbdist.client.cells.run import Outcome
+from nbdist.client.cells.shown_cell import ShownCell
+from nbdist.client.cells.status import Stacks
+from nbdist.client.cells.trained_cell import OpenCell, TrainedCell
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
 from nbdist.client.metrics.analysis.clocks import Clocks
@@ -30,10 +34,6 @@ from nbdist.client.metrics.checks.checks import CellChecks
 from nbdist.client.metrics.checks.drift import Told
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.output.result import Display
-from nbdist.client.session.cost_meter import CostMeter
-from nbdist.client.session.shown_cell import ShownCell
-from nbdist.client.session.status import Stacks
-from nbdist.client.session.trained_cell import OpenCell, TrainedCell
 from nbdist.errors import ClusterError, TrackingError
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbdist.client.session.retries import ranks_again
+from nbdist.client.cells.retries import ranks_again
 from nbdist.errors import ClusterError
 
 

@@ -32,7 +32,7 @@ from nbdist.client.output.slots import Slots, owns_cell
 from nbdist.ranks import name_ranks
 
 if TYPE_CHECKING:
-    from nbdist.client.session.cell_context import CellContext
+    from nbdist.client.cells.cell_context import CellContext
     from nbdist.client.tracking.run import TrackedRun
 
 log = logging.getLogger(__name__)

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.client.cells.attached import AttachedCell
+from nbdist.client.cells.cell_context import CellContext
 from nbdist.client.cells.interrupts import Interrupts
 from nbdist.client.cells.outcome import in_loops
 from nbdist.client.cells.request import CellAttempt, CellRequest, remembered
 from nbdist.client.cells.run import CellRun, Outcome
+from nbdist.client.cells.shown_cell import ShownCell
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.faults.advice import A_CELL, WhatRan
 from nbdist.client.faults.fewer_ranks import go_on_without
@@ -29,8 +31,6 @@ from nbdist.client.metrics.profile.collectives import Heard
 from nbdist.client.metrics.profile.gather import Profiled, folder_of, gather
 from nbdist.client.output.result import CellResult
 from nbdist.client.output.slots import kernel_shell
-from nbdist.client.session.cell_context import CellContext
-from nbdist.client.session.shown_cell import ShownCell
 from nbdist.errors import ClusterError, Interrupted, NBDistError, RankError, UsageError
 from nbdist.formatting import counted
 from nbdist.given import is_whole
