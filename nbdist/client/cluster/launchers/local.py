@@ -30,7 +30,14 @@ from typing import Any
 
 from nbdist import lifeline
 from nbdist.client.cluster.folders import last_lines
-from nbdist.client.cluster.launchers.base import UNKNOWN_STATUS, OnExit, OnNotice, Started
+from nbdist.client.cluster.launchers.base import (
+    UNKNOWN_STATUS,
+    LaunchOptions,
+    NoOptions,
+    OnExit,
+    OnNotice,
+    Started,
+)
 from nbdist.client.cluster.launchers.helper_process import start_helper
 from nbdist.client.cluster.launchers.open_files import allow_open_files
 from nbdist.client.cluster.launchers.parent_link import (
@@ -218,6 +225,11 @@ class LocalLauncher:
     def _orphan_ended(self, key: str, pid: int) -> None:
         self._link.ended(key, pid, UNKNOWN_STATUS)
         self._orphans.discard(pid)
+
+
+def make_launcher(logs: Path, _asked: LaunchOptions[NoOptions]) -> LocalLauncher:
+    """Return a launcher of ranks on this machine."""
+    return LocalLauncher(logs)
 
 
 def _parent_gone(logs: Path) -> StartError:

@@ -31,7 +31,8 @@ def test_wrong_words_start_no_process(
 
 
 def test_the_option_of_the_view_knows_all_views() -> None:
-    assert NBDist.view.values == list(VIEWS)
+    view: Any = NBDist.class_traits()["view"]
+    assert view.values == tuple(VIEWS)
 
 
 def test_a_gpu_that_is_there_and_cannot_be_used_is_told_with_its_reason() -> None:
