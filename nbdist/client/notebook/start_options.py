@@ -9,6 +9,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from nbdist.client.board.views import VIEWS
@@ -167,10 +168,12 @@ def _refusal(launcher: str, name: str, its: Collection[str]) -> UsageError:
         return UsageError(
             f"{flag_of(name)} is for --launcher {' or '.join(takers)}, not {launcher}."
         )
+    close = get_close_matches(name, [*all_options(), *its], n=1, cutoff=0.8)
+    hint = f"did you mean {flag_of(close[0])}? " if close else ""
     return UsageError(
         f"A start with --launcher {launcher} has no option {flag_of(name)}.",
         why="of its own that launcher has " + (", ".join(map(flag_of, its)) or "none"),
-        do=f"%dist start --launcher {launcher} --help, or help(nbdist.start), lists what there is.",
+        do=f"{hint}%dist start --launcher {launcher} --help lists what there is.",
     )
 
 

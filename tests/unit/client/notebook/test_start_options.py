@@ -174,8 +174,13 @@ def test_an_option_that_nobody_has_is_refused_with_those_there_are(name: str) ->
     assert str(refused.value) == (
         f"A start with --launcher ssh has no option --{name}.\n"
         "Why: of its own that launcher has --hosts\n"
-        "Do:  %dist start --launcher ssh --help, or help(nbdist.start), lists what there is."
+        "Do:  %dist start --launcher ssh --help lists what there is."
     )
+
+
+def test_a_word_that_is_nearly_an_option_gets_a_suggestion() -> None:
+    with pytest.raises(UsageError, match="did you mean --gpus-per-node"):
+        nbdist.start(gpu_per_node=2)
 
 
 @pytest.mark.usefixtures("offered")
