@@ -68,7 +68,7 @@ _NVIDIA = Path("/dev/nvidia0")  # of this machine, whether its driver works or n
 _current: Session | None = None
 _place: Path | None = None  # where the current session was started: its runs are there
 _launcher: Launcher | None = None
-_launcher_name = ""
+_launcher_for: tuple[str, Any] = ("", None)  # its name and options: others need another one
 _ui: "tuple[str, subprocess.Popen[bytes] | None] | None" = None
 
 
@@ -332,12 +332,12 @@ def keep(launcher: Launcher, name: str = "") -> None:
         launcher: Of a detached cluster.
         name: Where it is not this kernel's launcher by now, what it is called.
     """
-    global _launcher, _launcher_name
+    global _launcher, _launcher_for
     if launcher is not _launcher:
         if _launcher is not None:
             _launcher.close()
             atexit.unregister(_launcher.close)
-        _launcher, _launcher_name = launcher, name
+        _launcher, _launcher_for = launcher, (name, None)
     atexit.unregister(launcher.close)
 
 
@@ -386,12 +386,12 @@ def _warm_launcher(
     name: str, asked: LaunchOptions[Any], make: MakeLauncher, logs: Path
 ) -> Launcher:
     """Return this kernel's launcher: it is made once and kept for later starts."""
-    global _launcher, _launcher_name
-    if _launcher is None or not _launcher.alive or _launcher_name != name:
+    global _launcher, _launcher_for
+    if _launcher is None or not _launcher.alive or _launcher_for != (name, asked.own):
         if _launcher is not None:
             _launcher.close()
             atexit.unregister(_launcher.close)
-        _launcher, _launcher_name = make(logs, asked), name
+        _launcher, _launcher_for = make(logs, asked), (name, asked.own)
         atexit.register(_launcher.close)
     _launcher.logs = logs
     return _launcher
