@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbdist import gpu_errors, side
-from nbdist.client.board.views import require_view
 from nbdist.client.cells.interrupts import Interrupts, hold_interrupts
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.folders import current_folder, log_folder, project_folder, say_where
@@ -30,12 +29,7 @@ from nbdist.client.cluster.launchers.base import (
 from nbdist.client.cluster.launchers.open_files import require_files_to_start
 from nbdist.client.cluster.network import choose_address, has_curve, look_at_interfaces
 from nbdist.client.notebook.log_file import log_to
-from nbdist.client.notebook.start_options import (
-    THEMES,
-    StartOptions,
-    read_options,
-    takes_options,
-)
+from nbdist.client.notebook.start_options import StartOptions, read_options, takes_options
 from nbdist.client.session.cell_context import CellContext
 from nbdist.client.session.session import Session
 from nbdist.client.session.status import Status
@@ -44,7 +38,7 @@ from nbdist.client.tracking.settings import require_store
 from nbdist.detached import name_for
 from nbdist.doctor.findings import Finding
 from nbdist.errors import ClusterError, UsageError
-from nbdist.options import choose_options, require_word, sharing_note
+from nbdist.options import choose_options, sharing_note
 
 if TYPE_CHECKING:
     from nbdist.client.tracking.compare import Comparison
@@ -223,8 +217,6 @@ def start(n: int | None = None, **given: Any) -> Session:
             f"A cluster is already running: {_current.describe}.",
             do="%dist stop first, or %dist restart for new processes.",
         )
-    require_view(asked.view)
-    require_word("theme", asked.theme, THEMES)
     require_store(asked.tracking_uri)
     name = _name_to_detach(asked.detach, launcher)
     require_files_to_start()

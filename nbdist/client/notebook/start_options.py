@@ -10,9 +10,10 @@ import textwrap
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from inspect import Parameter
 from typing import Any, TypeVar
 
-from nbdist.client.board.views import VIEWS
+from nbdist.client.board.views import VIEWS, require_view
 from nbdist.client.cluster.launchers import kubernetes_manifest, slurm_words
 from nbdist.client.cluster.launchers.base import LOCAL, OWN, NoOptions, find_options
 from nbdist.client.cluster.launchers.shared_options import HostsOptions
@@ -24,10 +25,11 @@ from nbdist.options import (
     flag_of,
     option,
     options_of,
+    require_word,
     same_option,
 )
 
-THEMES = ("light", "dark", "auto")
+_THEMES = ("light", "dark", "auto")
 _OF_LAUNCHERS = (HostsOptions, slurm_words.Options, kubernetes_manifest.Options)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -38,6 +40,9 @@ class StartOptions:
 
     Attributes:
         own: The options of the chosen launcher's own.
+
+    Raises:
+        UsageError: A word is none of those there are.
     """
 
     n: int | None = option(None, "number of ranks; by default the GPUs, else 2")
@@ -89,7 +94,7 @@ class StartOptions:
     theme: str = option(
         "auto",
         "the board's background: light, dark, or auto, readable on both",
-        choices=THEMES,
+        choices=_THEMES,
         flag=False,
     )
     view: str = option(
@@ -112,6 +117,11 @@ class StartOptions:
         flag=False,
         trait=False,
     )
+
+    def __post_init__(self) -> None:
+        """Refuse words that no start could take; `ClusterOptions` looks at what ranks read."""
+        require_view(self.view)
+        require_word("theme", self.theme, _THEMES)
 
     @property
     def of_cluster(self) -> dict[str, Any]:
@@ -179,23 +189,13 @@ def _refusal(launcher: str, name: str, its: Collection[str]) -> UsageError:
 
 def takes_options(function: _Function) -> _Function:
     """Give a function the signature and documentation of all options, for help and Shift+Tab."""
-    signature, options = inspect.signature(function), all_options()
-    parameters = [
-        signature.parameters.get(
-            name,
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.hint
-            ),
-        )
-        for name, one in options.items()
-    ]
-    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    described = "\n".join(
-        textwrap.fill(
-            f"{name}: {one.text}", 100, initial_indent=" " * 8, subsequent_indent=" " * 12
-        )
-        for name, one in options.items()
-    )
-    described = f"Args:\n{described}\n\n    Raises:"
+    own, parameters, lines = inspect.signature(function), [], ["Args:"]
+    wrap = textwrap.TextWrapper(100, initial_indent=" " * 8, subsequent_indent=" " * 12)
+    for name, one in all_options().items():
+        named = Parameter(name, Parameter.KEYWORD_ONLY, default=one.default, annotation=one.hint)
+        parameters.append(own.parameters.get(name, named))
+        lines += wrap.wrap(f"{name}: {one.text}")
+    function.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    described = "\n".join([*lines, "", "    Raises:"])
     function.__doc__ = (function.__doc__ or "").replace("Raises:", described)
     return function

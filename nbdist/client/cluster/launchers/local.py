@@ -30,14 +30,7 @@ from typing import Any
 
 from nbdist import lifeline
 from nbdist.client.cluster.folders import last_lines
-from nbdist.client.cluster.launchers.base import (
-    UNKNOWN_STATUS,
-    LaunchOptions,
-    NoOptions,
-    OnExit,
-    OnNotice,
-    Started,
-)
+from nbdist.client.cluster.launchers.base import UNKNOWN_STATUS, OnExit, OnNotice, Started
 from nbdist.client.cluster.launchers.helper_process import start_helper
 from nbdist.client.cluster.launchers.open_files import allow_open_files
 from nbdist.client.cluster.launchers.parent_link import (
@@ -227,7 +220,7 @@ class LocalLauncher:
         self._orphans.discard(pid)
 
 
-def make_launcher(logs: Path, _asked: LaunchOptions[NoOptions]) -> LocalLauncher:
+def make_launcher(logs: Path, _asked: object) -> LocalLauncher:
     """Return a launcher of ranks on this machine."""
     return LocalLauncher(logs)
 
