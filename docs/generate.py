@@ -3,6 +3,7 @@
 A page asks by a comment on a line of its own:
 
     <!-- magics -->                 the `--help` text of `%dist`, its commands and `%%distributed`
+    <!-- options -->                what `nbdist.start` takes, with its defaults
     <!-- defaults -->               the traits of `c.NBDist`, with their defaults
     <!-- api: NAME members... -->   the docstring of `nbdist.NAME`, by mkdocstrings
     <!-- file: PATH -->             a file of the repository, its headings one level deeper
@@ -13,10 +14,9 @@ docs/generate.py` prints the magics' help.
 """
 
 import argparse
-import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ sys.path.insert(0, str(ROOT))
 
 import nbdist  # noqa: E402
 from nbdist.client.notebook import arguments  # noqa: E402
+from nbdist.client.notebook.start_options import all_options  # noqa: E402
+from nbdist.options import Option  # noqa: E402
 
 WIDTH = 92  # characters of a help text's line
 
@@ -56,7 +58,9 @@ def _fill(what: str, words: list[str]) -> str:
         case "magics":
             return "\n\n".join(magics())
         case "defaults":
-            return defaults()
+            return options("c.NBDist.", (one for one in all_options().values() if one.trait))
+        case "options":
+            return options("", all_options().values())
         case "api":
             return _api(*words)
         case "needs":
@@ -81,23 +85,10 @@ def _section(parser: argparse.ArgumentParser) -> str:
     return f"## `{parser.prog}` {{ #{anchor} }}\n\n```text\n{parser.format_help().rstrip()}\n```"
 
 
-def defaults() -> str:
-    """Return a table of the traits of `c.NBDist`, read from the text of the class."""
-    module = ast.parse((ROOT / "nbdist/client/notebook/magics.py").read_text())
-    found = next(
-        node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "NBDist"
-    )
-    rows = ["| option | default | what it is |", "| --- | --- | --- |"]
-    for node in found.body:
-        match node:
-            case ast.Assign(
-                targets=[ast.Name(name)],
-                value=ast.Call(func=ast.Attribute(value=ast.Call() as trait, attr="tag")),
-            ):
-                default = ast.literal_eval(trait.args[-1])
-                text = next(ast.literal_eval(k.value) for k in trait.keywords if k.arg == "help")
-                rows.append(f"| `c.NBDist.{name}` | `{default!r}` | {text} |")
-    return "\n".join(rows)
+def options(prefix: str, shown: Iterable[Option]) -> str:
+    """Return a table of options of a start."""
+    rows = [f"| `{prefix}{one.name}` | `{one.default!r}` | {one.text} |" for one in shown]
+    return "\n".join(["| option | default | what it is |", "| --- | --- | --- |", *rows])
 
 
 def _api(name: str, *members: str) -> str:

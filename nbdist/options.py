@@ -1,10 +1,15 @@
-"""What a cluster is started with: one value, from `%dist start` to each rank. Standard library."""
+"""What a cluster is started with: one value, from `%dist start` to each rank. Standard library.
 
+An option is a field of a dataclass, made by `option`: its text and its default stand there alone.
+"""
+
+import argparse
 import ipaddress
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from nbdist import gpu_errors
 from nbdist.errors import StartError, UsageError
@@ -17,6 +22,7 @@ MOST_RANKS_A_CORE = 64
 _DEVICES = ("cpu", "cuda")
 _TAPS = ("off", "counts", "full")
 _CHECKS = ("shared", "store", "off")
+_OPTION = "nbdist option"  # in a field's metadata
 
 
 TIMEOUT_S = 1800.0  # torch's own
@@ -25,6 +31,90 @@ ONE_GPU_A_RANK = (
     f"NCCL refuses two ranks on one GPU, unless {SHARED_NCCL}=1 is set where the ranks start, "
     "which newer NCCL takes."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of a start, of which its parameter, flag, trait and documentation are made.
+
+    Attributes:
+        name: Of the parameter.
+        hint: Its type, which says how a flag is read. `bool | str` is a flag that may have a value,
+            a sequence one that may be repeated.
+        default: Where nothing is given.
+        help: As `--help` shows it: a phrase without a full stop.
+        more: What documentation adds: whole sentences.
+        metavar: What stands for the value in `--help`: its unit, or what it is.
+        choices: The words that it takes, if these are few.
+        read: Reads the word after the flag, where the type alone would take too much.
+        flag: Whether `%dist start` has it.
+        trait: Whether `%config NBDist` has it.
+    """
+
+    name: str
+    hint: Any
+    default: Any
+    help: str = ""
+    more: str = ""
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    read: Callable[[str], Any] | None = None
+    flag: bool = True
+    trait: bool = True
+
+    @property
+    def types(self) -> tuple[Any, ...]:
+        """The types that a value may have beside None."""
+        is_union = get_origin(self.hint) in (Union, UnionType)
+        return tuple(t for t in (get_args(self.hint) if is_union else [self.hint]) if t != NoneType)
+
+    @property
+    def text(self) -> str:
+        """The whole documentation, in one line."""
+        return f"{self.help}. {self.more}".strip()
+
+
+def option(default: Any, help: str, more: str = "", **shown: Any) -> Any:
+    """Return a field of a dataclass of options.
+
+    Args:
+        default: Where nothing is given.
+        help: As `--help` shows it; see `Option`.
+        more: What documentation adds.
+        shown: More of `Option`: `metavar`, `choices`, `read`, `flag`, `trait`.
+    """
+    return field(default=default, metadata={_OPTION: {"help": help, "more": more, **shown}})
+
+
+def same_option(owner: type, name: str) -> Any:
+    """Return a field that is the same option as another dataclass's field of this name."""
+    (found,) = (one for one in fields(owner) if one.name == name)
+    return field(default=found.default, metadata=found.metadata)
+
+
+def options_of(owner: type) -> dict[str, Option]:
+    """Return the options that are a dataclass's fields, by name."""
+    hints = get_type_hints(owner)
+    return {
+        one.name: Option(one.name, hints[one.name], one.default, **one.metadata.get(_OPTION, {}))
+        for one in fields(owner)
+    }
+
+
+def flag_of(name: str) -> str:
+    """Return how an option is written on a magic's line: `-n`, `--pod-wait`."""
+    return f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+
+
+def read_seconds(text: str) -> float:
+    """Return seconds as typed after a flag, such as `2.5` or `60s`."""
+    try:
+        seconds = float(text.removesuffix("s"))
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"takes a number of seconds above 0, not {text!r}")
+    return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +126,9 @@ class ClusterOptions:
         device: "cpu" or "cuda".
         backend: As in `init_process_group`.
         threads: CPU threads of each rank, from 1.
-        timeout: Longest wait inside one collective, in seconds.
-        tap: How much is measured of each collective: "off", "counts" or "full".
-        hooks: Whether training is watched.
-        grad_norm: Whether the norm of gradients is, too.
-        quiet: Seconds without progress after which a cell explains itself; 0 for never.
-        check: How collectives are compared before they are sent: "shared" (memory of a host),
-            "store" (between hosts too, slowly) or "off".
-        peer_snapshots: Steps between two snapshots that ranks keep in each other's memory; 0: none.
         address: IPv4 address on which all that belongs to the cluster listens.
+
+    The other fields say themselves what they are.
 
     Raises:
         UsageError: A word or a number makes no sense.
@@ -54,13 +138,45 @@ class ClusterOptions:
     device: str
     backend: str
     threads: int
-    timeout: float = TIMEOUT_S
-    tap: str = "full"
-    hooks: bool = True
-    grad_norm: bool = False
-    quiet: float = 10.0
-    check: str = "shared"
-    peer_snapshots: int = 0
+    timeout: float = option(TIMEOUT_S, "timeout of one collective, in seconds", metavar="SECONDS")
+    peer_snapshots: int = option(
+        0,
+        "keep each rank's sharded state in another rank's memory, every so many steps",
+        "A rank that dies is then replaced with its part. 0: never.",
+        metavar="STEPS",
+    )
+    tap: str = option(
+        "full",
+        "how much is measured of each collective: off, counts or full",
+        choices=_TAPS,
+        flag=False,
+    )
+    hooks: bool = option(
+        True,
+        "watch steps, loss and data time",
+        "Off, nothing of it is left in torch, and only `nbdist.log` begins a run.",
+        flag=False,
+    )
+    grad_norm: bool = option(
+        False,
+        "measure the norm of the gradients at each step, without a collective",
+        flag=False,
+    )
+    quiet: float = option(
+        10.0,
+        "seconds without any progress after which a cell says what each rank does and whom it "
+        "waits for; 0 for never",
+        flag=False,
+    )
+    check: str = option(
+        "shared",
+        "how each collective is compared with the other ranks' before it is sent",
+        "`shared`, through memory of this machine, costs microseconds; `store`, through the ranks' "
+        "store, also reaches ranks on other machines, and lets every collective wait for all; "
+        "`off`: not at all.",
+        choices=_CHECKS,
+        flag=False,
+    )
     address: str = LOOPBACK
 
     def __post_init__(self) -> None:

@@ -1,18 +1,22 @@
 """Read the words after `%dist` and `%%distributed`: pure."""
 
 import argparse
+import contextlib
 import functools
 import shlex
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args, get_origin
 
 from nbdist.client.board.views import VIEWS, require_view
+from nbdist.client.cluster.launchers.base import LOCAL, OWN, NoOptions, find_options
 from nbdist.client.expect.assertion import FORMS, OVER_STEPS
 from nbdist.client.export.export import TORCHRUN
 from nbdist.client.export.jobs import FORMATS
+from nbdist.client.notebook.start_options import all_options
 from nbdist.client.session.params import drop_comment, read_param, split_line
 from nbdist.errors import UsageError
+from nbdist.options import Option, flag_of, read_seconds
 
 COMMANDS = {
     "start": "start the ranks and create their process group",
@@ -74,61 +78,21 @@ def _plainer(message: str) -> str:
 
 
 @functools.cache  # to make one takes a millisecond, and each cell needs it
-def dist_parser() -> argparse.ArgumentParser:
-    """Return the parser of `%dist`."""
+def dist_parser(own: type = NoOptions) -> argparse.ArgumentParser:
+    """Return the parser of `%dist`.
+
+    Args:
+        own: The options of a launcher of another package, if one is chosen.
+    """
     parser = _Parser(prog="%dist", description="Start, stop and look at the ranks.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     made = {
         name: commands.add_parser(name, help=text, description=text, prog=f"%dist {name}")
         for name, text in COMMANDS.items()
     }
-    start = made["start"]
-    start.add_argument("-n", type=int, help="number of ranks; by default the GPUs, else 2")
-    start.add_argument(
-        "--launcher",
-        metavar="NAME",
-        help="how ranks are started: local, ssh, slurm, mpi, kubernetes, or one of another package",
-    )
-    start.add_argument(
-        "--hosts",
-        metavar="HOSTS",
-        help="with --launcher ssh or mpi: a:2,b:2 for two ranks on each, or a file of hosts",
-    )
-    _add_slurm(start)
-    _add_kubernetes(start)
-    start.add_argument("--device", metavar="DEVICE", help="cpu or cuda")
-    start.add_argument("--backend", metavar="BACKEND", help="gloo or nccl")
-    start.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="timeout of one collective, in seconds"
-    )
-    start.add_argument("--threads", type=int, metavar="PER_RANK", help="CPU threads of a rank")
-    start.add_argument(
-        "--peer-snapshots",
-        type=int,
-        metavar="STEPS",
-        help="keep each rank's sharded state in another rank's memory, every so many steps",
-    )
-    start.add_argument("--tracking-uri", metavar="URI", help="MLflow server")
-    start.add_argument(
-        "--interface",
-        metavar="ADDRESS_OR_NAME",
-        help="address that the cluster binds to; by default 127.0.0.1 (this machine only)",
-    )
-    start.add_argument(
-        "--trust-network",
-        action="store_true",
-        default=None,
-        help="required with an --interface that others can reach: torch does not authenticate",
-    )
-    start.add_argument(
-        "--detach",
-        nargs="?",
-        const=True,
-        default=False,
-        metavar="NAME",
-        help="let the cluster outlive this kernel, for %%dist attach in another one; NAME is by "
-        "default the notebook's (write it as --detach=NAME)",
-    )
+    for one in all_options(own).values():
+        if one.flag:
+            _add_flag(made["start"], one)
     made["attach"].add_argument("name", nargs="?", metavar="NAME", help="name of the cluster")
     made["status"].add_argument(
         "--cost",
@@ -170,45 +134,20 @@ def dist_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_slurm(start: argparse.ArgumentParser) -> None:
-    start.add_argument(
-        "--nodes", type=int, metavar="N", help="slurm: nodes to allocate; kubernetes: pods"
-    )
-    start.add_argument(
-        "--gpus-per-node",
-        type=int,
-        metavar="N",
-        help="slurm, kubernetes: GPUs of each node or pod, and ranks there",
-    )
-    start.add_argument("--partition", metavar="NAME", help="slurm: partition of the nodes")
-    start.add_argument(
-        "--time", metavar="LIMIT", help="slurm, kubernetes: time limit, such as 2:00:00"
-    )
-    start.add_argument(
-        "--sbatch",
-        action="append",
-        metavar="LINE",
-        help="slurm: another of its options, as --sbatch=--mem=64G, or a file with #SBATCH lines, "
-        "whose other lines run on each node first; may be repeated",
-    )
-
-
-def _add_kubernetes(start: argparse.ArgumentParser) -> None:
-    start.add_argument(
-        "--image", metavar="IMAGE", help="kubernetes: image of the pods, which has nbdist"
-    )
-    start.add_argument("--namespace", metavar="NAME", help="kubernetes: where the pods are")
-    start.add_argument(
-        "--pod-template",
-        metavar="FILE",
-        help="kubernetes: a file with a pod, for its resources, volumes, tolerations",
-    )
-    start.add_argument(
-        "--pod-wait",
-        type=_seconds,
-        metavar="SECONDS",
-        help="kubernetes: how long pods may be without a node (default: 20)",
-    )
+def _add_flag(parser: argparse.ArgumentParser, option: Option) -> None:
+    kind, *others = option.types
+    how: dict[str, Any] = {"type": option.read or kind, "choices": option.choices or None}
+    if others:  # True or a word
+        how = {"nargs": "?", "const": True}
+    elif kind is bool:
+        how = {"action": argparse.BooleanOptionalAction if option.default else "store_true"}
+    elif get_origin(kind):  # a sequence
+        how = {"action": "append", "type": get_args(kind)[0]}
+    if option.metavar:
+        how["metavar"] = option.metavar
+    # None tells what is not given from what is, for which the notebook may have a default.
+    text = option.help.replace("%", "%%")
+    parser.add_argument(flag_of(option.name), default=None, help=text, **how)
 
 
 def _add_board(board: argparse.ArgumentParser) -> None:
@@ -294,14 +233,14 @@ def _add_chaos(chaos: argparse.ArgumentParser) -> None:
     )
     chaos.add_argument(
         "--every",
-        type=_seconds,
+        type=read_seconds,
         default=5.0,
         metavar="SECONDS",
         help="seconds of running cells between faults (default: 5)",
     )
     end = chaos.add_mutually_exclusive_group()
     end.add_argument(
-        "--for", dest="seconds", type=_seconds, metavar="SECONDS", help="end after this time"
+        "--for", dest="seconds", type=read_seconds, metavar="SECONDS", help="end after this time"
     )
     end.add_argument("--faults", type=_times, metavar="N", help="end after this many faults")
     chaos.add_argument(
@@ -333,7 +272,7 @@ def distributed_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--no-track", action="store_true", help="no MLflow run for this cell")
     parser.add_argument(
-        "--timeout", type=_seconds, metavar="SECONDS", help="interrupt the cell after this time"
+        "--timeout", type=read_seconds, metavar="SECONDS", help="interrupt the cell after this time"
     )
     parser.add_argument(
         "--retry",
@@ -366,8 +305,12 @@ def distributed_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse_dist(line: str) -> argparse.Namespace | None:
+def parse_dist(line: str, launcher: str = LOCAL) -> argparse.Namespace | None:
     """Return what a `%dist` line asks for; None when it asked for help, which was printed.
+
+    Args:
+        line: What stands after `%dist`.
+        launcher: That of a start which names none.
 
     Raises:
         UsageError: A word is wrong; one line says what is right.
@@ -380,7 +323,8 @@ def parse_dist(line: str) -> argparse.Namespace | None:
         close = get_close_matches(words[0], COMMANDS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"it is one of {', '.join(COMMANDS)}."
         raise UsageError(f"%dist has no command {words[0]!r}; {hint}")
-    asked = _parse(dist_parser(), words, command=words[0])
+    own = _own_options(words, launcher) if words[0] == "start" else NoOptions
+    asked = _parse(dist_parser(own), words, command=words[0])
     return _of_board(asked) if asked is not None and asked.command == "board" else asked
 
 
@@ -404,6 +348,17 @@ def parser_of(magic: str, command: str = "") -> argparse.ArgumentParser | None:
     choices: Any = known._group_actions[0].choices
     parser: argparse.ArgumentParser | None = choices.get(command)
     return parser
+
+
+def _own_options(words: Sequence[str], launcher: str) -> type:
+    """Return the options of the launcher that a start's words name, if another package has it."""
+    parser = _Parser(prog="%dist start", add_help=False)
+    parser.add_argument("--launcher", default=launcher)
+    name = parser.parse_known_args(words)[0].launcher
+    if name not in OWN:  # the flags of those are there for any start
+        with contextlib.suppress(UsageError):  # there is no such launcher: the start says so
+            return find_options(name)
+    return NoOptions
 
 
 def _of_board(asked: argparse.Namespace) -> argparse.Namespace:
@@ -466,16 +421,6 @@ def _kinds(text: str) -> tuple[str, ...]:
             f"unknown fault {unknown[0]!r}; use {', '.join(FAULTS)}, or off"
         )
     return kinds
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text.removesuffix("s"))
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"takes a number of seconds above 0, not {text!r}")
-    return seconds
 
 
 def _every(text: str) -> int:

@@ -9,13 +9,12 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbdist import gpu_errors, side
-from nbdist.client.board.views import require_view
 from nbdist.client.cells.cell_context import CellContext
 from nbdist.client.cells.interrupts import Interrupts, hold_interrupts
 from nbdist.client.cells.status import Status
@@ -32,13 +31,14 @@ from nbdist.client.cluster.launchers.base import (
 from nbdist.client.cluster.launchers.open_files import require_files_to_start
 from nbdist.client.cluster.network import choose_address, has_curve, look_at_interfaces
 from nbdist.client.notebook.log_file import log_to
+from nbdist.client.notebook.start_options import StartOptions, read_options, takes_options
 from nbdist.client.session.session import Session
 from nbdist.client.session.terminal_requests import TerminalRequests
 from nbdist.client.tracking.settings import require_store
 from nbdist.detached import name_for
 from nbdist.doctor.findings import Finding
 from nbdist.errors import ClusterError, UsageError
-from nbdist.options import LOOPBACK, TIMEOUT_S, choose_options, require_word, sharing_note
+from nbdist.options import choose_options, sharing_note
 
 if TYPE_CHECKING:
     from nbdist.client.tracking.compare import Comparison
@@ -62,7 +62,7 @@ _NVIDIA = Path("/dev/nvidia0")  # of this machine, whether its driver works or n
 _current: Session | None = None
 _place: Path | None = None  # where the current session was started: its runs are there
 _launcher: Launcher | None = None
-_launcher_name = ""
+_launcher_for: tuple[str, Any] = ("", None)  # its name and options: others need another one
 _ui: "tuple[str, subprocess.Popen[bytes] | None] | None" = None
 
 
@@ -198,145 +198,42 @@ def _tracker() -> "Tracker":
     )
 
 
-def start(
-    n: int | None = None,
-    *,
-    launcher: str = "local",
-    hosts: str = "",
-    nodes: int | None = None,
-    gpus_per_node: int | None = None,
-    partition: str = "",
-    time: str = "",
-    sbatch: Sequence[str] = (),
-    image: str = "",
-    namespace: str = "",
-    pod_template: str = "",
-    pod_wait: float = 20.0,
-    device: str | None = None,
-    backend: str | None = None,
-    timeout: float = TIMEOUT_S,
-    threads: int | None = None,
-    tracking_uri: str | None = None,
-    interface: str = LOOPBACK,
-    trust_network: bool = False,
-    tap: str = "full",
-    hooks: bool = True,
-    grad_norm: bool = False,
-    quiet: float = 10.0,
-    check: str = "shared",
-    peer_snapshots: int = 0,
-    theme: str = "auto",
-    view: str = "overview",
-    detach: bool | str = False,
-    say: Callable[[str], None] | None = None,
-) -> Session:
+@takes_options
+def start(n: int | None = None, **given: Any) -> Session:
     """Start a cluster of ranks, on this machine or on several, and form their process group.
-
-    Args:
-        n: Number of ranks; by default the number of GPUs, else 2.
-        launcher: `local`, `ssh`, `slurm`, `mpi`, `kubernetes`, or one that another package
-            offers (entry points `nbdist.launchers`).
-        hosts: For `ssh` and `mpi`: `a:2,b:2` for two ranks on each, or a file with a host a
-            line. Names are those of `~/.ssh/config`; hosts beyond the `n` ranks are spare.
-        nodes: For `slurm`: nodes of an allocation of its own. Without any of these options, a
-            notebook that runs in a job takes that job's nodes. For `kubernetes`: pods.
-        gpus_per_node: For `slurm` and `kubernetes`: GPUs of each node or pod, and ranks there.
-        partition: For `slurm`.
-        time: For `slurm` and `kubernetes`: the time limit, in minutes or as `1-12:00:00`.
-        sbatch: For `slurm`: more of its options (`--mem=64G`), or files with `#SBATCH` lines,
-            whose other lines run on each node before the ranks.
-        image: For `kubernetes`: the pods' image, which has nbdist.
-        namespace: For `kubernetes`; by default that of the cluster's configuration.
-        pod_template: For `kubernetes`: a file with a pod, for its resources, volumes, tolerations.
-        pod_wait: For `kubernetes`: seconds for which pods may be without a node.
-        device: `cpu` or `cuda`; by default `cuda` where there are GPUs.
-        backend: `gloo` or `nccl`; by default what the device calls for: nccl on GPUs, or gloo
-            where several ranks share one.
-        timeout: Timeout of one collective, in seconds.
-        threads: CPU threads of each rank; by default the cores divided by the ranks.
-        tracking_uri: MLflow server; by default `MLFLOW_TRACKING_URI`, else a file beside the
-            notebook.
-        interface: Where the cluster listens: an IPv4 address of this machine, or the name of one
-            of its network interfaces. Elsewhere than on loopback, nbdist's own messages are
-            encrypted.
-        trust_network: Needed elsewhere than on loopback: torch's store, gloo and NCCL ask nobody
-            who they are, and whoever reaches them can read and change tensors.
-        tap: How much is measured of each collective: `off`, `counts` or `full`.
-        hooks: Watch steps, loss and data time. Off, nothing of it is left in torch, and only
-            `nbdist.log` begins a run.
-        grad_norm: Measure the norm of the gradients at each step, without a collective.
-        quiet: Seconds without any progress after which a cell says what each rank does and whom
-            it waits for; 0 for never.
-        check: How each collective is compared with the other ranks' before it is sent: `shared`,
-            through memory of this machine, costs microseconds; `store`, through the ranks' store,
-            also reaches ranks on other machines, and lets every collective wait for all; `off`.
-        peer_snapshots: Every so many steps each rank's part of what is cut over ranks is kept in
-            another rank's memory, too, so that a rank that dies is replaced with its part; 0 for
-            never.
-        theme: The board's background: `light`, `dark`, or `auto`, readable on both.
-        view: The view that boards open on: `overview`, `loss`, `step`, `collectives`, `ranks` or
-            `verdicts`.
-        detach: Let the cluster outlive this kernel, for `attach` from another one; a text is its
-            name, by default the notebook's. For the launchers `local` and `ssh`.
-        say: Gets a line about what is unusual (no forking); `print` by default.
 
     Raises:
         ClusterError: A cluster is already running.
         StartError: It could not be started; nothing is left behind.
-        UsageError: A word or a number makes no sense, or this is a rank.
+        UsageError: A word or a number makes no sense, the launcher has no such option, or this is a
+            rank.
     """
     side.require_notebook("nbdist.start")
-    n, device, detach = _under_test(launcher, n, device, detach)
+    asked = _under_test(read_options({"n": n, **given}))
+    launcher, say = asked.launcher, asked.say or print
     make_launcher = find_launcher(launcher)
-    asked = LaunchOptions(
-        hosts=hosts,
-        trust_network=trust_network,
-        n=n,
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
-        partition=partition,
-        time_limit=time,
-        sbatch=tuple(sbatch),
-        image=image,
-        namespace=namespace,
-        pod_template=pod_template,
-        pod_wait_s=pod_wait,
-    )
-    asked.require_meaning(launcher)
     if _current is not None and _current.is_running:
         raise ClusterError(
             f"A cluster is already running: {_current.describe}.",
             do="%dist stop first, or %dist restart for new processes.",
         )
-    require_view(view)
-    require_word("theme", theme, ("light", "dark", "auto"))
-    require_store(tracking_uri)
-    name = _name_to_detach(detach, launcher)
+    require_store(asked.tracking_uri)
+    name = _name_to_detach(asked.detach, launcher)
     require_files_to_start()
     address = choose_address(
-        interface, look_at_interfaces(), trust_network=trust_network, has_curve=has_curve()
-    )
-    choose = partial(
-        choose_options,
-        n=n,
-        device=device,
-        backend=backend,
-        threads=threads,
-        timeout=timeout,
-        tap=tap,
-        hooks=hooks,
-        grad_norm=grad_norm,
-        quiet=quiet,
-        check=check,
-        peer_snapshots=peer_snapshots,
+        asked.interface,
+        look_at_interfaces(),
+        trust_network=asked.trust_network,
+        has_curve=has_curve(),
     )
     # With a GPU for each rank: wrong words are refused before anything is started.
-    choose(n or 1, address=address)
+    choose_options(asked.n or 1, **asked.of_cluster, address=address)
     place = current_folder()
     folder = project_folder(place)
     if sentence := say_where(folder, place):
-        (say or print)(sentence)
+        say(sentence)
     logs = log_folder(folder)
+    launch = LaunchOptions(asked.own, asked.n, asked.trust_network)
     log_to(logs / "notebook.log")
     running: Cluster | Session | None = None
     try:
@@ -346,30 +243,30 @@ def start(
                 from nbdist.client.cluster.launchers.detached import local_launcher
 
                 launcher, make_launcher = f"{LOCAL}, detached", local_launcher
-            parent = _warm_launcher(launcher, asked, make_launcher, logs)
+            parent = _warm_launcher(launcher, launch, make_launcher, logs)
             running = cluster = Cluster(parent, logs)
         address = parent.meet(address)
         with hold_interrupts():
             cluster.prepare(address)
             for module in _NEEDED_NEXT:
                 importlib.import_module(module)
-        ready = parent.ready(say or print)
+        ready = parent.ready(say)
         if not ready["forks"] and sys.platform == "linux":
-            (say or print)(f"Starting new interpreters, which takes longer: {ready['why']}.")
+            say(f"Starting new interpreters, which takes longer: {ready['why']}.")
         for sentence in ready.get("notes", ()):
-            (say or print)(sentence)
-        if check == "shared" and ready.get("hosts", 1) > 1:
-            (say or print)(_NOT_COMPARED)
+            say(sentence)
+        if asked.check == "shared" and ready.get("hosts", 1) > 1:
+            say(_NOT_COMPARED)
         known = ("slots", "gpus_each", "threads_a_rank", "no_gpu")
         found = {name: ready[name] for name in known if name in ready}
-        options = choose(ready["gpus"], address=address, **found)
+        options = choose_options(ready["gpus"], **asked.of_cluster, address=address, **found)
         if sentence := sharing_note(options, ready["gpus"]):
-            (say or print)(sentence)
-        if device is None and options.device == "cpu" and _NVIDIA.exists():
-            (say or print)(_on_cpu(found.get("no_gpu", "")))
+            say(sentence)
+        if asked.device is None and options.device == "cpu" and _NVIDIA.exists():
+            say(_on_cpu(found.get("no_gpu", "")))
         cluster.start(options)
         with hold_interrupts():
-            showing = CellContext(folder, tracking_uri, theme, view)
+            showing = CellContext(folder, asked.tracking_uri, asked.theme, asked.view)
             running = session = Session(cluster, showing, str(cluster.options))
             if name:
                 session.detach(name, str(place or folder))
@@ -390,17 +287,16 @@ def _on_cpu(no_gpu: str) -> str:
     return f"Ranks run on the CPU, though there is a GPU. {why}"
 
 
-def _under_test(
-    launcher: str, n: int | None, device: str | None, detach: bool | str
-) -> tuple[int | None, str | None, bool | str]:
+def _under_test(asked: StartOptions) -> StartOptions:
     """Return what a start is asked for; `pytest --nbdist` wants CPU ranks that end with the test.
 
     `NBDIST_TEST_RANKS` holds their number, or words that leave it as the notebook says.
     """
     ranks = os.environ.get("NBDIST_TEST_RANKS")
-    if ranks is None or launcher != LOCAL:
-        return n, device, detach
-    return int(ranks) if ranks.isdecimal() else n, "cpu", False
+    if ranks is None or asked.launcher != LOCAL:
+        return asked
+    n = int(ranks) if ranks.isdecimal() else asked.n
+    return replace(asked, n=n, device="cpu", detach=False)
 
 
 def _name_to_detach(detach: bool | str, launcher: str) -> str:
@@ -428,12 +324,12 @@ def keep(launcher: Launcher, name: str = "") -> None:
         launcher: Of a detached cluster.
         name: Where it is not this kernel's launcher by now, what it is called.
     """
-    global _launcher, _launcher_name
+    global _launcher, _launcher_for
     if launcher is not _launcher:
         if _launcher is not None:
             _launcher.close()
             atexit.unregister(_launcher.close)
-        _launcher, _launcher_name = launcher, name
+        _launcher, _launcher_for = launcher, (name, None)
     atexit.unregister(launcher.close)
 
 
@@ -478,14 +374,16 @@ def _answer_terminals(session: Session, place: Path | None) -> None:
         log.warning("nbdist status in a terminal will not find this cluster: %s", error)
 
 
-def _warm_launcher(name: str, asked: LaunchOptions, make: MakeLauncher, logs: Path) -> Launcher:
+def _warm_launcher(
+    name: str, asked: LaunchOptions[Any], make: MakeLauncher, logs: Path
+) -> Launcher:
     """Return this kernel's launcher: it is made once and kept for later starts."""
-    global _launcher, _launcher_name
-    if _launcher is None or not _launcher.alive or _launcher_name != name:
+    global _launcher, _launcher_for
+    if _launcher is None or not _launcher.alive or _launcher_for != (name, asked.own):
         if _launcher is not None:
             _launcher.close()
             atexit.unregister(_launcher.close)
-        _launcher, _launcher_name = make(logs, asked), name
+        _launcher, _launcher_for = make(logs, asked), (name, asked.own)
         atexit.register(_launcher.close)
     _launcher.logs = logs
     return _launcher

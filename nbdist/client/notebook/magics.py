@@ -7,92 +7,46 @@ Nothing is decided here. Defaults are traitlets: `%config NBDist`, or `c.NBDist.
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final, get_origin
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, needs_local_scope
 from traitlets import All, Bool, Enum, Float, Integer, List, Unicode, observe
 
 from nbdist.client.notebook import arguments, assist, export_command
+from nbdist.client.notebook.start_options import all_options
 from nbdist.errors import Interrupted, UsageError
+from nbdist.options import Option
+
+_TRAITS: Final = {int: Integer, float: Float, bool: Bool, str: Unicode}
+
+
+def _traits() -> dict[str, Any]:
+    """Return the trait of each option that has one, by name."""
+    return {name: _trait(one) for name, one in all_options().items() if one.trait}
+
+
+def _trait(option: Option) -> Any:
+    about: dict[str, Any] = {"help": option.text, "allow_none": option.default is None}
+    (kind,) = option.types
+    trait: Any
+    if option.choices:
+        trait = Enum(option.choices, option.default, **about)
+    elif get_origin(kind):
+        trait = List(Unicode(), list(option.default), **about)
+    else:
+        trait = _TRAITS[kind](option.default, **about)
+    return trait.tag(config=True)
 
 
 @magics_class
 class NBDist(Magics):
     """The magics of nbdist, and their defaults."""
 
-    n = Integer(
-        None, allow_none=True, help="Ranks to start; by default the number of GPUs, else 2."
-    ).tag(config=True)
-    launcher = Unicode("local", help="How ranks are started.").tag(config=True)
-    device = Unicode(
-        None, allow_none=True, help="cpu or cuda; by default cuda where there are GPUs."
-    ).tag(config=True)
-    backend = Unicode(None, allow_none=True, help="gloo or nccl.").tag(config=True)
-    timeout = Float(1800.0, help="Timeout of one collective, in seconds.").tag(config=True)
-    threads = Integer(
-        None, allow_none=True, help="CPU threads of a rank; by default cores / ranks."
-    ).tag(config=True)
-    tracking_uri = Unicode(
-        None, allow_none=True, help="MLflow server; by default a file beside the notebook."
-    ).tag(config=True)
-    hosts = Unicode(
-        "", help="Hosts of the launchers ssh and mpi: a:2,b:2, or a file of hosts."
-    ).tag(config=True)
-    nodes = Integer(None, allow_none=True, help="Nodes or pods of slurm and kubernetes.").tag(
-        config=True
-    )
-    gpus_per_node = Integer(
-        None, allow_none=True, help="GPUs, and ranks, of each node or pod of slurm and kubernetes."
-    ).tag(config=True)
-    partition = Unicode("", help="Partition of the launcher slurm.").tag(config=True)
-    time = Unicode("", help="Time limit of slurm and kubernetes, such as 2:00:00.").tag(config=True)
-    sbatch = List(
-        Unicode(), [], help="More options of the launcher slurm, or files with #SBATCH lines."
-    ).tag(config=True)
-    image = Unicode("", help="Image of the pods of the launcher kubernetes.").tag(config=True)
-    namespace = Unicode(
-        "", help="Namespace of the launcher kubernetes; by default its configuration's."
-    ).tag(config=True)
-    pod_template = Unicode(
-        "", help="File with a pod for the launcher kubernetes: resources, volumes, tolerations."
-    ).tag(config=True)
-    pod_wait = Float(20.0, help="Seconds for which pods may be without a node.").tag(config=True)
-    interface = Unicode("127.0.0.1", help="Address or interface that the cluster binds to.").tag(
-        config=True
-    )
-    trust_network = Bool(
-        False, help="Whether torch may open unauthenticated sockets on that network."
-    ).tag(config=True)
-    tap = Enum(["off", "counts", "full"], "full", help="What is recorded of each collective.").tag(
-        config=True
-    )
-    hooks = Bool(True, help="Whether steps, loss and data time are recorded.").tag(config=True)
-    grad_norm = Bool(False, help="Whether the norm of the gradients is measured at each step.").tag(
-        config=True
-    )
-    quiet = Float(
-        10.0, help="Seconds without progress before a cell shows what each rank does; 0: never."
-    ).tag(config=True)
-    check = Enum(
-        ["shared", "store", "off"],
-        "shared",
-        help="How collectives are compared before they are sent: through this machine's memory, "
-        "through the store (other machines too, slowly), or not.",
-    ).tag(config=True)
-    peer_snapshots = Integer(
-        0,
-        help="Steps between two snapshots of sharded state that ranks keep in each other's memory, "
-        "so that a killed rank's part is restored; 0: none.",
-    ).tag(config=True)
-    theme = Enum(["auto", "light", "dark"], "auto", help="Background of the board.").tag(
-        config=True
-    )
-    view = Enum(
-        ["overview", "loss", "step", "collectives", "ranks", "verdicts"],
-        "overview",
-        help="View that the boards of coming cells open on: overview, loss, step, collectives, "
-        "ranks or verdicts.",
-    ).tag(config=True)
+    launcher: str
+    theme: str
+    view: str
+    # What a class's body binds are its attributes: traitlets takes no traits that are added later.
+    locals().update(_traits())
 
     @observe(All)
     def _say_when_it_counts(self, change: Any) -> None:
@@ -110,7 +64,7 @@ class NBDist(Magics):
     @line_magic
     def dist(self, line: str, local_ns: dict[str, Any] | None = None) -> Any:
         """Start, stop and look at the ranks. `%dist --help` lists the commands."""
-        asked = arguments.parse_dist(line)
+        asked = arguments.parse_dist(line, self.launcher)
         if asked is None:
             return None
         # In a function both: a line there may name what is the notebook's.
@@ -181,40 +135,10 @@ class NBDist(Magics):
     def _start(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import start
 
-        def choose(option: str) -> Any:
-            given = getattr(asked, option)
-            return getattr(self, option) if given is None else given
-
-        session = start(
-            choose("n"),
-            launcher=choose("launcher"),
-            hosts=choose("hosts"),
-            nodes=choose("nodes"),
-            gpus_per_node=choose("gpus_per_node"),
-            partition=choose("partition"),
-            time=choose("time"),
-            sbatch=choose("sbatch"),
-            image=choose("image"),
-            namespace=choose("namespace"),
-            pod_template=choose("pod_template"),
-            pod_wait=choose("pod_wait"),
-            device=choose("device"),
-            backend=choose("backend"),
-            timeout=choose("timeout"),
-            threads=choose("threads"),
-            tracking_uri=choose("tracking_uri"),
-            interface=choose("interface"),
-            trust_network=choose("trust_network"),
-            tap=self.tap,
-            hooks=self.hooks,
-            grad_norm=self.grad_norm,
-            quiet=self.quiet,
-            check=self.check,
-            peer_snapshots=choose("peer_snapshots"),
-            theme=self.theme,
-            view=self.view,
-            detach=asked.detach,
-        )
+        defaults = {name: getattr(self, name) for name in self.trait_names(config=True)}
+        given = {name: value for name, value in vars(asked).items() if value is not None}
+        del given["command"]
+        session = start(**defaults | given)
         print(f"Started {session.describe}.")
         if session.detached:
             print(f"It outlives this kernel: %dist attach {session.detached} in another one.")

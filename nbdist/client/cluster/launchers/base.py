@@ -1,15 +1,18 @@
 """What every way of starting engines offers to the cluster, and how one is found by name.
 
 An installed package offers one as an entry point of the group `nbdist.launchers`: a callable that
-takes the folder of the logs and a `LaunchOptions`, and returns a `Launcher`.
+takes the folder of the logs and a `LaunchOptions`, and returns a `Launcher`. A dataclass `Options`
+in the same module, of fields made by `nbdist.options.option`, has the options of its own.
+nbdist's launchers are found in the same way.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from nbdist.ended import Ended
 from nbdist.errors import StartError, UsageError
@@ -28,65 +31,27 @@ DETACHABLE = (LOCAL, SSH)  # whose clusters may outlive the kernel
 OnNotice = Callable[[str], None]
 
 
+OwnOptions = TypeVar("OwnOptions")
+
+
 @dataclass(frozen=True, slots=True)
-class LaunchOptions:
-    """What `%dist start` says of hosts.
+class NoOptions:
+    """Of a launcher that has none of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions(Generic[OwnOptions]):
+    """What a launcher is told of a start.
 
     Attributes:
-        hosts: As typed, such as `a:2,b:2`, or a file of hosts.
-        trust_network: The person accepts that torch authenticates nobody on the network.
+        own: The launcher's own options.
         n: Ranks in all, if the person said so.
-        nodes: Nodes of Slurm's, or pods.
-        gpus_per_node: GPUs of each node or pod, and ranks there.
-        partition: Slurm's.
-        time_limit: As Slurm reads it: minutes, or `1-12:00:00`.
-        sbatch: More options of Slurm's, or files with `#SBATCH` lines.
-        image: Of pods.
-        namespace: Of pods; "" for that of the cluster's configuration.
-        pod_template: A file with a pod, which says the rest.
-        pod_wait_s: How long pods may be without a node.
+        trust_network: The person accepts that torch authenticates nobody on the network.
     """
 
-    hosts: str = ""
-    trust_network: bool = False
+    own: OwnOptions
     n: int | None = None
-    nodes: int | None = None
-    gpus_per_node: int | None = None
-    partition: str = ""
-    time_limit: str = ""
-    sbatch: tuple[str, ...] = ()
-    image: str = ""
-    namespace: str = ""
-    pod_template: str = ""
-    pod_wait_s: float = 20.0
-
-    def require_meaning(self, launcher: str) -> None:
-        """Refuse options that a launcher of nbdist's would ignore.
-
-        Raises:
-            UsageError: There is such an option.
-        """
-        nodes = {
-            "--nodes": self.nodes,
-            "--gpus-per-node": self.gpus_per_node,
-            "--time": self.time_limit,
-        }
-        slurms = {"--partition": self.partition, "--sbatch": self.sbatch}
-        pods = {
-            "--image": self.image,
-            "--namespace": self.namespace,
-            "--pod-template": self.pod_template,
-        }
-        for options, takers in (
-            (nodes, (SLURM, KUBERNETES)),
-            (slurms, (SLURM,)),
-            (pods, (KUBERNETES,)),
-        ):
-            given = [name for name, value in options.items() if value]
-            if given and launcher in OWN and launcher not in takers:
-                raise UsageError(f"{given[0]} is for --launcher {takers[0]}, not {launcher}.")
-        if self.hosts and launcher in (LOCAL, SLURM, KUBERNETES):
-            raise UsageError(f"--hosts is for --launcher ssh or mpi, not {launcher}.")
+    trust_network: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +188,7 @@ class Launcher(Protocol):
         """End every process that is left, and the launcher itself."""
 
 
-MakeLauncher = Callable[[Path, LaunchOptions], Launcher]
+MakeLauncher = Callable[[Path, LaunchOptions[Any]], Launcher]
 
 
 def find_launcher(name: str) -> MakeLauncher:
@@ -232,26 +197,23 @@ def find_launcher(name: str) -> MakeLauncher:
     Raises:
         UsageError: There is none, or it is one of ipyparallel's.
     """
-    if name == LOCAL:
-        from nbdist.client.cluster.launchers.local import LocalLauncher
+    made: MakeLauncher = _entry(name).load()
+    return made
 
-        return lambda logs, _asked: LocalLauncher(logs)
-    if name == SSH:
-        from nbdist.client.cluster.launchers.ssh import make_launcher
 
-        return make_launcher
-    if name == SLURM:
-        from nbdist.client.cluster.launchers import slurm
+def find_options(name: str) -> type:
+    """Return the dataclass of a launcher's own options.
 
-        return slurm.make_launcher
-    if name == MPI:
-        from nbdist.client.cluster.launchers import mpi
+    Raises:
+        UsageError: There is no such launcher.
+    """
+    found: type = getattr(import_module(_entry(name).module), "Options", NoOptions)
+    return found
 
-        return mpi.make_launcher
-    if name == KUBERNETES:
-        from nbdist.client.cluster.launchers import kubernetes
 
-        return kubernetes.make_launcher
+def _entry(name: str) -> EntryPoint:
+    if name in OWN:  # without a look at what is installed
+        return EntryPoint(name, f"{__package__}.{name}:make_launcher", GROUP)
     offered = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in offered:
         from nbdist.client.cluster.launchers.batch_systems import refusal
@@ -260,5 +222,4 @@ def find_launcher(name: str) -> MakeLauncher:
             raise refused
         known = ", ".join([LOCAL, *sorted([*OWN[1:], *offered])])
         raise UsageError(f"There is no launcher {name!r}.", do=f"use one of: {known}")
-    made: MakeLauncher = offered[name].load()
-    return made
+    return offered[name]

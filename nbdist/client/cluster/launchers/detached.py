@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nbdist.client.cluster.launchers.base import LaunchOptions
 from nbdist.client.cluster.launchers.host import Channel
 from nbdist.client.cluster.launchers.hosts import HostsLauncher, parent_command
 from nbdist.client.cluster.launchers.keeper_link import AttachedKeeperLink
@@ -25,7 +24,7 @@ class OneHostLauncher(HostsLauncher):
         return {name: of_hosts[name] for name in ("gpus", "no_gpu", "forks", "why")}
 
 
-def local_launcher(logs: Path, _asked: LaunchOptions) -> OneHostLauncher:
+def local_launcher(logs: Path, _asked: object) -> OneHostLauncher:
     """Return a launcher of ranks on this machine that can be detached."""
     allow_open_files()
     return OneHostLauncher(logs, [Channel(HERE, _ANY_RANKS, parent_command(sys.executable))])

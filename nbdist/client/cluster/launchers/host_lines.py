@@ -15,6 +15,7 @@ from pathlib import Path
 from nbdist.client.cluster.launchers.base import LaunchOptions
 from nbdist.client.cluster.launchers.host import Channel
 from nbdist.client.cluster.launchers.hosts import HostsLauncher, parent_command
+from nbdist.client.cluster.launchers.shared_options import HostsOptions
 from nbdist.client.cluster.network import has_curve, require_trust
 from nbdist.errors import UsageError
 from nbdist.placement import HERE
@@ -36,7 +37,7 @@ class HostLine:
 def launch(
     logs: Path,
     lines: Sequence[HostLine],
-    asked: LaunchOptions,
+    asked: LaunchOptions[HostsOptions],
     channel_to: Callable[[HostLine], Channel],
 ) -> HostsLauncher:
     """Return a launcher for these hosts, with channels that are being opened.

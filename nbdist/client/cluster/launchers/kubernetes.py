@@ -19,6 +19,7 @@ from nbdist.client.cluster.launchers import kubernetes_manifest, kubernetes_word
 from nbdist.client.cluster.launchers.base import KUBERNETES, LaunchOptions
 from nbdist.client.cluster.launchers.host import Channel
 from nbdist.client.cluster.launchers.hosts import HostsLauncher
+from nbdist.client.cluster.launchers.kubernetes_manifest import Options
 from nbdist.client.cluster.launchers.slurm_queue import Line
 from nbdist.client.cluster.network import has_curve, require_trust
 from nbdist.errors import StartError, UsageError
@@ -27,21 +28,21 @@ _LOOK_S: Final = 1.0  # between two looks at what is told; sooner at each news
 _ANSWER_S: Final = 30.0  # for the first word of the API; the client gives up before
 
 
-def make_launcher(logs: Path, asked: LaunchOptions) -> "KubernetesLauncher":
+def make_launcher(logs: Path, asked: LaunchOptions[Options]) -> "KubernetesLauncher":
     """Return a launcher that has asked for its pods.
 
     Raises:
         StartError: The network is not trusted.
         UsageError: An option makes no sense.
     """
-    request = kubernetes_manifest.read_request(asked, _read_template(asked.pod_template))
+    request = kubernetes_manifest.read_request(asked, _read_template(asked.own.pod_template))
     require_trust(
         "Ranks of several pods meet over the network",
         "between pods",
         trust_network=asked.trust_network,
         has_curve=has_curve(),
     )
-    return KubernetesLauncher(logs, request, asked.namespace, asked.pod_wait_s)
+    return KubernetesLauncher(logs, request, asked.own.namespace, asked.own.pod_wait)
 
 
 def _read_template(name: str) -> Mapping[str, Any]:

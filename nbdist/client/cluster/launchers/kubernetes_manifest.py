@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from nbdist.client.cluster.launchers.base import LaunchOptions
+from nbdist.client.cluster.launchers.shared_options import NodesOptions
 from nbdist.client.cluster.launchers.slurm_words import seconds_of
 from nbdist.errors import UsageError
+from nbdist.options import option, read_seconds
 
 LEASE_S: Final = 120  # for which pods wait for a parent: a notebook's machine may have died
 INDEX: Final = "batch.kubernetes.io/job-completion-index"
@@ -42,6 +44,30 @@ echo $$ > {_PID} || exit 1
 exec $p -m nbdist.host.parent stdio fork"""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(NodesOptions):
+    """The options of `--launcher kubernetes`."""
+
+    image: str = option("", "kubernetes: image of the pods, which has nbdist")
+    namespace: str = option(
+        "",
+        "kubernetes: where the pods are",
+        "By default the namespace of the cluster's configuration.",
+        metavar="NAME",
+    )
+    pod_template: str = option(
+        "",
+        "kubernetes: a file with a pod, for its resources, volumes, tolerations",
+        metavar="FILE",
+    )
+    pod_wait: float = option(
+        20.0,
+        "kubernetes: how long pods may be without a node (default: 20)",
+        metavar="SECONDS",
+        read=read_seconds,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PodRequest:
     """What is asked of Kubernetes.
@@ -63,7 +89,7 @@ class PodRequest:
     template: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_request(asked: LaunchOptions, template: Mapping[str, Any]) -> PodRequest:
+def read_request(asked: LaunchOptions[Options], template: Mapping[str, Any]) -> PodRequest:
     """Return what `%dist start` asks of Kubernetes.
 
     Args:
@@ -73,22 +99,20 @@ def read_request(asked: LaunchOptions, template: Mapping[str, Any]) -> PodReques
     Raises:
         UsageError: An option makes no sense, or there is no image.
     """
-    for name, number in (("--nodes", asked.nodes), ("--gpus-per-node", asked.gpus_per_node)):
-        if number is not None and number < 1:
-            raise UsageError(f"{name} must be at least 1, not {number}.")
+    own = asked.own
     if template and not isinstance(template.get("spec"), Mapping):
         raise UsageError("--pod-template is a file with a pod: its `spec:` is missing.")
-    limit = seconds_of(asked.time_limit) if asked.time_limit else None
-    if asked.time_limit and not limit:
-        raise UsageError(f"--time is minutes or 2:00:00, not {asked.time_limit!r}.")
-    if not asked.image and "image" not in _container(dict(template)):
+    limit = seconds_of(own.time) if own.time else None
+    if own.time and not limit:
+        raise UsageError(f"--time is minutes or 2:00:00, not {own.time!r}.")
+    if not own.image and "image" not in _container(dict(template)):
         raise UsageError(
             "--launcher kubernetes needs an image.",
             do="%dist start --launcher kubernetes --image REGISTRY/IMAGE --nodes 2",
         )
-    pods = asked.nodes or 1
-    slots = asked.gpus_per_node or math.ceil((asked.n or pods) / pods)
-    return PodRequest(pods, slots, asked.gpus_per_node or 0, asked.image, limit, template)
+    pods = own.nodes or 1
+    slots = own.gpus_per_node or math.ceil((asked.n or pods) / pods)
+    return PodRequest(pods, slots, own.gpus_per_node or 0, own.image, limit, template)
 
 
 def job_name(notebook: str, token: str) -> str:

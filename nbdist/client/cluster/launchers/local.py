@@ -221,6 +221,11 @@ class LocalLauncher:
         self._orphans.discard(pid)
 
 
+def make_launcher(logs: Path, _asked: object) -> LocalLauncher:
+    """Return a launcher of ranks on this machine."""
+    return LocalLauncher(logs)
+
+
 def _parent_gone(logs: Path) -> StartError:
     return StartError(
         "The parent process that starts the ranks has ended.",

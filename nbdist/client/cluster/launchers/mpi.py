@@ -19,6 +19,7 @@ from nbdist.client.cluster.launchers.base import MPI, LaunchOptions
 from nbdist.client.cluster.launchers.host import Channel
 from nbdist.client.cluster.launchers.host_lines import HostLine
 from nbdist.client.cluster.launchers.hosts import HostsLauncher
+from nbdist.client.cluster.launchers.shared_options import HostsOptions as Options
 from nbdist.client.cluster.launchers.task_script import task_script
 from nbdist.errors import StartError
 
@@ -49,14 +50,14 @@ _MEANINGS = (
 )
 
 
-def make_launcher(logs: Path, asked: LaunchOptions) -> HostsLauncher:
+def make_launcher(logs: Path, asked: LaunchOptions[Options]) -> HostsLauncher:
     """Return a launcher for the hosts of `--hosts`, with channels that are being opened.
 
     Raises:
         StartError: There is no `mpiexec`, or the network is not trusted.
         UsageError: `--hosts` is missing or makes no sense.
     """
-    lines, flavour = read_machines(asked.hosts), find_flavour()
+    lines, flavour = read_machines(asked.own.hosts), find_flavour()
     return host_lines.launch(logs, lines, asked, partial(_channel, flavour))
 
 

@@ -21,6 +21,7 @@ from nbdist.client.cluster.launchers.base import SLURM, LaunchOptions
 from nbdist.client.cluster.launchers.host import Channel
 from nbdist.client.cluster.launchers.host_lines import names_of_this_machine
 from nbdist.client.cluster.launchers.hosts import HostsLauncher
+from nbdist.client.cluster.launchers.slurm_words import Options
 from nbdist.client.cluster.launchers.task_script import task_script
 from nbdist.client.cluster.network import has_curve, require_trust
 from nbdist.errors import StartError
@@ -30,7 +31,7 @@ _SUBMIT_S: Final = 60.0  # for salloc to name its job
 _RUNS: Final = "RUNNING"
 
 
-def make_launcher(logs: Path, asked: LaunchOptions) -> "SlurmLauncher":
+def make_launcher(logs: Path, asked: LaunchOptions[Options]) -> "SlurmLauncher":
     """Return a launcher that waits in the queue already.
 
     Raises:

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nbdist.client.cluster.launchers.base import LaunchOptions
+from nbdist.client.cluster.launchers.shared_options import NodesOptions
 from nbdist.errors import UsageError
+from nbdist.options import option
 
 NOTICE_S = 60  # before the time limit, when Slurm tells the parents of it
 # Options of sbatch that salloc does not have, and that mean nothing to a notebook.
@@ -120,6 +122,20 @@ _TIME = re.compile(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(NodesOptions):
+    """The options of `--launcher slurm`."""
+
+    partition: str = option("", "slurm: partition of the nodes", metavar="NAME")
+    sbatch: Sequence[str] = option(
+        (),
+        "slurm: another of its options, as --sbatch=--mem=64G, or a file with #SBATCH lines, whose "
+        "other lines run on each node first; may be repeated",
+        "In Python they are a list.",
+        metavar="LINE",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What is asked of Slurm.
@@ -143,7 +159,7 @@ class Wish:
         return self.slots or max(1, math.ceil((self.n or 1) / nodes))
 
 
-def read_wish(asked: LaunchOptions, environment: Mapping[str, str]) -> Wish:
+def read_wish(asked: LaunchOptions[Options], environment: Mapping[str, str]) -> Wish:
     """Return what `%dist start` asks of Slurm.
 
     Within a job its nodes are taken, unless an option asks for others.
@@ -151,26 +167,24 @@ def read_wish(asked: LaunchOptions, environment: Mapping[str, str]) -> Wish:
     Raises:
         UsageError: An option makes no sense.
     """
-    for name, number in (("--nodes", asked.nodes), ("--gpus-per-node", asked.gpus_per_node)):
-        if number is not None and number < 1:
-            raise UsageError(f"{name} must be at least 1, not {number}.")
-    lines, before = read_lines(asked.sbatch)
-    allocates = bool(asked.nodes or asked.partition or asked.time_limit or lines)
+    own = asked.own
+    lines, before = read_lines(own.sbatch)
+    allocates = bool(own.nodes or own.partition or own.time or lines)
     allocates = allocates or "SLURM_JOB_ID" not in environment
     options = []
-    if asked.nodes:
-        options.append(f"--nodes={asked.nodes}")
+    if own.nodes:
+        options.append(f"--nodes={own.nodes}")
         if asked.n:
-            options.append(f"--ntasks-per-node={math.ceil(asked.n / asked.nodes)}")
+            options.append(f"--ntasks-per-node={math.ceil(asked.n / own.nodes)}")
     elif asked.n:
         options += ["--nodes=1", f"--ntasks-per-node={asked.n}"]
-    if asked.gpus_per_node:
-        options.append(f"--gpus-per-node={asked.gpus_per_node}")
-    if asked.partition:
-        options.append(f"--partition={asked.partition}")
-    if asked.time_limit:
-        options.append(f"--time={asked.time_limit}")
-    slots = asked.gpus_per_node
+    if own.gpus_per_node:
+        options.append(f"--gpus-per-node={own.gpus_per_node}")
+    if own.partition:
+        options.append(f"--partition={own.partition}")
+    if own.time:
+        options.append(f"--time={own.time}")
+    slots = own.gpus_per_node
     if slots is None and asked.n is None:
         slots = _slots(lines) if allocates else _slots_within(environment)
     return Wish((*options, *lines), before, slots, asked.n, allocates)

@@ -15,6 +15,7 @@ from nbdist.client.cluster.launchers.base import SSH, LaunchOptions
 from nbdist.client.cluster.launchers.host import Channel
 from nbdist.client.cluster.launchers.host_lines import HostLine
 from nbdist.client.cluster.launchers.hosts import HostsLauncher, parent_command
+from nbdist.client.cluster.launchers.shared_options import HostsOptions as Options
 from nbdist.errors import install
 
 _OPTIONS = (
@@ -61,14 +62,14 @@ _MEANINGS = (
 )
 
 
-def make_launcher(logs: Path, asked: LaunchOptions) -> HostsLauncher:
+def make_launcher(logs: Path, asked: LaunchOptions[Options]) -> HostsLauncher:
     """Return a launcher for the hosts of `--hosts`, with channels that are being opened.
 
     Raises:
         StartError: The network is not trusted.
         UsageError: `--hosts` is missing or makes no sense.
     """
-    return host_lines.launch(logs, host_lines.read_hosts(asked.hosts, SSH), asked, _channel)
+    return host_lines.launch(logs, host_lines.read_hosts(asked.own.hosts, SSH), asked, _channel)
 
 
 def _channel(line: HostLine) -> Channel:

@@ -1,10 +1,15 @@
 """Wrong words of a start are refused before anything is started."""
 
+import atexit
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nbdist.client.board import VIEWS
+from nbdist.client.cluster.launchers.base import LaunchOptions
+from nbdist.client.cluster.launchers.shared_options import HostsOptions
 from nbdist.client.notebook import current
 from nbdist.client.notebook.magics import NBDist
 from nbdist.errors import UsageError
@@ -31,7 +36,8 @@ def test_wrong_words_start_no_process(
 
 
 def test_the_option_of_the_view_knows_all_views() -> None:
-    assert NBDist.view.values == list(VIEWS)
+    view: Any = NBDist.class_traits()["view"]
+    assert view.values == tuple(VIEWS)
 
 
 def test_a_gpu_that_is_there_and_cannot_be_used_is_told_with_its_reason() -> None:
@@ -41,3 +47,22 @@ def test_a_gpu_that_is_there_and_cannot_be_used_is_told_with_its_reason() -> Non
         "that torch is built for."
     )
     assert current._on_cpu("CUDA did not answer").endswith("GPU. CUDA did not answer.")
+
+
+def test_a_launcher_is_kept_for_later_starts_with_the_same_options(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(current, "_launcher", None)
+    monkeypatch.setattr(current, "_launcher_for", ("", None))
+    made: list[Any] = []
+
+    def make(logs: Path, asked: LaunchOptions[Any]) -> Any:
+        made.append(asked.own)
+        return SimpleNamespace(alive=True, close=lambda: None, logs=logs)
+
+    for hosts in ("a", "a", "b"):
+        asked = LaunchOptions(HostsOptions(hosts=hosts))
+        launcher = current._warm_launcher("mine", asked, make, tmp_path)
+    atexit.unregister(launcher.close)
+
+    assert [own.hosts for own in made] == ["a", "b"]

@@ -9,6 +9,7 @@ import pytest
 
 from nbdist.client.cluster.launchers import base, ssh
 from nbdist.client.cluster.launchers.batch_systems import IPYPARALLELS
+from nbdist.client.cluster.launchers.shared_options import HostsOptions
 from nbdist.errors import UsageError
 
 
@@ -25,11 +26,17 @@ def offered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 def test_hosts_over_ssh_are_always_there() -> None:
     assert base.find_launcher("ssh") is ssh.make_launcher
+    assert base.find_options("ssh") is HostsOptions
+
+
+@pytest.mark.usefixtures("offered")
+def test_a_launcher_may_have_no_options_of_its_own() -> None:
+    assert base.find_options("local") is base.find_options("pbs") is base.NoOptions
 
 
 @pytest.mark.usefixtures("offered")
 def test_another_package_offers_one_by_its_name(tmp_path: Path) -> None:
-    asked = base.LaunchOptions(hosts="a:2")
+    asked = base.LaunchOptions(base.NoOptions(), n=2)
     assert base.find_launcher("pbs")(tmp_path, asked) == (tmp_path, asked)
 
 
@@ -55,5 +62,5 @@ def test_a_launcher_of_ipyparallels_is_refused_with_what_to_do_instead(name: str
 
 @pytest.mark.usefixtures("offered")
 def test_one_that_is_offered_to_nbdist_wins_over_ipyparallels(tmp_path: Path) -> None:
-    asked = base.LaunchOptions()
+    asked = base.LaunchOptions(base.NoOptions())
     assert base.find_launcher("pbs")(tmp_path, asked) == (tmp_path, asked)

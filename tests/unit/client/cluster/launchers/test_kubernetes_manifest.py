@@ -10,6 +10,7 @@ import yaml
 
 from nbdist.client.cluster.launchers import kubernetes_manifest as manifest
 from nbdist.client.cluster.launchers.base import LaunchOptions
+from nbdist.client.cluster.launchers.kubernetes_manifest import Options
 from nbdist.errors import UsageError
 from tests.groups import ROOT
 
@@ -31,9 +32,9 @@ TEMPLATE: dict[str, Any] = {
         "tolerations": [{"key": "gpu", "operator": "Exists"}],
     },
 }
-SMALL = manifest.read_request(LaunchOptions(image="a:1", n=2), {})
+SMALL = manifest.read_request(LaunchOptions(Options(image="a:1"), n=2), {})
 LARGE = manifest.read_request(
-    LaunchOptions(nodes=3, gpus_per_node=4, time_limit="1-12", image="b:1"), TEMPLATE
+    LaunchOptions(Options(nodes=3, gpus_per_node=4, time="1-12", image="b:1")), TEMPLATE
 )
 
 
@@ -51,7 +52,7 @@ def test_the_job_is_valid_by_the_schemas_of_kubernetes(
 def test_ranks_without_nodes_share_one_pod_and_gpus_are_ranks() -> None:
     assert (SMALL.pods, SMALL.slots, SMALL.gpus) == (1, 2, 0)
     assert (LARGE.pods, LARGE.slots, LARGE.gpus) == (3, 4, 4)
-    assert manifest.read_request(LaunchOptions(image="a", n=5, nodes=2), {}).slots == 3
+    assert manifest.read_request(LaunchOptions(Options(image="a", nodes=2), n=5), {}).slots == 3
 
 
 def test_the_persons_pod_keeps_what_it_says_but_its_command_and_name() -> None:
@@ -83,7 +84,7 @@ def test_the_name_tells_the_notebook_and_is_one_of_dns() -> None:
         ({}, {}, "needs an image"),
         ({}, {"spec": {"containers": [{"name": "a"}]}}, "needs an image"),
         ({"image": "a:1", "nodes": 0}, {}, "--nodes must be at least 1, not 0"),
-        ({"image": "a:1", "time_limit": "never"}, {}, "2:00:00, not 'never'"),
+        ({"image": "a:1", "time": "never"}, {}, "2:00:00, not 'never'"),
         ({"image": "a:1"}, {"containers": []}, "`spec:` is missing"),
     ],
 )
@@ -91,15 +92,7 @@ def test_options_without_sense_are_refused(
     asked: dict[str, Any], template: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(UsageError, match=says):
-        manifest.read_request(LaunchOptions(**asked), template)
-
-
-def test_options_of_pods_are_refused_for_other_launchers() -> None:
-    with pytest.raises(UsageError, match="--image is for --launcher kubernetes, not ssh"):
-        LaunchOptions(image="a:1").require_meaning("ssh")
-    with pytest.raises(UsageError, match="--partition is for --launcher slurm, not kubernetes"):
-        LaunchOptions(partition="gpu").require_meaning("kubernetes")
-    LaunchOptions(nodes=2, image="a:1").require_meaning("kubernetes")
+        manifest.read_request(LaunchOptions(Options(**asked)), template)
 
 
 def test_a_pod_that_no_parent_comes_to_ends_by_itself(tmp_path: Path) -> None:
@@ -143,7 +136,9 @@ def test_the_manifests_of_the_documentation_are_valid(name: str) -> None:
 
 def test_the_pod_of_the_documentation_is_one_that_a_job_can_have() -> None:
     template = yaml.safe_load((EXAMPLES / "pod.yaml").read_text())
-    job = manifest.job("nbdist-a-1", manifest.read_request(LaunchOptions(nodes=2), template))
+    job = manifest.job(
+        "nbdist-a-1", manifest.read_request(LaunchOptions(Options(nodes=2)), template)
+    )
     kubernetes_validate.validate(job, "1.33", strict=True)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from nbdist.client.cluster.launchers.base import LaunchOptions
 from nbdist.client.cluster.launchers.slurm_words import (
+    Options,
     explain,
     job_name,
     never_starts,
@@ -16,7 +17,7 @@ from nbdist.errors import UsageError
 
 
 def test_five_ranks_on_two_nodes_take_three_slots_each() -> None:
-    wish = read_wish(LaunchOptions(n=5, nodes=2), {})
+    wish = read_wish(LaunchOptions(Options(nodes=2), n=5), {})
     assert wish.options == ("--nodes=2", "--ntasks-per-node=3")
     assert wish.slots_of(2) == 3
 
@@ -31,7 +32,7 @@ def test_five_ranks_on_two_nodes_take_three_slots_each() -> None:
     ],
 )
 def test_ranks_a_node_follow_from_the_persons_own_options(line: str, slots: int) -> None:
-    assert read_wish(LaunchOptions(nodes=2, sbatch=(line,)), {}).slots_of(2) == slots
+    assert read_wish(LaunchOptions(Options(nodes=2, sbatch=(line,))), {}).slots_of(2) == slots
 
 
 def test_a_template_gives_options_and_lines_for_each_node(tmp_path: Path) -> None:
@@ -39,27 +40,22 @@ def test_a_template_gives_options_and_lines_for_each_node(tmp_path: Path) -> Non
     file.write_text(
         "#!/bin/bash\n#SBATCH --mem=4G # enough\n#SBATCH -o out.txt\n# modules\nmodule load cuda\n"
     )
-    wish = read_wish(LaunchOptions(nodes=1, sbatch=(str(file),)), {})
+    wish = read_wish(LaunchOptions(Options(nodes=1, sbatch=(str(file),))), {})
     assert wish.options == ("--nodes=1", "--mem=4G")
     assert wish.before == ("module load cuda",)
 
 
 def test_a_notebook_within_a_job_takes_its_nodes_unless_it_asks_for_others() -> None:
     job = {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "4"}
-    within = read_wish(LaunchOptions(), job)
+    within = read_wish(LaunchOptions(Options()), job)
     assert (within.allocates, within.slots_of(2)) == (False, 4)
-    assert read_wish(LaunchOptions(nodes=2), job).allocates
-    assert read_wish(LaunchOptions(), {}).allocates
+    assert read_wish(LaunchOptions(Options(nodes=2)), job).allocates
+    assert read_wish(LaunchOptions(Options()), {}).allocates
 
 
 def test_a_line_that_is_neither_option_nor_file_is_refused() -> None:
     with pytest.raises(UsageError, match="is an option of Slurm or a file"):
-        read_wish(LaunchOptions(sbatch=("mem=4G",)), {})
-
-
-def test_slurms_options_are_refused_for_other_launchers() -> None:
-    with pytest.raises(UsageError, match="--nodes is for --launcher slurm, not ssh"):
-        LaunchOptions(nodes=2).require_meaning("ssh")
+        read_wish(LaunchOptions(Options(sbatch=("mem=4G",))), {})
 
 
 @pytest.mark.parametrize(
