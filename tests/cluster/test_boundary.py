@@ -1,6 +1,9 @@
 """A fault between two ranks' steps, in real cells: what is said, and how the cell goes on."""
 
-from nbdist import Session
+import pytest
+
+from nbdist import RankError, Session
+from nbdist.errors import CellSyntaxError
 from tests.cluster.test_faults import fail
 
 BUILD = """
@@ -113,3 +116,28 @@ def test_a_lost_step_draws_once_more_what_it_had_drawn_from_every_generator(
     assert "before the step" in fail(session, DRAW)
     assert session.retry().ok
     assert session.run("made").value_list == unbroken
+
+
+@pytest.mark.parametrize(
+    "before", ["import asyncio\nawait asyncio.sleep(0)\n1 / 0", "%time 1 / 0", "def f(:"]
+)
+def test_whatever_cell_has_failed_before_a_fault_leaves_no_rank_a_step_ahead(
+    session: Session, before: str
+) -> None:
+    with pytest.raises((RankError, CellSyntaxError)):
+        session.run(before, track=False)
+    with pytest.raises(RankError, match="bad metric"):
+        session.run(
+            """
+net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(3):
+    opt.zero_grad(); net(torch.ones(4, 2)).sum().backward()
+    if step == 2 and rank == 1: raise ValueError("bad metric")
+    opt.step()
+dist.barrier()
+""",
+            track=False,
+        )
+    bias = session.run("net.module.bias.item()", track=False).value_list
+    assert bias[0] == bias[1]

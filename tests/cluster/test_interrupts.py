@@ -103,16 +103,11 @@ def test_an_interrupt_ends_the_cell_and_the_next_one_runs(notebook: Kernel, code
     assert "Out: 1" in notebook.cell("kept").text
 
 
-def test_an_interrupted_training_leaves_replicas_equal_or_says_that_they_differ(
-    notebook: Kernel,
-) -> None:
+def test_an_interrupted_training_leaves_replicas_equal(notebook: Kernel) -> None:
     ran = notebook.cell(TRAINING, "--no-track", interrupt_after=["in"], timeout_s=30)
     assert_interrupted(ran)
-    work = notebook.cell(WORK)
-    first, _, more = work.text.partition("\n")
-    assert (work.error, first) == (None, "ranks 0-1 │ Out: 2")
-    are_equal = "Out: True" in notebook.cell(ARE_EQUAL, "--no-track").text
-    assert are_equal == ("Replicas differ" not in more), (ran, more)
+    assert_usable(notebook)  # and no alarm in its text
+    assert "Out: True" in notebook.cell(ARE_EQUAL, "--no-track").text, ran
 
 
 def test_an_interrupted_dataloader_leaves_no_worker_and_no_traceback_behind(

@@ -95,8 +95,7 @@ def settle(
         `healed`, `agreed`, `is_half`, `steps_lost`, `cloned` and `is_refused`, as in `recover`.
     """
     try:
-        step_state.here().followers.look()
-        progress = step_state.here().followers.progress()  # before anything is reset
+        progress = step_state.here().progress()  # before anything is reset
         healed = reset.reset_state(progress)
         newcomers = sorted(newcomers)
         if newcomers:

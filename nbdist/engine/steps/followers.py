@@ -572,10 +572,9 @@ class Followers:
 
 def loop_targets(source: str) -> frozenset[str]:
     """Return the names that loops of a cell bind: run again, the cell binds them anew."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:
-        return frozenset()  # magics of IPython: what they bind is put back, too
+    tree = _tree(source)
+    if tree is None:
+        return frozenset()  # what magics of IPython bind is put back, too
     targets = [node.target for node in ast.walk(tree) if isinstance(node, ast.For)]
     names = (node for target in targets for node in ast.walk(target))
     return frozenset(node.id for node in names if isinstance(node, ast.Name))
@@ -586,10 +585,10 @@ def reached(source: str, names: Mapping[str, Any]) -> frozenset[str] | None:
 
     None: not known, for the cell has magics of IPython.
     """
-    try:
-        todo = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
-    except SyntaxError:
+    tree = _tree(source)
+    if tree is None:
         return None
+    todo = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     found: set[str] = set()
     while todo:
         found.add(name := todo.pop())
@@ -608,14 +607,32 @@ def stored(
     Of items the keys that it may set, as `['lr']`: those in code that sets items or calls `update`.
     None: not known, for the cell has magics of IPython.
     """
-    if reached is None:
+    code = _compiled(source)
+    if code is None or reached is None:
         return None
-    found = _stored_in(compile(source, "cell", "exec"))
+    found = _stored_in(code)
     for one in map(names.get, reached):
         of_class = one if isinstance(one, type) else type(one)
         for member in (one, *(vars(of_class).values() if is_users(of_class) else ())):
             found |= _stored_in(getattr(member, "__code__", None))
     return frozenset(found)
+
+
+def _tree(source: str) -> ast.Module | None:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _compiled(source: str) -> types.CodeType | None:
+    """Return a cell's code, which may await, as IPython's may; None for what is no Python."""
+    try:
+        code = compile(source, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    except (SyntaxError, ValueError):
+        return None
+    assert isinstance(code, types.CodeType)
+    return code
 
 
 def _stored_in(code: Any) -> set[str]:

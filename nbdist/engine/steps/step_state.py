@@ -31,7 +31,7 @@ from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.kernel.backward_threads import is_mains
 from nbdist.engine.kernel.cost_clock import clock
 from nbdist.engine.steps import defer_interrupt
-from nbdist.engine.steps.followers import Followers
+from nbdist.engine.steps.followers import Followers, Progress
 from nbdist.wire import CellStart
 
 BUFFER_BYTES = 8 << 20  # larger buffers are left out, and so is what would go beyond it in sum
@@ -132,6 +132,7 @@ class Boundary(Component):
         self._undo: list[torch_hooks.Undo] = []
         self._main = threading.main_thread().ident
         self._is_failed = True  # the cell; until a cell says otherwise
+        self._is_recording = True  # of the cell more than how many steps it makes
         self._find_buffers: Callable[[Optimizer], Iterable[NamedTensor]] = _no_buffers
         self._after: list[Callable[[Optimizer, int], None]] = []
         self._before_any: Callable[[], None] | None = None
@@ -189,10 +190,10 @@ class Boundary(Component):
             self.before_first_step(optimizer)
             steps = self.steps.get(optimizer)
         if is_outer:
-            self._do(lambda: self.followers.before_step(steps))
+            self._record(lambda: self.followers.before_step(steps))
         if steps is None:
             if is_outer and self._before_any is not None:
-                self._do(self._before_any)
+                self._record(self._before_any)
             steps = self.steps[optimizer] = OptimizerSteps()
         if steps.begun != steps.whole:  # one that failed, and nobody minded
             steps.begun = steps.whole
@@ -222,33 +223,36 @@ class Boundary(Component):
         if self._inside is not optimizer:
             return
         self._inside = None
-        try:
-            if steps.cell != self._cell:
-                self._first_step(optimizer, steps)
-            self.last = self.take()
-            self.followers.after_step(steps)
-            for after in self._after:
-                after(optimizer, steps.whole)
-        except Exception as error:
-            self._give_up(error)
+        if steps.cell != self._cell:
+            self._first_step(optimizer, steps)
+        self._record(lambda: self._take_boundary(optimizer, steps))
         defer_interrupt.end()
         if began_ns:
             clock.add("boundary", thread_time_ns() - began_ns + clock.hook.ns)
 
-    def _do(self, action: Callable[[], None]) -> None:
+    def _take_boundary(self, optimizer: Optimizer, steps: OptimizerSteps) -> None:
+        self.last = self.take()
+        self.followers.after_step(steps)
+        for after in self._after:
+            after(optimizer, steps.whole)
+
+    def _record(self, action: Callable[[], None]) -> None:
+        """Do what records the cell; where that fails, only steps are counted until the next one.
+
+        These always are: by them alone the models of all ranks are brought to one step.
+        """
+        if not self._is_recording:
+            return
         try:
             action()
         except Exception as error:
-            self._give_up(error)
-
-    def _give_up(self, error: Exception) -> None:
-        """Take the hooks out, for one has failed, and have it said."""
-        self._notices.append(
-            "Step state is no longer recorded, so a cell that is run again may give another "
-            f"result ({type(error).__name__}: {error})."
-        )
-        _log.exception("Step boundaries are no longer recorded")
-        self.remove()
+            self._is_recording = False
+            self._notices.append(
+                "Of this cell only the steps are counted from here on: after a fault schedulers, "
+                "averages, counters, loaders and random numbers may not stand where the models do "
+                f"({type(error).__name__}: {error})."
+            )
+            _log.exception("Only the steps of this cell are counted from here on")
 
     def _steps_of(self, optimizer: Optimizer) -> OptimizerSteps | None:
         """Return what an optimizer has done, and remember that it was asked for last."""
@@ -263,7 +267,7 @@ class Boundary(Component):
         self._goes_on = optimizer in self._before_cell and (self._goes_on or is_first)
         steps.cell, steps.before = self._cell, steps.whole - 1
         self._has_stepped = True
-        self._watch_buffers(self._find_buffers(optimizer))
+        self._record(lambda: self._watch_buffers(self._find_buffers(optimizer)))
 
     def remove(self) -> None:
         """Take the hooks out."""
@@ -285,11 +289,11 @@ class Boundary(Component):
 
     def gave_batch(self, source: object) -> None:
         """Note that a loop gets a batch of a loader."""
-        self._do(lambda: self.followers.gave_batch(source))
+        self._record(lambda: self.followers.gave_batch(source))
 
     def gave_all(self, source: object) -> None:
         """Note that a loop over a loader has come to its end."""
-        self._do(lambda: self.followers.gave_all(source))
+        self._record(lambda: self.followers.gave_all(source))
 
     def cell_began(self, start: CellStart) -> None:
         """Note the state in which a cell begins."""
@@ -306,9 +310,9 @@ class Boundary(Component):
         self._inside = None
         self._before_cell = WeakSet([*torch_live.live(Optimizer), *self.steps])
         self._has_stepped = self._goes_on = False
-        self._is_failed = True
-        self._do(self._watch_unstepped)
-        self._do(self.followers.begin_cell)
+        self._is_failed = self._is_recording = True
+        self._record(self._watch_unstepped)
+        self._record(self.followers.begin_cell)
         self.at_cell_begin = self.last = self.take()
 
     def _watch_unstepped(self) -> None:
@@ -321,7 +325,19 @@ class Boundary(Component):
     def end_cell(self, source: str = "", *, is_failed: bool) -> None:
         """Note how the cell has ended: where it ended well there is nothing to go back from."""
         self._is_failed = is_failed
-        self._do(lambda: self.followers.end_cell(source, is_failed=is_failed))
+        self._record(lambda: self.followers.end_cell(source, is_failed=is_failed))
+
+    def progress(self) -> Progress:
+        """Return how far the turn had come that a fault ended; nothing where it is not recorded."""
+        found = Progress()
+
+        def look() -> None:
+            nonlocal found
+            self.followers.look()
+            found = self.followers.progress()
+
+        self._record(look)
+        return found
 
     def count_copied(self, optimizers: Iterable[Optimizer]) -> None:
         """Count the step that this rank had lost, and has copied, as one of the last cell's."""

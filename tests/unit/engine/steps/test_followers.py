@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import ExponentialLR, LinearLR, ReduceLROnPlateau,
 
 from nbdist.engine.steps import keep
 from nbdist.engine.steps.find_followers import search
-from nbdist.engine.steps.followers import Followers, History, loop_targets, mark, reached
+from nbdist.engine.steps.followers import Followers, History, loop_targets, mark, reached, stored
 from nbdist.engine.steps.step_state import OptimizerSteps
 
 
@@ -416,3 +416,29 @@ def test_a_cell_leads_to_what_its_functions_and_objects_name() -> None:
     assert {"trainer", "train", "sched"} <= (reached("trainer.fit()", names) or set())
     assert "sched" not in (reached("print(other)", names) or {"sched"})
     assert reached("%time trainer.fit()", names) is None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "await asyncio.sleep(0)\nn += 1",
+        "async with lock:\n    n += 1",
+        "%time n += 1",
+        "!ls\nn += 1",
+        "n += 1\nreturn n",
+        "n = \0",
+    ],
+)
+def test_whatever_ipython_runs_as_a_cell_ends_one_that_failed(
+    training: Training, source: str
+) -> None:
+    loop = Loop(training)
+    loop.names.update(n=0)
+    loop.step()
+    loop.followers.end_cell(source, is_failed=True)
+    assert loop.followers.progress().has_stepped
+
+
+def test_a_cell_that_awaits_sets_the_names_that_it_sets() -> None:
+    source = "import asyncio\nawait asyncio.sleep(0)\nn = 1"
+    assert "n" in (stored(source, reached(source, {}), {}) or ())
