@@ -376,18 +376,31 @@ def _broken_hook() -> Any:
     def fail(self: steps.StepRule, optimizer: int, *, is_new: bool = False) -> bool:
         raise RuntimeError("broken on purpose")
 
-    steps.StepRule.closes = fail  # type: ignore[method-assign]
+    native, steps.StepRule.closes = steps.StepRule.closes, fail  # type: ignore[method-assign]
     for _ in range(3):
         model(torch.ones(2, 4)).mean().backward()
         optimizer.step()
+    from nbdist.engine.component import EndedCell
     from nbdist.engine.training import training
+    from nbdist.wire import CellStart
 
     training.log(x=1)
-    return watch.rows(), watch.rows("log"), watch.facts
+    rows, part = watch.rows(), training.Training()
+    ended = EndedCell(1, "", has_succeeded=True)
+    said = list(part.cell_ended(ended))
+    steps.StepRule.closes = native  # type: ignore[method-assign]
+    part.cell_began(CellStart(2, (0,), 2))
+    model(torch.ones(2, 4)).mean().backward()
+    optimizer.step()
+    said += part.cell_ended(ended)
+    return rows, watch.rows("log"), watch.facts, said, len(watch.rows())
 
 
-def test_a_hook_that_fails_switches_itself_off_and_training_goes_on() -> None:
-    ((rows, logged, facts),) = run_ranks(1, _broken_hook)
+def test_a_hook_that_fails_is_switched_off_until_the_cell_ends_which_says_so() -> None:
+    ((rows, logged, facts, said, next_rows),) = run_ranks(1, _broken_hook)
+    (sentence,) = said
+    assert "not whole: watching failed (step: RuntimeError: broken on purpose)" in sentence
+    assert next_rows == 1
     assert rows == []
     assert len(logged) == 1
     assert facts == {"hook_step": "switched off: RuntimeError: broken on purpose"}

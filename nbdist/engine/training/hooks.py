@@ -1,8 +1,8 @@
 """The hooks in torch that watch training; what they see, they tell the cell.
 
 Only what the main thread does is watched, and what autograd's threads do of its backward. A hook
-that fails is switched off for the rest of the session, logged, and named in a fact; training goes
-on. Disabled hooks are taken out of torch.
+that fails is switched off for the rest of the cell, which says so; it is logged, and named in a
+fact; training goes on. Disabled hooks are taken out of torch.
 
 A step inside a function that `torch.compile` compiled is not seen.
 """
@@ -34,6 +34,7 @@ from nbdist.engine.kernel.cost_clock import clock, clocked
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.training.cell import Cell, RankMachine
 from nbdist.error_text import named
+from nbdist.formatting import counted
 
 _TELL_PARTS = {"data", "backward"}
 
@@ -58,7 +59,7 @@ class Hooks:
         self._newest: Callable[[], torch.optim.Optimizer | None] = _none  # the last one among them
         self._machine: RankMachine | None = None
         self._undo: list[torch_hooks.Undo] = []
-        self._broken: set[str] = set()
+        self._broken: dict[str, str] = {}  # in this cell: the hook, and its error
         self._main = threading.main_thread().ident
         self._is_inside = False  # a backward, or a loader: what they call is theirs
         self._guard("processor and memory", self._open_machine)
@@ -69,7 +70,7 @@ class Hooks:
 
     def _new_cell(self) -> Cell:
         cell = Cell(self.recorder, self._machine, grad_norm=self.grad_norm)
-        cell.knows_parts = self._broken.isdisjoint(_TELL_PARTS)
+        cell.knows_parts = _TELL_PARTS.isdisjoint(self._broken)
         return cell
 
     def set_enabled(self, is_enabled: bool) -> None:
@@ -98,7 +99,8 @@ class Hooks:
         return 0.0 if self._machine is None else self._machine.pace.rest_s()
 
     def begin_cell(self) -> None:
-        """Begin to count at zero."""
+        """Begin to count at zero, with all hooks: what failed in one cell need not in another."""
+        self._broken.clear()
         self.cell = self._new_cell()
         graphs.begin_cell()
         clock.begin_cell()
@@ -301,9 +303,18 @@ class Hooks:
             return None
 
     def _break(self, hook: str, error: Exception) -> None:
-        """Switch a hook off that has failed."""
-        self._broken.add(hook)
+        """Switch a hook off that has failed, until the cell ends."""
+        self._broken[hook] = named(error)
         if hook in _TELL_PARTS:
             self.cell.knows_parts = False
         _log.error("The hook on each %s failed and is switched off", hook, exc_info=error)
         self.recorder.fact(**{f"hook_{hook}": f"switched off: {named(error)}"})
+
+    def notices(self) -> Iterator[str]:
+        """Yield what is to be said of the cell that has ended."""
+        if self.cell.replayed:
+            steps = counted(self.cell.replayed, "step")
+            yield f"{steps} replayed CUDA graphs: what ran inside was not measured."
+        if self._broken:
+            parts = "; ".join(f"{hook}: {error}" for hook, error in self._broken.items())
+            yield f"Losses, times and alarms of this cell are not whole: watching failed ({parts})."

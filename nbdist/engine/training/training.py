@@ -14,7 +14,6 @@ from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.training.hooks import Hooks
 from nbdist.errors import UsageError
-from nbdist.formatting import counted
 from nbdist.wire import CellStart
 
 _hooks: Hooks | None = None
@@ -43,7 +42,7 @@ def set_enabled(is_enabled: bool, *, grad_norm: bool = False) -> None:
 def at_step_end(name: str, callback: Callable[[int], None] | None) -> None:
     """Call `callback` on the main thread with the number of each step that ends; None: no more.
 
-    One that raises is logged, told as a fact and not called again.
+    One that raises is logged, and not called again in this cell, whose end says so.
 
     Args:
         name: Whose it is; each has one.
@@ -56,7 +55,7 @@ def at_step_end(name: str, callback: Callable[[int], None] | None) -> None:
 def at_new_optimizer(name: str, callback: Callable[[torch.optim.Optimizer], None]) -> None:
     """Call `callback` on the main thread before an optimizer's first step in a cell.
 
-    One that raises is logged, told as a fact and not called again; each name has one.
+    One that raises is logged, and not called again in this cell; each name has one.
     """
     if _hooks is not None:
         _hooks.on_new_optimizer[name] = callback
@@ -72,11 +71,7 @@ class Training(Component):
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
         """Complete the records of the cell's steps; return what is to be said of them."""
         end_cell()
-        replayed = 0 if _hooks is None else _hooks.cell.replayed
-        if not replayed:
-            return ()
-        steps = counted(replayed, "step")
-        return (f"{steps} replayed CUDA graphs: what ran inside was not measured.",)
+        return () if _hooks is None else _hooks.notices()
 
 
 def begin_cell() -> None:
