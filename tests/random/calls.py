@@ -5,6 +5,7 @@ Main thread, which a trial interrupts.
 
 import contextlib
 import io
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from nbdist import CellResult, Session
 from nbdist.errors import Interrupted
 from tests.random import sentences
 from tests.random.acts import NO_FAULT, Act, Fault
+from tests.random.cells import written
 from tests.random.strikes import strikes
 
 LONGEST_S = 60.0
@@ -94,7 +96,9 @@ class Calls:
         self, code: str, fault: Fault = NO_FAULT, *, retry: int = 0, is_told: bool = True
     ) -> Ran:
         """Run a cell; once more where a rank had died before it, and it was not run."""
+        plain = code
         if is_told:
+            code = written(code, random.Random(f"{self._folder.name} {self._count}"))
             self.driven.story.append(code)
         ran = self.call(
             lambda: self.session.run(
@@ -104,7 +108,7 @@ class Calls:
             is_told=is_told,
         )
         if "so the cell was not run." in ran.text:
-            return self.run(code, fault, retry=retry, is_told=is_told)
+            return self.run(plain, fault, retry=retry, is_told=is_told)
         return ran
 
     def call(

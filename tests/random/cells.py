@@ -1,5 +1,6 @@
 """The cells of a trial, as a user would write them. Pure: text from plain values."""
 
+import random
 from collections.abc import Sequence
 from textwrap import indent
 
@@ -53,6 +54,15 @@ _SCHEDULERS = (
     "CosineAnnealingLR({}, 10, eta_min=1e-3)",
     "LambdaLR({}, lambda i: 0.9**i)",
 )
+
+
+# What people write above a cell's own lines: it awaits, or is no plain Python.
+_ABOVE = ("", "", "", "import asyncio; await asyncio.sleep(0)\n", "!true\n", "_ = %pwd\n")
+
+
+def written(code: str, draw: random.Random) -> str:
+    """Return a cell as one of several people would write it."""
+    return draw.choice(_ABOVE) + code
 
 
 def make(models: Sequence[Model], members: Sequence[Sequence[int]]) -> str:

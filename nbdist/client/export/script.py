@@ -9,10 +9,12 @@ import builtins
 import re
 import shlex
 import symtable
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from pyflakes.checker import Checker
+from pyflakes.checker import Builtin, Checker
 from pyflakes.messages import UndefinedName
 
 from nbdist.client.export.cells import NotebookCell
@@ -196,12 +198,25 @@ def _bound(part: Part) -> set[str]:
 
 def _undefined(text: str) -> dict[str, int]:
     """Return the names that nothing in a script gives, each with the first line that uses it."""
-    messages = Checker(ast.parse(text)).messages
     found: dict[str, int] = {}
-    for message in messages:
-        if isinstance(message, UndefinedName) and not hasattr(builtins, message.message_args[0]):
+    for message in _ScriptChecker(ast.parse(text)).messages:
+        if isinstance(message, UndefinedName):
             found.setdefault(message.message_args[0], message.lineno)
     return found
+
+
+class _ScriptChecker(Checker):  # type: ignore[misc]
+    """pyflakes, to which what IPython has added to this kernel's builtins is no builtin."""
+
+    def addBinding(self, node: ast.AST | None, value: Any) -> None:
+        """Note a name that is given, by the script or by Python."""
+        if not isinstance(value, Builtin) or _is_of_python(getattr(builtins, value.name, None)):
+            super().addBinding(node, value)
+
+
+def _is_of_python(value: object) -> bool:
+    module = getattr(value, "__module__", None) or "builtins"
+    return str(module).partition(".")[0] in sys.stdlib_module_names
 
 
 def _early_features(parts: Sequence[Part]) -> list[str]:

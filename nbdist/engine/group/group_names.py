@@ -17,6 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from nbdist.engine.compat import torch_groups
+from nbdist.engine.kernel import cell_code
 from nbdist.engine.kernel.placeholder import Placeholder
 
 # "mine", "pairs[1]" or "by_axis['dp']": the group's name and its ranks; None for torch's mark.
@@ -92,13 +93,12 @@ def assigned_in(source: str) -> set[str]:
 
     Pure.
     """
-    flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    try:
-        cell = compile(source, "cell", "exec", flags)
-    except (SyntaxError, ValueError):
+    cell = cell_code.tree(source)
+    if cell is None:
         return set()
     targets = [node for node in ast.walk(cell) if isinstance(getattr(node, "ctx", None), ast.Store)]
-    return {name.id for t in targets for name in ast.walk(t) if isinstance(name, ast.Name)}
+    names = {name.id for t in targets for name in ast.walk(t) if isinstance(name, ast.Name)}
+    return names.union(cell_code.words_of_magics(cell))
 
 
 def is_mark(value: object) -> bool:

@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from nbdist.engine.compat import torch_live, torch_modules
+from nbdist.engine.kernel import cell_code
 from nbdist.engine.steps import keep
 from nbdist.engine.steps.find_followers import (
     MOST_ITEMS,
@@ -572,10 +573,10 @@ class Followers:
 
 def loop_targets(source: str) -> frozenset[str]:
     """Return the names that loops of a cell bind: run again, the cell binds them anew."""
-    tree = _tree(source)
-    if tree is None:
-        return frozenset()  # what magics of IPython bind is put back, too
-    targets = [node.target for node in ast.walk(tree) if isinstance(node, ast.For)]
+    cell = cell_code.tree(source)
+    if cell is None:
+        return frozenset()
+    targets = [node.target for node in ast.walk(cell) if isinstance(node, ast.For)]
     names = (node for target in targets for node in ast.walk(target))
     return frozenset(node.id for node in names if isinstance(node, ast.Name))
 
@@ -583,12 +584,13 @@ def loop_targets(source: str) -> frozenset[str]:
 def reached(source: str, names: Mapping[str, Any]) -> frozenset[str] | None:
     """Return the names that a cell leads to: its own, and those of functions and classes it names.
 
-    None: not known, for the cell has magics of IPython.
+    None: not known, for it is no Python.
     """
-    tree = _tree(source)
-    if tree is None:
+    cell = cell_code.tree(source)
+    if cell is None:
         return None
-    todo = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    todo = {node.id for node in ast.walk(cell) if isinstance(node, ast.Name)}
+    todo.update(cell_code.words_of_magics(cell))
     found: set[str] = set()
     while todo:
         found.add(name := todo.pop())
@@ -605,34 +607,17 @@ def stored(
     """Return the names and attributes that a cell sets, and functions and classes it leads to.
 
     Of items the keys that it may set, as `['lr']`: those in code that sets items or calls `update`.
-    None: not known, for the cell has magics of IPython.
+    None: not known, for it is no Python.
     """
-    code = _compiled(source)
-    if code is None or reached is None:
+    cell, code = cell_code.tree(source), cell_code.compiled(source)
+    if cell is None or code is None or reached is None:
         return None
-    found = _stored_in(code)
+    found = _stored_in(code).union(cell_code.words_of_magics(cell))
     for one in map(names.get, reached):
         of_class = one if isinstance(one, type) else type(one)
         for member in (one, *(vars(of_class).values() if is_users(of_class) else ())):
             found |= _stored_in(getattr(member, "__code__", None))
     return frozenset(found)
-
-
-def _tree(source: str) -> ast.Module | None:
-    try:
-        return ast.parse(source)
-    except (SyntaxError, ValueError):
-        return None
-
-
-def _compiled(source: str) -> types.CodeType | None:
-    """Return a cell's code, which may await, as IPython's may; None for what is no Python."""
-    try:
-        code = compile(source, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    except (SyntaxError, ValueError):
-        return None
-    assert isinstance(code, types.CodeType)
-    return code
 
 
 def _stored_in(code: Any) -> set[str]:

@@ -5,6 +5,7 @@ import linecache
 from collections.abc import Iterator
 
 from nbdist import origins
+from nbdist.engine.kernel import cell_code
 
 _NO_LOOPS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
@@ -20,9 +21,8 @@ def of_source(source: str) -> set[str]:
 
     Pure. What a function binds is its own.
     """
-    try:
-        cell = ast.parse(source)
-    except (SyntaxError, ValueError):
+    cell = cell_code.tree(source)
+    if cell is None:
         return set()
     loops = (n for n in _own(cell) if isinstance(n, ast.For | ast.AsyncFor | ast.While))
     return {

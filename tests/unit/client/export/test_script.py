@@ -1,5 +1,6 @@
 """The script: cells as they stand, what stays out with its reason, and names that are missing."""
 
+import builtins
 import math
 import subprocess
 import sys
@@ -209,3 +210,13 @@ def test_a_script_with_plain_torch_runs_on_one_rank_of_torchruns(tmp_path: Path)
         [sys.executable, path], env={**place, **at}, capture_output=True, text=True, timeout=200
     )
     assert ran.stdout == "sum 1.0 inf\n", ran.stderr
+
+
+def test_what_ipython_adds_to_builtins_is_no_builtin_of_a_script(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from IPython.display import display
+
+    monkeypatch.setattr(builtins, "display", display, raising=False)
+    text = script(*cells("%%distributed\ndisplay(len([1]))")).text
+    assert "from IPython.display import display\n" in text
