@@ -26,7 +26,8 @@ class Functions(Component):
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
         """Put them back after a cell that has failed."""
         if not cell.has_succeeded:
-            print(*self.put_back(), sep="\n", end="")
+            for line in self.put_back():
+                print(line)
         return ()
 
     def put_back(self) -> list[str]:
