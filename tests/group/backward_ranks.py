@@ -84,7 +84,7 @@ def train(layout: str, is_bare: bool, late_rank: int = -1) -> dict[str, Any]:
     losses: list[float | None] = []
     names = {"STEPS": STEPS, "LATE_S": LATE_S, "Late": Late, "F": F, "late": late}
     names |= {"layout": spread, "x": x, "y": y, "optimizer": optimizer, "losses": losses}
-    location.name_cell(FILE, PROMPT)
+    location.here.name_cell(FILE, PROMPT)
     training.begin_cell()
     tap.begin_cell()
     tell_every_step()

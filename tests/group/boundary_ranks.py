@@ -43,7 +43,7 @@ class Boom(Exception):
 def build(kind: str) -> None:
     """Make what `train` uses; every rank draws random numbers of its own."""
     recovery.install()
-    keep.look_in(lambda: names)
+    keep.here.look_in(lambda: names)
     torch.manual_seed(0)
     names.clear()
     names.update(_KINDS[kind]())

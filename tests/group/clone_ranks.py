@@ -171,7 +171,7 @@ def cell(source: str) -> None:
     try:
         exec(compile(source, "cell", "exec"), namespace)
     finally:
-        keep.look_in(lambda: namespace)
+        keep.here.look_in(lambda: namespace)
         group_record.here.cell_ended(EndedCell(1, source, has_succeeded=True))
 
 

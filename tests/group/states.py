@@ -44,13 +44,13 @@ def run_cell(code: str) -> str:
         "Slow": Slow,
         "sleep": time.sleep,
     }
-    location.running = 5
+    location.here.running = 5
     try:
         exec(compile(code, "/tmp/ipykernel_nbdist/cell.py", "exec"), names)
     except RuntimeError as error:
         return type(error).__name__
     finally:
-        location.running = None
+        location.here.running = None
     return ""
 
 

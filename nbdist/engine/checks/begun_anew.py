@@ -36,7 +36,7 @@ def tell(optimizer: Optimizer) -> None:
 
 def _name_of(iterator: Any) -> str:
     sampler = torch_hooks.sampler_of(iterator)
-    for name, value in keep.named().items():
+    for name, value in keep.here.named().items():
         if isinstance(value, DataLoader) and sampler in (value.sampler, value.batch_sampler):
             return f"{name} (a DataLoader)"
     return "a DataLoader"

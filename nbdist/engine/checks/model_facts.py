@@ -49,7 +49,7 @@ def facts_of(optimizer: Optimizer) -> dict[str, str]:
 
 def _class_of_named(optimizer: Optimizer) -> dict[str, str]:
     own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    for one in keep.named().values():
+    for one in keep.here.named().values():
         if isinstance(one, nn.Module) and any(id(p) in own for p in one.parameters()):
             return {"model": torch_sharded.plain_name(torch_modules.uncompiled(one))}
     return {}

@@ -118,7 +118,7 @@ class Meetings(Component):
         now = self._now
         if (since := now.since) is None:
             return None
-        cell = location.main_thread()
+        cell = location.here.main_thread()
         return Waiting(
             *(KIND, KIND, now.count, 0, time.monotonic() - since),
             None if cell is None else cell["file_line"],

@@ -151,7 +151,7 @@ def waiting_in_store() -> Waiting | None:
     since = None if place is None else place.store.main_waits_since
     if place is None or since is None:
         return None
-    cell = location.main_thread()
+    cell = location.here.main_thread()
     line = None if cell is None else cell["file_line"]
     seconds = time.monotonic() - since
     return Waiting("store", "", 0, 0, seconds, line, ranks=tuple(range(place.world_size)))

@@ -123,9 +123,9 @@ class Program:
         self.kernel.shell.user_ns.update(
             {name: plain.decode(value) for name, value in start.params.items()}
         )
-        location.script = start.script.file if start.script else None
+        location.here.script = start.script.file if start.script else None
         components.begin(self.components, start)
-        location.running = self._number = start.number
+        location.here.running = self._number = start.number
         register.tell_going_on(self.recorder)  # before the cell logs anything
 
     def cell_ended(self, result: Any) -> wire.CellEnd:
@@ -160,7 +160,7 @@ class Program:
             in_loops=resume.here.are_loops_begun(),
             in_group=not self.joined or torch.distributed.is_initialized(),
         )
-        location.running = location.script = None
+        location.here.running = location.here.script = None
         cleanup.release_frames(getattr(result, "error_in_exec", None))
         return end
 
@@ -315,7 +315,7 @@ def join(
         nbdist=nbdist,
     )
     resize.follow()
-    fd_reserve.fill()
+    fd_reserve.here.fill()
     answer = {"rank": here.rank, "device": str(device)}
     return {**answer, **recovery.settle(generation, newcomers)} if newcomers else answer
 
@@ -333,13 +333,13 @@ def recover(
 
     if newcomers:
         save.here.give_up(f"{name_ranks(newcomers)} died")
-    fd_reserve.release()
+    fd_reserve.here.release()
     if (torchs := program().torchs) is not None:
         torchs.put_back()  # what a cell that went well has replaced
     try:
         return recovery.recover(generation, newcomers, dict(peers))
     finally:
-        fd_reserve.fill()
+        fd_reserve.here.fill()
 
 
 def leave() -> dict[str, Any]:

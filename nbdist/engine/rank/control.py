@@ -27,7 +27,7 @@ def state() -> dict[str, Any]:
     it is `refused`).
 
     Where it is: `cell` (number of the cell that runs, or None), `doing` ("idle", "computing",
-    "waiting" or "loading data"), `where` (None outside of cells; see `location.main_thread`),
+    "waiting" or "loading data"), `where` (None outside of cells; see `location.here.main_thread`),
     `waiting` (None, or what the main thread waits in: the fields of `tap.Waiting`).
 
     How far, since the groups were formed: `counts` (collectives by group, and the cell's calls of
@@ -42,7 +42,7 @@ def state() -> dict[str, Any]:
     from nbdist.engine.tap import tap
     from nbdist.engine.training import training
 
-    place = location.main_thread()
+    place = location.here.main_thread()
     # In this order: a collective may wait in the store before it is sent
     # (`collective_check_store`).
     waiting = tap.waiting() or meeting.here.waiting() or waiting_in_store()
@@ -50,9 +50,9 @@ def state() -> dict[str, Any]:
         "pid": os.getpid(),
         "rss_bytes": _resident_bytes(),
         "gpu": {} if gpu is None else gpu.memory(),
-        "cell": location.running,
+        "cell": location.here.running,
         "doing": _doing(
-            is_busy=location.running is not None or place is not None,
+            is_busy=location.here.running is not None or place is not None,
             is_waiting=waiting is not None,
             is_loading=training.is_loading(),
         ),
@@ -102,7 +102,7 @@ def abort(generation: int) -> int:
     """
     from nbdist.engine.group import group
 
-    fd_reserve.release()
+    fd_reserve.here.release()
     return group.abort(generation)
 
 

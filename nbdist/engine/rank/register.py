@@ -57,7 +57,7 @@ def connect(program: "Program", device: torch.device) -> None:
     training.install(recorder)
     training.set_enabled(options.hooks, grad_norm=options.grad_norm)
     recovery.install()
-    keep.look_in(lambda: program.kernel.shell.user_ns)
+    keep.here.look_in(lambda: program.kernel.shell.user_ns)
     parallelize.tell_facts_to(recorder.fact)
     publish.send_to(
         Path(program.logs).parent.parent / "models",

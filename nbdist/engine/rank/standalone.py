@@ -270,8 +270,8 @@ def _begin(here: ThisRank, records: str | os.PathLike[str] | None) -> None:
     from nbdist.engine.training import training
 
     stem = Path(sys.argv[0]).stem or "script"
-    location.script = sys.argv[0] or None  # as texts name what runs
-    keep.look_in(lambda: vars(sys.modules["__main__"]))
+    location.here.script = sys.argv[0] or None  # as texts name what runs
+    keep.here.look_in(lambda: vars(sys.modules["__main__"]))
     _kept.append(journals := tempfile.TemporaryDirectory(prefix="nbdist-"))
     (folder := Path(journals.name, "journal")).mkdir()  # of the same name on all ranks
     token = os.environ.get("TORCHELASTIC_RUN_ID", "") + os.environ["MASTER_PORT"]

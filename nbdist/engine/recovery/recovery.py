@@ -43,13 +43,13 @@ def install() -> None:
     step_state.install(wrapped_models.buffers_of, snapshot.at_boundary, snapshot.before_any_step)
     step_state.here().followers.keep_by(follow.keep)
     # `reset` puts them back.
-    torch_hooks.wrap_start_workers(defer_interrupt.start_workers_whole)
+    torch_hooks.wrap_start_workers(defer_interrupt.here.start_workers_whole)
     step_state.also(ddp_hook_state.snapshot, lambda _: None)
     clone.also("pipelines", torch_pipeline.hand_over, torch_pipeline.take_over)
     clone.also("identities", wrapped_models.hand_over, identity.take_over)
     clone.also("steps", step_state.here().hand_over, step_state.here().take_over)
     clone.also("loaders", resume.here.hand_over, resume.here.take_over)
-    clone.also("kept", keep.kept, keep.take_over)
+    clone.also("kept", keep.here.kept, keep.here.take_over)
     clone.also("meshes", device_mesh.hand_over, device_mesh.take_over)
     clone.also("accelerate", third_parties.shared_states, lambda _: None)  # they fill themselves
 

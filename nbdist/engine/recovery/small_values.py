@@ -123,7 +123,7 @@ class SmallValues(Component):
 
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
         """Write down this rank's names, and send its small values to its peer."""
-        values = clone.written_names(keep.names())
+        values = clone.written_names(keep.here.names())
         self._names.write(values)
         if peers.every():
             found = _collect(values)

@@ -147,7 +147,7 @@ class Unit:
 def find() -> list[Unit]:
     """Return the units of this rank, in the order in which they were made."""
     optimizers = _optimizers()
-    named = keep.named()
+    named = keep.here.named()
     parts = torch_pipeline.live_parts()
     sharded = {id(o): kind for o in optimizers if (kind := _sharding(o, parts))}
     called = _called(named, parts)
@@ -175,7 +175,7 @@ def unit_of(optimizer: Optimizer) -> Unit | None:
 
 def untrained_cut() -> list[nn.Module]:
     """Return the modules that are cut over ranks and belong to no unit of this rank."""
-    called = _called(keep.named(), torch_pipeline.live_parts())
+    called = _called(keep.here.named(), torch_pipeline.live_parts())
     trained = {id(module) for unit in find() for module in unit.modules}
     return [
         module

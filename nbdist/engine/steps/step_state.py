@@ -207,7 +207,7 @@ class Boundary(Component):
             self._inside = optimizer
             # A closure may take any time; and within backward no interrupt strikes.
             if closure is None and is_main:
-                defer_interrupt.begin()
+                defer_interrupt.here.begin()
         if began_ns:
             clock.add("boundary", thread_time_ns() - began_ns + clock.hook.ns)
 
@@ -231,7 +231,7 @@ class Boundary(Component):
                 after(optimizer, steps.whole)
         except Exception as error:
             self._give_up(error)
-        defer_interrupt.end()
+        defer_interrupt.here.end()
         if began_ns:
             clock.add("boundary", thread_time_ns() - began_ns + clock.hook.ns)
 

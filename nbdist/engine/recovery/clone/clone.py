@@ -178,7 +178,7 @@ def _name_own(place: "_Place", source: int) -> list[str]:
 
 def namespace() -> dict[str, Any]:
     """Return the namespace in which cells run on this rank."""
-    return keep.names()
+    return keep.here.names()
 
 
 def written_names(namespace: dict[str, Any]) -> dict[str, Any]:
@@ -271,7 +271,7 @@ class _Place:
     def of(cls, namespace: dict[str, Any] | None) -> "_Place":
         anchors = {**torch_rebuild.anchors(), "__main__": sys.modules.get("__main__")}
         if namespace is None:
-            namespace, shell = keep.names(), get_ipython()
+            namespace, shell = keep.here.names(), get_ipython()
             assert shell is not None, "only a rank's own namespace is cloned in place"
             anchors |= {"IPython's shell": shell, "the cells' module": shell.user_module}
         return cls(namespace, {**anchors, "namespace": namespace})
