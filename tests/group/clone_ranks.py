@@ -167,7 +167,9 @@ _boundaries: list[Any] = []
 def cell(source: str) -> None:
     """Run a cell in this rank's namespace; each step of it ends at a boundary."""
     if not _boundaries:
-        _boundaries.append(register_optimizer_step_post_hook(lambda *_: ddp_hook_state.snapshot()))
+        _boundaries.append(
+            register_optimizer_step_post_hook(lambda *_: ddp_hook_state.here.snapshot())
+        )
     try:
         exec(compile(source, "cell", "exec"), namespace)
     finally:

@@ -19,7 +19,7 @@ Peers = dict[int, int | None]
 def begin(peer_of: Peers) -> None:
     """Keep a snapshot at each step with these peers."""
     rank = dist.get_rank()
-    client = state.member().client
+    client = state.here.member().client
     peers.start(rank, peer_of[rank], every=1, host=LOOPBACK, key=b"a key", client=client)
     dist.barrier()
 

@@ -83,7 +83,7 @@ def facts_of(training: Training, of_moment: Facts) -> Facts:
         },
         "aliases": {model.name: model.aliases for model in training.models},
         "buckets": {
-            model.name: ddp_buckets.order_of(ddp)
+            model.name: ddp_buckets.here.order_of(ddp)
             for model in training.models
             if (ddp := trained_models.ddp_of(model.module)) is not None
         },

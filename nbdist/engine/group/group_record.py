@@ -91,7 +91,7 @@ class WrittenGroups(Component):
 
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
         """Write this rank's groups down, where there are others than the default one."""
-        here, default = state.here(), torch_groups.default_name()
+        here, default = state.here.place(), torch_groups.default_name()
         if here is None or not default.isdigit():
             return ()
         count = torch_groups.group_count()

@@ -82,7 +82,7 @@ class Program:
             every=self.options.peer_snapshots,
             host=self.place.address,
             key=self.kernel.session.key,
-            client=state.member().client,
+            client=state.here.member().client,
         )
 
     # -- called by the kernel (engine/kernel/kernel.py)

@@ -37,7 +37,7 @@ def state() -> dict[str, Any]:
     """
     from nbdist.engine.averaging import serving
     from nbdist.engine.group import meeting
-    from nbdist.engine.group.state import status, waiting_in_store
+    from nbdist.engine.group import state as group_state
     from nbdist.engine.recovery import snapshot
     from nbdist.engine.tap import tap
     from nbdist.engine.training import training
@@ -45,7 +45,7 @@ def state() -> dict[str, Any]:
     place = location.here.main_thread()
     # In this order: a collective may wait in the store before it is sent
     # (`collective_check_store`).
-    waiting = tap.waiting() or meeting.here.waiting() or waiting_in_store()
+    waiting = tap.waiting() or meeting.here.waiting() or group_state.here.waiting_in_store()
     return {
         "pid": os.getpid(),
         "rss_bytes": _resident_bytes(),
@@ -65,7 +65,7 @@ def state() -> dict[str, Any]:
         "serves": serving.is_serving(),
         "step": training.current_step(),
         "last": tap.last_kind(),
-        "group": status(),
+        "group": group_state.here.status(),
         "snapshot": snapshot.status(),
     }
 

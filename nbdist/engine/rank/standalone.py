@@ -283,7 +283,7 @@ def _begin(here: ThisRank, records: str | os.PathLike[str] | None) -> None:
         atexit.register(recorder.close)
     if not step_state.here().is_installed:  # without the snapshots that a recovery needs
         step_state.install(wrapped_models.buffers_of, lambda optimizer, steps: None)
-    names = dist.PrefixStore("nbdist/log", state.member().client)
+    names = dist.PrefixStore("nbdist/log", state.here.member().client)
     printed = PrintedNumbers(here.rank, here.world_size, names)
     step_state.here().then(lambda optimizer, steps: printed.stepped(steps))
     training.tell_logs(printed.tell)

@@ -303,7 +303,7 @@ def _lead(series: _Series, steps: int, now: float) -> None:
             # The others may be ahead by a round, and must hear of it before they are there.
             ahead = series.wrapper.next_meeting(ahead + series.wrapper.between_meetings())
         series.target = steps + ahead
-        state.store().set(series.key, str(series.target))
+        state.here.store().set(series.key, str(series.target))
 
 
 def _follow(series: _Series, steps: int, now: float) -> None:
@@ -312,7 +312,7 @@ def _follow(series: _Series, steps: int, now: float) -> None:
     if now < series.polled_at + snapshot_schedule.POLL_S:
         return
     series.polled_at = now
-    store = state.store()
+    store = state.here.store()
     if store.check([series.key]):
         series.target = int(store.get(series.key))
 

@@ -159,7 +159,7 @@ def _name_missed(
 
 def _name_own(place: "_Place", source: int) -> list[str]:
     """Put placeholders for what only this rank's predecessor held; return what is said of it."""
-    here, client = dist.get_rank(), state.member().client
+    here, client = dist.get_rank(), state.here.member().client
     before, _ = name_record.read(client, here)
     names = name_record.missed(
         before, place.namespace, frozenset().union(*name_record.read(client, source))
@@ -200,7 +200,7 @@ def _group_names(
     told = [group_record.SurvivorReport(**json.loads(text)) for text in heard.values()]
     own: group_names.Names = {}
     if is_new:
-        own = group_record.names_before(state.member().client, dist.get_rank(), told)
+        own = group_record.names_before(state.here.member().client, dist.get_rank(), told)
     return [one.names for one in told], own
 
 
@@ -397,7 +397,7 @@ def _take(place: _Place, source: int, here: int) -> dict[str, Any]:
         }
         part.restore({k: value for k, value in came.items() if type(value) is not Placeholder})
     place.namespace.update(values)
-    ddp_hook_state.snapshot()  # the source's hooks stand at a boundary
+    ddp_hook_state.here.snapshot()  # the source's hooks stand at a boundary
     seed_anew({**answer["random"], "rank": here})
     return answer
 
