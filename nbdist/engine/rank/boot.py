@@ -76,7 +76,7 @@ class Program:
         from nbdist.engine.group import state
         from nbdist.engine.recovery import peers
 
-        peers.start(
+        peers.here.start(
             self.rank,
             self.place.peer,
             every=self.options.peer_snapshots,

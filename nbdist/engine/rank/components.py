@@ -18,8 +18,7 @@ from nbdist.engine.kernel import chaos
 from nbdist.engine.kernel.cleanup import TorchModes
 from nbdist.engine.layout import parallelize
 from nbdist.engine.rank.script import Script
-from nbdist.engine.recovery.small_values import SmallValues
-from nbdist.engine.recovery.snapshot import Snapshots
+from nbdist.engine.recovery import peers, small_values, snapshot
 from nbdist.engine.steps import step_state
 from nbdist.engine.tap.tap import Tap
 from nbdist.engine.training import torch_profile
@@ -33,13 +32,14 @@ def of_rank(
 ) -> tuple[Component, ...]:
     """Return the components of a notebook's rank, which has joined its group."""
     return (
-        SmallValues(),
+        small_values.here,
         group_record.here,
         save.here,
         automatic.here,
         parallelize.here,
         Averaging(),
-        Snapshots(),
+        peers.here,
+        snapshot.here,
         resume.here,
         step_state.here(),
         links,

@@ -66,7 +66,7 @@ def state() -> dict[str, Any]:
         "step": training.current_step(),
         "last": tap.last_kind(),
         "group": group_state.here.status(),
-        "snapshot": snapshot.status(),
+        "snapshot": snapshot.here.status(),
     }
 
 

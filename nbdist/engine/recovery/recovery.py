@@ -40,7 +40,9 @@ def install() -> None:
     """Begin to keep what a recovery needs, when the rank has joined its group; once is enough."""
     if step_state.here().is_installed:
         return
-    step_state.install(wrapped_models.buffers_of, snapshot.at_boundary, snapshot.before_any_step)
+    step_state.install(
+        wrapped_models.buffers_of, snapshot.here.at_boundary, snapshot.here.before_any_step
+    )
     step_state.here().followers.keep_by(follow.keep)
     # `reset` puts them back.
     torch_hooks.wrap_start_workers(defer_interrupt.here.start_workers_whole)
@@ -100,9 +102,9 @@ def settle(
         healed = reset.reset_state(progress)
         newcomers = sorted(newcomers)
         if newcomers:
-            peers.reconnect()
-            peers.move(peer_of or {})
-        decisions, lines, is_half = sync_state.sync(newcomers, progress)
+            peers.here.reconnect()
+            peers.here.move(peer_of or {})
+        decisions, lines, is_half = sync_state.here.sync(newcomers, progress)
         cloned, is_refused = None, False
         if newcomers:
             cloned = clone.clone_each(
@@ -114,14 +116,14 @@ def settle(
             # A new rank remembers none: the groups of older meshes would meet those of newer ones.
             torch_sharded.forget_results()
             missing = peer_state.missing(decisions, newcomers)
-            decisions = sync_state.refuse_missing(decisions, missing)
+            decisions = sync_state.here.refuse_missing(decisions, missing)
             is_own = peer_state.restore(decisions)
             is_new = dist.get_rank() in newcomers
-            is_refused = sync_state.refuse_shapes(decisions, is_new=is_new)
+            is_refused = sync_state.here.refuse_shapes(decisions, is_new=is_new)
             if cloned is not None and is_own:
                 cloned["random"]["is_own"] = True
             _draw_alike(newcomers, decisions, cloned)
-            small_values.give_back(newcomers, cloned, clone.namespace)
+            small_values.here.give_back(newcomers, cloned, clone.namespace)
         async_sgd.begin_anew()
         # What was sent in between is no cell's.
         tap.reset_counts()

@@ -95,7 +95,7 @@ def _is_orphan(module: nn.Module) -> bool:
 
 def _refuse(stale: list[nn.Module], why: str, do: str) -> None:
     for module in stale:
-        disabled.refuse(module, _refusal(module, why, do))
+        disabled.here.refuse(module, _refusal(module, why, do))
         torch_live.forget(module)
     _forget_optimizers(stale)
 

@@ -453,7 +453,7 @@ def _refuse_lost(place: _Place, answer: Mapping[str, Any], source: int, newcomer
 
     def is_gone(module: nn.Module) -> bool:
         held = newcomer in torch_rebuild.holders(module)
-        return held and not shards.comes_whole(module, source, newcomer)
+        return held and not shards.here.comes_whole(module, source, newcomer)
 
     models: dict[nn.Module, str] = {}
     roots = [module for module, _ in torch_sharded.live_fsdp2_roots()]
@@ -471,4 +471,4 @@ def _refuse_lost(place: _Place, answer: Mapping[str, Any], source: int, newcomer
             why="each rank held a part of its parameters, and that process died",
             do="build it again in a cell, or restore a checkpoint",
         )
-        disabled.refuse(module, error)
+        disabled.here.refuse(module, error)
