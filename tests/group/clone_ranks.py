@@ -228,10 +228,12 @@ def recover(
     tap.reset_counts()
     began = time.monotonic()
     if source is None:
-        cloned = clone_module.clone_each(newcomers, namespace=namespace, step=step)
+        cloned = clone_module.clone_each(newcomers, namespace=namespace, step=step, beside=_beside)
     else:
         (newcomer,) = newcomers
-        cloned = clone_module.clone(source, newcomer, namespace=namespace, step=step)
+        cloned = clone_module.clone(
+            source, newcomer, namespace=namespace, step=step, beside=_beside
+        )
     return {"healed": healed, "cloned": cloned, "seconds": time.monotonic() - began}
 
 
@@ -245,11 +247,12 @@ def try_only(expression: str) -> tuple[str, str] | None:
 
 
 _part: dict[str, Any] = {}
+_beside: list[clone_module.Part] = []
 
 
 def register_part() -> None:
     """Have a part travel that is in no namespace, and shares an object with it."""
-    clone_module.also("part", lambda: dict(_part), _part.update)
+    _beside.append(clone_module.Part("part", lambda: dict(_part), _part.update))
 
 
 def set_part(number: int) -> None:

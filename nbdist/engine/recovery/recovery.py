@@ -47,13 +47,20 @@ def install() -> None:
     # `reset` puts them back.
     torch_hooks.wrap_start_workers(defer_interrupt.here.start_workers_whole)
     step_state.also(ddp_hook_state.here.snapshot, lambda _: None)
-    clone.also("pipelines", torch_pipeline.hand_over, torch_pipeline.take_over)
-    clone.also("identities", wrapped_models.hand_over, identity.here.take_over)
-    clone.also("steps", step_state.here().hand_over, step_state.here().take_over)
-    clone.also("loaders", resume.here.hand_over, resume.here.take_over)
-    clone.also("kept", keep.here.kept, keep.here.take_over)
-    clone.also("meshes", device_mesh.hand_over, device_mesh.take_over)
-    clone.also("accelerate", third_parties.shared_states, lambda _: None)  # they fill themselves
+
+
+def _beside_names() -> tuple[clone.Part, ...]:
+    """Return what new ranks get beside the namespace, in the order in which they take it over."""
+    steps = step_state.here()
+    return (
+        clone.Part("pipelines", torch_pipeline.hand_over, torch_pipeline.take_over),
+        clone.Part("identities", wrapped_models.hand_over, identity.here.take_over),
+        clone.Part("steps", steps.hand_over, steps.take_over),
+        clone.Part("loaders", resume.here.hand_over, resume.here.take_over),
+        clone.Part("kept", keep.here.kept, keep.here.take_over),
+        clone.Part("meshes", device_mesh.hand_over, device_mesh.take_over),
+        clone.Part("accelerate", third_parties.shared_states, lambda _: None),  # it fills itself
+    )
 
 
 def recover(
@@ -111,6 +118,7 @@ def settle(
                 newcomers,
                 step=training.current_step(),
                 parts=[unit.copies for unit in wrapped_models.find() if unit.copies],
+                beside=_beside_names(),
                 arrived=lambda: peer_state.expect_others(decisions),
             )
             # A new rank remembers none: the groups of older meshes would meet those of newer ones.
