@@ -29,7 +29,7 @@ class Slow(Dataset[torch.Tensor]):
 def begin() -> None:
     """Put the tap and the training hooks in place, and make a group of ranks 0 and 1."""
     tap.install("full")
-    training.install(Recorder(dist.get_rank(), lambda batch: None))
+    training.here.install(Recorder(dist.get_rank(), lambda batch: None))
     held["sub"] = dist.new_group([0, 1])
     tap.reset_counts()
 

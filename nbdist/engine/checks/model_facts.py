@@ -27,7 +27,7 @@ FACTS = ("layout", "model", "parameters", "layout_explained", "proof")
 def tell(recorder: Recorder, optimizer: Optimizer) -> None:
     """Tell of an optimizer before its first step in a cell. Main thread."""
     recorder.fact(**facts_of(optimizer))
-    recorder.add("optimizer", training.current_step(), numbers_of(optimizer))
+    recorder.add("optimizer", training.here.current_step(), numbers_of(optimizer))
 
 
 def facts_of(optimizer: Optimizer) -> dict[str, str]:

@@ -24,7 +24,6 @@ def emulate_link(bytes_per_s: float | None) -> None:
         UsageError: That is no rate.
         ClusterError: This rank is in no group, has no gloo, or its system cannot.
     """
-    global _rate, _is_used
     if bytes_per_s is not None and not _is_rate(bytes_per_s):
         raise UsageError(
             f"emulate_link takes bytes per second, at least 1, or None, not {bytes_per_s!r}."

@@ -150,7 +150,7 @@ class Program:
             collectives=tap.counts() if self.joined else {},
             sent=tap.sent(),
             received=tap.received(),
-            steps=training.current_step(),
+            steps=training.here.current_step(),
             value=plain.encode(value) if is_plain else None,
             value_repr=None if is_plain else _short_repr(value),
             notices=notices,
@@ -301,13 +301,12 @@ def join(
         is_first=not generation and not newcomers,
     )
     connect(here, device)
-    standalone.know(
-        standalone.ThisRank(here.rank, int(here.variables["LOCAL_RANK"]), asked.n, device)
-    )
+    local_rank = int(here.variables["LOCAL_RANK"])
+    standalone.here.rank = standalone.ThisRank(here.rank, local_rank, asked.n, device)
     here.recorder.fact(torch=torch.__version__)
     here.kernel.shell.user_ns.update(
         rank=here.rank,
-        local_rank=int(here.variables["LOCAL_RANK"]),
+        local_rank=local_rank,
         world_size=asked.n,
         device=device,
         torch=torch,

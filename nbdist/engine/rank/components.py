@@ -21,9 +21,8 @@ from nbdist.engine.rank.script import Script
 from nbdist.engine.recovery import peers, small_values, snapshot
 from nbdist.engine.steps import step_state
 from nbdist.engine.tap.tap import Tap
-from nbdist.engine.training import torch_profile
+from nbdist.engine.training import torch_profile, training
 from nbdist.engine.training.devices import DeviceStats
-from nbdist.engine.training.training import Training
 from nbdist.wire import CellStart
 
 
@@ -46,7 +45,7 @@ def of_rank(
         devices,
         checks,
         Tap(),
-        Training(),
+        training.here,
         TorchModes(),
         torch_profile.here,
         chaos.here,
@@ -58,7 +57,7 @@ def of_rank(
 
 def of_script() -> tuple[Component, ...]:
     """Return the components of a script that torchrun has started: it is one cell."""
-    return (save.here, Averaging(), resume.here, step_state.here(), Training())
+    return (save.here, Averaging(), resume.here, step_state.here(), training.here)
 
 
 def begin(components: Sequence[Component], start: CellStart) -> None:

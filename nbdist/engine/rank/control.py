@@ -54,7 +54,7 @@ def state() -> dict[str, Any]:
         "doing": _doing(
             is_busy=location.here.running is not None or place is not None,
             is_waiting=waiting is not None,
-            is_loading=training.is_loading(),
+            is_loading=training.here.is_loading(),
         ),
         "where": place,
         "waiting": None if waiting is None else waiting.to_wire(),
@@ -63,7 +63,7 @@ def state() -> dict[str, Any]:
         "received": tap.received(),
         "tagged": tap.tagged(),
         "serves": serving.is_serving(),
-        "step": training.current_step(),
+        "step": training.here.current_step(),
         "last": tap.last_kind(),
         "group": group_state.here.status(),
         "snapshot": snapshot.here.status(),

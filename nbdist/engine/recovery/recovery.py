@@ -116,7 +116,7 @@ def settle(
         if newcomers:
             cloned = clone.clone_each(
                 newcomers,
-                step=training.current_step(),
+                step=training.here.current_step(),
                 parts=[unit.copies for unit in wrapped_models.find() if unit.copies],
                 beside=_beside_names(),
                 arrived=lambda: peer_state.expect_others(decisions),

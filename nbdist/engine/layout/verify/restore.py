@@ -33,7 +33,7 @@ def unharmed(model: nn.Module) -> Iterator[None]:
     """
     full_tensors.settle(model)
     kept = _Kept(model)
-    with training.unseen():
+    with training.here.unseen():
         try:
             with untouched(model):
                 try:
