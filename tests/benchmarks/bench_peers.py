@@ -30,7 +30,7 @@ batch = torch.randn(BATCH, 512)
 
 def measure(steps, keeps):
     # Both turns begin at the same step on all ranks: they agree on what follows.
-    for series in snapshot._series.values():
+    for series in snapshot.here._series.values():
         series.next_step = 0 if keeps else 1 << 60
     began = time.perf_counter(), time.process_time()
     for _ in range(steps):

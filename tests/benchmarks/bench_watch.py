@@ -46,7 +46,7 @@ def measure(width: int) -> dict[str, list[float]]:
     )
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
     x, y = torch.randn(32, width), torch.randint(0, 8, (32,))
-    training.install(Recorder(dist.get_rank(), lambda batch: None))
+    training.here.install(Recorder(dist.get_rank(), lambda batch: None))
 
     def step() -> None:
         torch.nn.functional.cross_entropy(ddp(x), y).backward()
@@ -70,12 +70,12 @@ def measure(width: int) -> dict[str, list[float]]:
     def prepare(way: str) -> None:
         is_all = way.startswith("all")
         tap.set_level("full" if is_all or "full" in way else "counts" if "counts" in way else "off")
-        training.set_enabled(is_all or way.startswith("hooks"))
+        training.here.set_enabled(is_all or way.startswith("hooks"))
         step_state.here().remove()
         if is_all or way == "boundary":
             step_state.install(lambda optimizer: (), lambda optimizer, steps: None)
         step_state.begin_cell()
-        training.begin_cell()
+        training.here.begin_cell()
         tap.begin_cell()
         Telling.is_on = in_flight.state.is_telling = way.endswith("told")
         Chosen.is_on = "measured" in way
@@ -94,7 +94,7 @@ def measure(width: int) -> dict[str, list[float]]:
                 if way.startswith("tap"):
                     tap.take(i + 1)
             times[way].append((time.process_time_ns() - began) / steps / 1e3)
-            training.end_cell()
+            training.here.end_cell()
     return times
 
 

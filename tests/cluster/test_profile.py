@@ -305,7 +305,7 @@ def test_trace_and_summary_are_artifacts_of_the_run(session: Session) -> None:
 def test_without_the_option_nothing_is_recorded_and_nothing_hooked(session: Session) -> None:
     session.run(TRAIN, profile="3", track=False)
     before = os.listdir(folder_of(session._cluster.logs, 0).parent)
-    hook = "from nbdist.engine.training import training as _t\n'profile' in _t._hooks.on_step"
+    hook = "from nbdist.engine.training import training as _t\n'profile' in _t.here._hooks.on_step"
     assert session.run(f"{TRAIN}\n{hook}", track=False).value_list == [False, False]
     assert os.listdir(folder_of(session._cluster.logs, 0).parent) == before
 

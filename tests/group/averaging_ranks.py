@@ -223,8 +223,8 @@ def looks_like_an_optimizer() -> dict[str, Any]:
     """Schedulers, state, closures and gradient scalers on a wrapper."""
     claims: dict[str, Any] = {}
     recorder = Recorder(dist.get_rank(), lambda batch: None)
-    training.install(recorder)
-    training.begin_cell()
+    training.here.install(recorder)
+    training.here.begin_cell()
     model = models.make("gpt", F64)
     opt = DiLoCo(adamw(model.parameters()), every=4)
     schedule = torch.optim.lr_scheduler.StepLR(opt, step_size=2, gamma=0.5)
@@ -233,8 +233,8 @@ def looks_like_an_optimizer() -> dict[str, Any]:
         opt.step()
         schedule.step()
         opt.zero_grad()
-    claims["steps counted"] = training.end_cell()
-    training.set_enabled(False)
+    claims["steps counted"] = training.here.end_cell()
+    training.here.set_enabled(False)
     claims["rate inside"] = opt.optim.param_groups[0]["lr"]
 
     saved = copy.deepcopy(opt.state_dict())

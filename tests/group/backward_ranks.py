@@ -73,7 +73,7 @@ def train(layout: str, is_bare: bool, late_rank: int = -1) -> dict[str, Any]:
     published: list[dict[str, Any]] = []
     tap.install("full")
     recorder = Recorder(0, published.append)
-    training.install(recorder)
+    training.here.install(recorder)
     torch.manual_seed(0)
     model = nn.Sequential(*(Block() for _ in range(4)))
     spread = parallelize(model, layout)
@@ -84,15 +84,15 @@ def train(layout: str, is_bare: bool, late_rank: int = -1) -> dict[str, Any]:
     losses: list[float | None] = []
     names = {"STEPS": STEPS, "LATE_S": LATE_S, "Late": Late, "F": F, "late": late}
     names |= {"layout": spread, "x": x, "y": y, "optimizer": optimizer, "losses": losses}
-    location.name_cell(FILE, PROMPT)
-    training.begin_cell()
+    location.here.name_cell(FILE, PROMPT)
+    training.here.begin_cell()
     tap.begin_cell()
     tell_every_step()
     if is_bare:
         bare_thread.install()
     exec(compile(CELL, FILE, "exec"), names)
     bare_thread.remove()
-    training.end_cell()
+    training.here.end_cell()
     recorder.flush()
     records = [record for one in published for record in Batch.from_wire(one).records]
     calls: Counter[tuple[str, str]] = Counter()

@@ -235,17 +235,17 @@ def records(workers: int) -> list[tuple[str, dict[str, float]]]:
     """Train on a loader whose items wait, with the rank's hooks, and return the records."""
     allow_workers()
     kept: Any = Kept()
-    training.install(kept)
+    training.here.install(kept)
     loaders.tell_to(lambda facts: kept.add("loader", 0, facts))
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    training.begin_cell()
+    training.here.begin_cell()
     for batch in loader(Slow(0.005), global_batch=16, num_workers=workers):
         optimizer.zero_grad()
         model(batch[:, None].float()).mean().backward()
         optimizer.step()
-    training.end_cell()
-    training.set_enabled(False)
+    training.here.end_cell()
+    training.here.set_enabled(False)
     return kept.rows
 
 

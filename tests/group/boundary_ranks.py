@@ -43,7 +43,7 @@ class Boom(Exception):
 def build(kind: str) -> None:
     """Make what `train` uses; every rank draws random numbers of its own."""
     recovery.install()
-    keep.look_in(lambda: names)
+    keep.here.look_in(lambda: names)
     torch.manual_seed(0)
     names.clear()
     names.update(_KINDS[kind]())
@@ -224,7 +224,7 @@ def forward_error() -> str:
 
 def without_snapshots() -> None:
     """Let snapshots find no memory."""
-    snapshot._free_bytes = lambda: 0
+    snapshot.here._free_bytes = lambda: 0
 
 
 def schedule_snapshots(interval_s: float) -> None:
@@ -238,7 +238,7 @@ def schedule_snapshots(interval_s: float) -> None:
 def snapshots_held() -> list[int]:
     """Return the steps of the snapshots that this rank holds, newest first."""
     (unit,) = wrapped_models.find()
-    return [of_optimizer for (of_optimizer, *_), _ in snapshot.held(unit)]
+    return [of_optimizer for (of_optimizer, *_), _ in snapshot.here.held(unit)]
 
 
 def interrupt_in_a_step(times: int, seconds: float = 0.0) -> dict[str, Any]:
@@ -281,7 +281,7 @@ def interrupt_in_a_step(times: int, seconds: float = 0.0) -> dict[str, Any]:
 
 def snapshot_status() -> dict[str, Any] | None:
     """Return what `%dist status` shows of snapshots."""
-    return snapshot.status()
+    return snapshot.here.status()
 
 
 def fingerprint_of_model() -> str:

@@ -198,7 +198,7 @@ def loaders_made_again(folder: str, case: Case) -> dict[str, int]:
         How many samples each has consumed then, by name; those before live on as "old NAME".
     """
     names: dict[str, Any] = {}
-    keep.look_in(lambda: names)
+    keep.here.look_in(lambda: names)
     training = Training(case)
     training.train(1)
     data = TensorDataset(torch.arange(40))
@@ -214,7 +214,7 @@ def loaders_made_again(folder: str, case: Case) -> dict[str, int]:
     next(batches)
     nbdist.restore(folder)
     found = {name: one.consumed for name, one in names.items()}
-    keep.look_in(dict)
+    keep.here.look_in(dict)
     training.end()
     return found
 
@@ -239,7 +239,7 @@ def error_of(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
 
 def forget_all() -> None:
     """Have no training on this rank."""
-    for name in keep.kept():
+    for name in keep.here.kept():
         nbdist.keep(**{name: None})
     gc.collect()
 
@@ -451,11 +451,11 @@ def saved_beside_a_failed_cell() -> dict[str, str]:
     _names: dict[str, Any] = {"Out": {1: made(nn.Conv1d, 2, 2, 1)}, "held": {"trainer": Holder()}}
     _names["held"]["trainer"].opt = made(nn.Linear, 2, 2)
     _names["rate"] = torch.optim.lr_scheduler.StepLR(made(nn.Conv2d, 2, 2, 1), 1)
-    keep.look_in(lambda: _names)
+    keep.here.look_in(lambda: _names)
     try:
         return dict(training_state.layouts(training_state.find()))
     finally:
-        keep.look_in(dict)
+        keep.here.look_in(dict)
         del sys.last_value
         Training.end(_names["rate"])
 
@@ -466,7 +466,7 @@ def saved_beside_a_failed_cell() -> dict[str, str]:
 def build_nets(names: dict[str, Any], order: str, layout: str = "ddp") -> None:
     """Build small models of one class in an order, each with an optimizer, as cells name them."""
     recovery.install()
-    keep.look_in(lambda: names)
+    keep.here.look_in(lambda: names)
     for name in order:
         torch.manual_seed(ord(name))
         net = parallelize(nn.Linear(4, 4), layout).model
@@ -500,7 +500,7 @@ def states_of_nets(names: dict[str, Any], which: str) -> dict[str, Any]:
 
 def end_nets(names: dict[str, Any]) -> None:
     """Let nothing of them be found any more."""
-    keep.look_in(dict)
+    keep.here.look_in(dict)
     names.clear()
     for living in torch_live.live(torch.optim.Optimizer):
         torch_live.forget(living)

@@ -167,11 +167,13 @@ _boundaries: list[Any] = []
 def cell(source: str) -> None:
     """Run a cell in this rank's namespace; each step of it ends at a boundary."""
     if not _boundaries:
-        _boundaries.append(register_optimizer_step_post_hook(lambda *_: ddp_hook_state.snapshot()))
+        _boundaries.append(
+            register_optimizer_step_post_hook(lambda *_: ddp_hook_state.here.snapshot())
+        )
     try:
         exec(compile(source, "cell", "exec"), namespace)
     finally:
-        keep.look_in(lambda: namespace)
+        keep.here.look_in(lambda: namespace)
         group_record.here.cell_ended(EndedCell(1, source, has_succeeded=True))
 
 
@@ -226,10 +228,12 @@ def recover(
     tap.reset_counts()
     began = time.monotonic()
     if source is None:
-        cloned = clone_module.clone_each(newcomers, namespace=namespace, step=step)
+        cloned = clone_module.clone_each(newcomers, namespace=namespace, step=step, beside=_beside)
     else:
         (newcomer,) = newcomers
-        cloned = clone_module.clone(source, newcomer, namespace=namespace, step=step)
+        cloned = clone_module.clone(
+            source, newcomer, namespace=namespace, step=step, beside=_beside
+        )
     return {"healed": healed, "cloned": cloned, "seconds": time.monotonic() - began}
 
 
@@ -243,11 +247,12 @@ def try_only(expression: str) -> tuple[str, str] | None:
 
 
 _part: dict[str, Any] = {}
+_beside: list[clone_module.Part] = []
 
 
 def register_part() -> None:
     """Have a part travel that is in no namespace, and shares an object with it."""
-    clone_module.also("part", lambda: dict(_part), _part.update)
+    _beside.append(clone_module.Part("part", lambda: dict(_part), _part.update))
 
 
 def set_part(number: int) -> None:

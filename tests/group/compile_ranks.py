@@ -132,8 +132,8 @@ def trained(layout: str, when: str, backend: str, *policies: Any) -> dict[str, A
     elif when.endswith(", after"):
         compile_in_place(model, when, backend)
     recorder = Recorded()
-    hooks.install(recorder)  # type: ignore[arg-type]
-    hooks.begin_cell()
+    hooks.here.install(recorder)  # type: ignore[arg-type]
+    hooks.here.begin_cell()
     checks = RankChecks(lambda _kind, _step, _values: None)
     opt = torch.optim.SGD(called.parameters(), lr=0.1)
     shard = data_shard()
@@ -153,7 +153,7 @@ def trained(layout: str, when: str, backend: str, *policies: Any) -> dict[str, A
         checks.step_ended(2)
         graphs.append(counters["stats"]["unique_graphs"])
     collectives = sum(tap.counts().values())
-    steps = hooks.end_cell()
+    steps = hooks.here.end_cell()
     expected = alone(layout)
     found = {name: t.detach().clone() for name, t in full_tensors.tensors(spread)}
     return {

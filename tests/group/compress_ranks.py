@@ -42,9 +42,9 @@ def through_a_fault(model: torch.nn.Module, steps: int) -> Iterator[Tensor]:
             gradients(model, 7, rank, world)
             reducer = torch_modules.reducer_of(model)
             assert reducer is not None
-            ddp_hook_state.restore(reducer)
+            ddp_hook_state.here.restore(reducer)
         gradients(model, step, rank, world)
-        ddp_hook_state.snapshot()
+        ddp_hook_state.here.snapshot()
         yield flat(model)
 
 
@@ -135,7 +135,7 @@ def refusals() -> dict[str, str]:
 def on_two_ranks() -> dict[str, Any]:
     """Everything that two ranks show, in one process group."""
     torch_live.watch()
-    ddp_hook_state.watch()
+    ddp_hook_state.here.watch()
     return {
         "bf16": rounding("bf16", feedback=True),
         "fp16": rounding("fp16", feedback=True),

@@ -153,10 +153,10 @@ def join_group(
     rank: int, n: int, port: int, timeout_s: float, generation: int, check: str = "shared"
 ) -> None:
     from nbdist.engine.group import group
-    from nbdist.engine.rank.register import register
+    from nbdist.engine.rank import register
 
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(n))
-    register()
+    register.here.register()
     options = ClusterOptions(
         n=n, device="cpu", backend="gloo", threads=1, timeout=timeout_s, check=check
     )

@@ -140,7 +140,7 @@ def listening_hosts() -> list[str]:
 
 def status() -> dict[str, Any]:
     """Return the group's status."""
-    return state.status()
+    return state.here.status()
 
 
 def what_broke() -> list[str]:

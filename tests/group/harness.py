@@ -147,14 +147,14 @@ def _rank_main(
     import torch
     import torch.distributed as dist
 
-    from nbdist.engine.rank.register import register
+    from nbdist.engine.rank import register
 
     gc.freeze()  # as the parent of real ranks does before it forks them
     torch.set_num_threads(1)
     torch.manual_seed(0)
     try:
         store = dist.FileStore(store_path, world_size)
-        register()
+        register.here.register()
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
         if isinstance(function, str):
             module, _, name = function.partition(":")

@@ -105,12 +105,12 @@ def power_sgd_after_two_lost_steps() -> dict[str, Any]:
     ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     for step in range(4):
         _backward(ddp, step)
-    ddp_hook_state.snapshot()
+    ddp_hook_state.here.snapshot()
     told: dict[str, Any] = {"noted": _contents(state), "restored": []}
     for step in (4, 5):
         _backward(ddp, step)
         told["lost"] = _contents(state)
-        told["lines"] = ddp_hook_state.restore(ddp)
+        told["lines"] = ddp_hook_state.here.restore(ddp)
         told["restored"].append(_contents(state))
     return told
 
@@ -127,7 +127,7 @@ def hook_of_a_user() -> list[str]:
     counting, stateless = DDP(_linear()), DDP(_linear())
     counting.register_comm_hook(Counter(), hook)
     stateless.register_comm_hook(world, default_hooks.allreduce_hook)
-    return ddp_hook_state.restore(counting) + ddp_hook_state.restore(stateless)
+    return ddp_hook_state.here.restore(counting) + ddp_hook_state.here.restore(stateless)
 
 
 def power_sgd_in_buckets() -> str:

@@ -53,7 +53,7 @@ def refusal(bytes_per_s: object) -> str:
 def connections() -> list[tuple[tuple[str, int], int | None]]:
     from nbdist.engine.group import sockets, state
 
-    here = state.member()
+    here = state.here.member()
     return [(pair.caller, pair.peer) for pair in sockets.pairs(here.address, here.peers)]
 
 
@@ -61,7 +61,7 @@ def ports() -> list[int]:
     """Return this rank's ends of its connections."""
     from nbdist.engine.group import sockets, state
 
-    here = state.member()
+    here = state.here.member()
     pairs = sockets.pairs(here.address, here.peers)
     ports = {pair.use(lambda s: s.getsockname()[1]) for pair in pairs}
     return sorted(port for port in ports if port is not None)
@@ -71,7 +71,7 @@ def counts() -> dict[str, tuple[int, int]]:
     """Return the bytes (sent, received) by connection."""
     from nbdist.engine.group import sockets, state, tcp_info
 
-    here = state.member()
+    here = state.here.member()
     found = {}
     for pair in sockets.pairs(here.address, here.peers):
         read = pair.use(tcp_info.read)

@@ -449,7 +449,7 @@ def count_keys(collectives: int) -> int:
     """Make so many collectives; return how many keys the store holds when all ranks have."""
     for _ in range(collectives):
         dist.all_reduce(torch.ones(3))
-    table = group_state.store()
+    table = group_state.here.store()
     dist.barrier()
     keys: int = table.num_keys()
     dist.barrier()

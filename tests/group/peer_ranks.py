@@ -19,30 +19,32 @@ Peers = dict[int, int | None]
 def begin(peer_of: Peers) -> None:
     """Keep a snapshot at each step with these peers."""
     rank = dist.get_rank()
-    client = state.member().client
-    peers.start(rank, peer_of[rank], every=1, host=LOOPBACK, key=b"a key", client=client)
+    client = state.here.member().client
+    peers.here.start(rank, peer_of[rank], every=1, host=LOOPBACK, key=b"a key", client=client)
     dist.barrier()
 
 
 def move(peer_of: Peers) -> None:
     """Have other peers from now on."""
-    peers.reconnect()
-    peers.move(peer_of)
+    peers.here.reconnect()
+    peers.here.move(peer_of)
 
 
 def send(step: int) -> None:
     """Send the snapshot of a step, and a value, to the peer."""
     tensor = torch.full((3,), float(step))
-    peers.offer(BOX, Saved((step,), time.time(), None, metas_of([tensor]), None, None), [tensor])
-    peers.offer_values(VALUES, step)
-    peers.wait()
+    peers.here.offer(
+        BOX, Saved((step,), time.time(), None, metas_of([tensor]), None, None), [tensor]
+    )
+    peers.here.offer_values(VALUES, step)
+    peers.here.wait()
     dist.barrier()
 
 
 def held() -> dict[int, Any]:
     """Return the newest step and value that are kept here, by rank."""
-    snapshots = {rank: boxes[BOX][0][0][0] for rank, boxes in peers.held().items()}
-    return {rank: (step, peers.get_values(rank, VALUES)) for rank, step in snapshots.items()}
+    snapshots = {rank: boxes[BOX][0][0][0] for rank, boxes in peers.here.held().items()}
+    return {rank: (step, peers.here.get_values(rank, VALUES)) for rank, step in snapshots.items()}
 
 
 def newest(rank: int) -> tuple[int, int]:
@@ -53,4 +55,4 @@ def newest(rank: int) -> tuple[int, int]:
 
 def end() -> None:
     """Keep nothing."""
-    peers.stop()
+    peers.here.stop()

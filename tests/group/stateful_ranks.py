@@ -39,5 +39,5 @@ def train(folder: str, steps: int, *, restores: bool) -> list[list[int]] | str:
             nbdist.save(folder, wait=True)
             if not restores:
                 break
-    assert keep.kept()["train"] is loader
+    assert keep.here.kept()["train"] is loader
     return seen

@@ -29,7 +29,7 @@ class Slow(Dataset[torch.Tensor]):
 def begin() -> None:
     """Put the tap and the training hooks in place, and make a group of ranks 0 and 1."""
     tap.install("full")
-    training.install(Recorder(dist.get_rank(), lambda batch: None))
+    training.here.install(Recorder(dist.get_rank(), lambda batch: None))
     held["sub"] = dist.new_group([0, 1])
     tap.reset_counts()
 
@@ -44,13 +44,13 @@ def run_cell(code: str) -> str:
         "Slow": Slow,
         "sleep": time.sleep,
     }
-    location.running = 5
+    location.here.running = 5
     try:
         exec(compile(code, "/tmp/ipykernel_nbdist/cell.py", "exec"), names)
     except RuntimeError as error:
         return type(error).__name__
     finally:
-        location.running = None
+        location.here.running = None
     return ""
 
 

@@ -154,7 +154,7 @@ def build(strategy: str) -> None:
 @functools.cache
 def _see_boundaries() -> None:
     """Note hooks' state and reducers at each boundary, as a rank does. Once a process."""
-    register_optimizer_step_post_hook(lambda *_: ddp_hook_state.snapshot())
+    register_optimizer_step_post_hook(lambda *_: ddp_hook_state.here.snapshot())
 
 
 def train(

@@ -16,8 +16,8 @@ def _watch() -> Watch:
     from nbdist.engine.training import training
 
     watch = Watch("full")
-    training.set_enabled(True, grad_norm=True)
-    training.begin_cell()
+    training.here.set_enabled(True, grad_norm=True)
+    training.here.begin_cell()
     return watch
 
 

@@ -484,7 +484,7 @@ def _sub_groups() -> None:
 def _sub_group_rows() -> Any:
     from nbdist.engine.kernel import location
 
-    location.name_cell("/tmp/ipykernel_1/rows.py", 7)
+    location.here.name_cell("/tmp/ipykernel_1/rows.py", 7)
     return decoded(rows_of(_sub_groups)[0])
 
 

@@ -23,15 +23,15 @@ class Watch:
         self.facts: dict[str, str] = {}
         self.recorder = Recorder(0, self.published.append)
         tap.install(level)
-        training.install(self.recorder)
-        training.begin_cell()
+        training.here.install(self.recorder)
+        training.here.begin_cell()
 
     def rows(self, kind: str = "step") -> list[dict[str, float]]:
         """Return the values of the cell's records, which ends here."""
         from nbdist.engine.training import training
         from nbdist.wire import Batch
 
-        training.end_cell()
+        training.here.end_cell()
         self.recorder.flush()
         batches = [Batch.from_wire(content) for content in self.published]
         for batch in batches:
@@ -141,10 +141,10 @@ def _several_optimizers() -> Any:
     def loop(name: str, body: Callable[[], None]) -> None:
         from nbdist.engine.training import training
 
-        training.begin_cell()
+        training.here.begin_cell()
         for _ in range(6):
             body()
-        counted[name] = training.end_cell()
+        counted[name] = training.here.end_cell()
 
     a, b = _model(), _model()
     x = torch.ones(2, 4)
@@ -427,7 +427,7 @@ def _switched_off() -> Any:
 
     Watch()
     during = places()
-    training.set_enabled(False)
+    training.here.set_enabled(False)
     tap.set_level("off")
     return [a is b or a == b for a, b in zip(before, places(), strict=True)], [
         a == b for a, b in zip(before, during, strict=True)

@@ -96,7 +96,7 @@ def refusal(policy: Compress) -> str:
 def on_four_ranks() -> dict[str, Any]:
     """Everything that four ranks show, in one process group."""
     torch_live.watch()
-    ddp_hook_state.watch()
+    ddp_hook_state.here.watch()
     return {
         "alone": apart(feedback=False),
         "feedback": apart(feedback=True),

@@ -298,8 +298,8 @@ def train(layout: str, name: str, proofs: int, fail: bool = False) -> tuple[list
     Returns what a difference would show in, and the rows of steps that were recorded.
     """
     recorder = Recorded()
-    hooks.install(recorder)  # type: ignore[arg-type]
-    hooks.begin_cell()
+    hooks.here.install(recorder)  # type: ignore[arg-type]
+    hooks.here.begin_cell()
     torch.manual_seed(0)
     random.seed(0)
     model: Any = make(name, torch.float32)
@@ -321,7 +321,12 @@ def train(layout: str, name: str, proofs: int, fail: bool = False) -> tuple[list
     with torch.no_grad():
         out = model(x)
     state = [torch.get_rng_state(), *(t.clone() for _, t in full_tensors.tensors(spread)), out]
-    told = [random.random(), model.calls, [m.training for m in model.modules()], hooks.end_cell()]
+    told = [
+        random.random(),
+        model.calls,
+        [m.training for m in model.modules()],
+        hooks.here.end_cell(),
+    ]
     return [t.tolist() for t in state] + told, [row[:2] for row in recorder.rows]
 
 

@@ -38,7 +38,7 @@ def train(steps):
 
 def watch(is_watched):
     boundary.remove()
-    training.set_enabled(is_watched)
+    training.here.set_enabled(is_watched)
     tap.set_level("full" if is_watched else "off")
     if is_watched:  # in the order of `rank/register`
         boundary._undo = [torch_hooks.before_optimizer_step(boundary._before_step),

@@ -47,8 +47,8 @@ def _train(kind: str, late: int) -> Told:
     torch.set_num_threads(1)
     step = KINDS[kind]()
     tap.install("full")
-    training.install(recorder)
-    training.begin_cell()
+    training.here.install(recorder)
+    training.here.begin_cell()
     tap.begin_cell()
     tell_every_step()
     came = []
@@ -60,7 +60,7 @@ def _train(kind: str, late: int) -> Told:
 
     for _ in range(STEPS):
         step(arrive)
-    training.end_cell()
+    training.here.end_cell()
     recorder.flush()
     return records, came
 

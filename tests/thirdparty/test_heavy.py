@@ -55,7 +55,7 @@ def test_zero_is_one_process_on_all_batches_and_counts_its_steps(
 ) -> None:
     cell = DEEPSPEED.replace("STAGE", str(stage)).replace("MORE", '{"gradient_clipping": 0.0}')
     for _ in range(2):
-        counted = "\nfrom nbdist.engine.training import training\ntraining.current_step()"
+        counted = "\nfrom nbdist.engine.training import training\ntraining.here.current_step()"
         assert session.run(cell + counted, track=False).value_list == [8, 8]
         assert largest_difference(session, clip=None) < 1e-6
 
@@ -87,7 +87,7 @@ def test_an_optimizer_of_deepspeed_counts_steps_too(session: nbdist.Session) -> 
         for _ in range(3):
             engine.backward(torch.nn.functional.mse_loss(engine(X), Y))
             engine.step()
-        training.current_step()
+        training.here.current_step()
     """
     assert session.run(textwrap.dedent(own), track=False).value_list == [3, 3]
 

@@ -129,7 +129,7 @@ def test_a_library_trains_a_model_that_has_a_layout_and_averages_once(
 # What the board counts.
 COUNTED = """
 from nbdist.engine.training import training
-training.current_step()
+training.here.current_step()
 """
 
 

@@ -162,7 +162,7 @@ class AsyncSGD(Wrapper):
         if self._unfinished != _cell():
             return ""
         return (
-            f"Ranks end {location.name_running()} apart: {self.name} was not finished, so "
+            f"Ranks end {location.here.name_running()} apart: {self.name} was not finished, so "
             "each rank has the parameters as they were at its own last step. finish() of the "
             "optimizer, on all ranks, gives them the same, the final ones."
         )
@@ -283,7 +283,7 @@ def _live() -> list[AsyncSGD]:
 
 def _cell() -> int:
     """Return the number of the cell that runs; 0 in a script."""
-    return location.running or 0
+    return location.here.running or 0
 
 
 def _next_number() -> int:

@@ -56,7 +56,7 @@ class InRounds(ApartWrapper):
         if not self._is_checked:
             fit.refuse_spread(self.optim, type(self).__name__)
             self._is_checked = True
-        self._cell = location.running or 0
+        self._cell = location.here.running or 0
         result = self._step_inside(closure)
         self.steps += 1
         due = self.rounds.due(self.steps)
@@ -77,11 +77,11 @@ class InRounds(ApartWrapper):
     def left_open(self) -> str:
         """Return a sentence if the cell that runs has stepped and leaves ranks apart, else ""."""
         since = self.steps - self._met_at
-        if self._cell != (location.running or 0) or not since:
+        if self._cell != (location.here.running or 0) or not since:
             return ""
         steps = "1 step" if since == 1 else f"{since} steps"
         return (
-            f"Ranks end {location.name_running()} apart: {self.name} has made {steps} since "
+            f"Ranks end {location.here.name_running()} apart: {self.name} has made {steps} since "
             "all were averaged, so each rank's model is its own. end_round() of the optimizer, on "
             "all ranks, makes them equal; so does training on in the next cell."
         )

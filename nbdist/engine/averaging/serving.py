@@ -103,7 +103,7 @@ def check() -> None:
     error = next(iter(_ended.values()), None)
     if error is None:
         return
-    if state.here() is not None:
+    if state.here.place() is not None:
         raise ReleasedError("this rank aborted its collectives, and serves no worker") from error
     raise ClusterError("Asynchronous training cannot go on.", why=f"a worker is gone: {error}")
 

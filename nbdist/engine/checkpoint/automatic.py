@@ -129,7 +129,7 @@ class Automatic(Component):
         """Be called at each boundary and before each loop. Once a process."""
         step_state.here().then(self._at_boundary)
         position.before_passes(self._before_pass)
-        sync_state.keep_shapes(save.here.has_saved)
+        sync_state.here.keep_shapes(save.here.has_saved)
 
     def cell_began(self, start: CellStart) -> None:
         """Begin a cell, which saves by itself or does not."""
@@ -236,7 +236,7 @@ class Automatic(Component):
 def _is_lost() -> bool:
     """Return whether what the cell trains is made anew, or refused."""
     training = training_state.find(step_state.here().made() or None)
-    if sync_state.are_refused([m.module for m in training.models], training.optimizers):
+    if sync_state.here.are_refused([m.module for m in training.models], training.optimizers):
         return True
     return not resume.here.goes_on_with(training.optimizers)
 

@@ -55,7 +55,7 @@ def moment(training: Training) -> Facts:
         "random": (mark.rng, mark.cuda_rng, tuple(random_states.told(mark.plain_rng))),
         "loaders": [loader.saved() for loader in training.loaders],
         "held": [loader.is_held for loader in training.loaders],
-        "names": position.names_of(training.loaders, keep.named()),
+        "names": position.names_of(training.loaders, keep.here.named()),
         "plans": [[p and tuple(p) for p in one.trail.plan()] for one in training.loaders],
         "newest": next((i for i, one in enumerate(training.loaders) if one is newest), None),
         # A loader that is kept (torchdata's) has given the next batch when the optimizer steps.
@@ -83,7 +83,7 @@ def facts_of(training: Training, of_moment: Facts) -> Facts:
         },
         "aliases": {model.name: model.aliases for model in training.models},
         "buckets": {
-            model.name: ddp_buckets.order_of(ddp)
+            model.name: ddp_buckets.here.order_of(ddp)
             for model in training.models
             if (ddp := trained_models.ddp_of(model.module)) is not None
         },
@@ -386,7 +386,7 @@ def put_moment(facts: Sequence[Facts], fitted: Fit, *, is_alike: bool, repeats: 
 def _say_places(loaders: Sequence[position.LoaderPosition]) -> list[str]:
     """Return where loaders are that have been put beyond the begin of their first epoch."""
     found = []
-    for one, names in zip(loaders, position.names_of(loaders, keep.named()), strict=True):
+    for one, names in zip(loaders, position.names_of(loaders, keep.here.named()), strict=True):
         at = one.trains_on_at
         if at.epoch or at.consumed:
             found.append((f"loader {min(names)}" if names else "a loader", at))
@@ -442,7 +442,7 @@ def _put_loaders(
     states = told["loaders"]
     names = told.get("names", [frozenset()] * len(states))  # of a later version than the rest
     saved = [position.SavedPosition(*one) for one in zip(states, told["held"], names, strict=True)]
-    chosen = position.matched(saved, training.loaders, keep.named())
+    chosen = position.matched(saved, training.loaders, keep.here.named())
     restored = []
     for number in reversed(range(len(states))):
         mark: StepState | None = here if number == told["newest"] else None

@@ -260,8 +260,8 @@ def _put(training: Training, fitted: Fit) -> None:
     """Have this rank's training be what was read."""
     for put in fitted.puts:
         put()
-    sync_state.allow_again([model.module for model in training.models], training.optimizers)
-    snapshot.forget()
+    sync_state.here.allow_again([model.module for model in training.models], training.optimizers)
+    snapshot.here.forget()
     boundary = step_state.here()
     boundary.last = boundary.take()
 

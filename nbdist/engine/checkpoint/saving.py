@@ -84,7 +84,7 @@ class Saving:
         self._request, self._plan = prepared.request, plan
         self.step, self.nbytes, self.seconds = self._request.step, plan.nbytes, 0.0
         self.folder = self._request.place.folder(self._name)
-        self._store = PatientStore(state.member().client)
+        self._store = PatientStore(state.here.member().client)
         self._is_done = threading.Event()
         self._is_over = threading.Event()  # and older ones are deleted
         self._error: NBDistError | None = None

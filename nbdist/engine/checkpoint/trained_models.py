@@ -82,11 +82,11 @@ def clean(name: str) -> str:
 def modules(optimizers: Iterable[Optimizer]) -> list[nn.Module]:
     """Return the outermost modules that are trained or kept, in the order of making."""
     trained = {id(p) for o in optimizers for p in parameters_of(o)}
-    kept = [_plain(v) for v in keep.kept().values() if isinstance(v, nn.Module)]
+    kept = [_plain(v) for v in keep.here.kept().values() if isinstance(v, nn.Module)]
     candidates = [layout.model for layout in live_layouts()]
     candidates += [torch_modules.replicated_by(d) or _plain(d) for d in torch_modules.live_ddps()]
     candidates += [module for module, _ in torch_sharded.live_fsdp2_roots()]
-    candidates += [_plain(v) for v in keep.named().values() if isinstance(v, nn.Module)]
+    candidates += [_plain(v) for v in keep.here.named().values() if isinstance(v, nn.Module)]
     unique = {id(m): m for m in candidates}
     for module in unique.values():  # a forward alone leaves gathered parameters in place of shards
         full_tensors.settle(module)

@@ -199,8 +199,8 @@ def _belonging() -> list[Optimizer]:
     spaces = [_names_here(), *modules]
     roots = [v for s in spaces for n, v in list(s.items()) if n[:1] != "_" and n not in _IPYTHONS]
     # Whatever leads to IPython leads to these, and to all that was ever shown.
-    closed = [keep.names(), *modules, keep.names().get("Out")]
-    reached = _reached([*keep.kept().values(), *roots], list(kinds.values()), closed)
+    closed = [keep.here.names(), *modules, keep.here.names().get("Out")]
+    reached = _reached([*keep.here.kept().values(), *roots], list(kinds.values()), closed)
     return [o for o in living if kinds[id(o)] & reached] or living
 
 
@@ -253,7 +253,7 @@ def _find(among: Collection[Optimizer] | None) -> Training:
         models,
         optimizers,
         _followers(models, optimizers),
-        {n: v for n, v in keep.kept().items() if not isinstance(v, nn.Module | Optimizer)},
+        {n: v for n, v in keep.here.kept().items() if not isinstance(v, nn.Module | Optimizer)},
         position.in_order(),
         names,
         _called([model.module for model in models], optimizers),
@@ -268,7 +268,7 @@ def _called(models: list[nn.Module], optimizers: list[Optimizer]) -> dict[int, s
         model = trained_models.model_in(one)
         return known.get(id(one if model is None else model))
 
-    return find_followers.names_of(keep.kept(), _names_here(), which)
+    return find_followers.names_of(keep.here.kept(), _names_here(), which)
 
 
 # ---- Optimizers and what follows them -----------------------------------------------------------
@@ -304,9 +304,9 @@ def _followers(models: list[TrainedModel], optimizers: list[Optimizer]) -> dict[
     What `nbdist.keep` names, what is of a model, and what says nothing of its state is left out.
     """
     own = {id(o) for o in optimizers} | {id(real(o)) for o in optimizers}
-    found = find_followers.search(keep.kept(), _names_here(), torch_live.live(Optimizer))
+    found = find_followers.search(keep.here.kept(), _names_here(), torch_live.live(Optimizer))
     every = found.followers | find_followers.loose_schedulers(found, torch_live.live(Optimizer))
-    known = {id(one) for one in keep.kept().values()}
+    known = {id(one) for one in keep.here.kept().values()}
     known |= {id(part) for model in models for part in model.module.modules()}
 
     def is_part(one: Any) -> bool:
@@ -334,7 +334,7 @@ def _names_here() -> dict[str, Any]:
         if is_function and find_followers.is_users_module(frame.f_globals.get("__name__", "")):
             found = {**frame.f_locals, **found}
         frame = frame.f_back
-    return {**keep.names(), **found}
+    return {**keep.here.names(), **found}
 
 
 def options(training: Training) -> list[dict[str, Any]]:

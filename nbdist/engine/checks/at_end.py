@@ -61,12 +61,12 @@ def _replicated() -> Iterator[tuple[Layout | DistributedDataParallel, str]]:
     for layout in live_layouts():
         reducer = torch_modules.reducer_of(layout.model)
         reducers.add(id(reducer))
-        own = f"layout {layout.number}" if reducer is None else identity.of(reducer)
+        own = f"layout {layout.number}" if reducer is None else identity.here.of(reducer)
         if own:
             yield layout, _short(own)
     for ddp in torch_modules.live_ddps():
         ranks = torch_groups.ranks_of(ddp.process_group)
-        if id(ddp) not in reducers and len(ranks) > 1 and (own := identity.of(ddp)):
+        if id(ddp) not in reducers and len(ranks) > 1 and (own := identity.here.of(ddp)):
             yield ddp, f"{_short(own)}|{','.join(map(str, ranks))}"
 
 

@@ -95,7 +95,7 @@ class RankChecks(Component):
         """
         if self._numbers:
             self._tell_alike()
-        iterator, began_at = training.current_pass()
+        iterator, began_at = training.here.current_pass()
         has_repeated = iterator is not None and self._epochs.is_repeated(iterator, began_at)
         if step + 1 < self._next and not has_repeated:  # as in most steps
             return
@@ -127,7 +127,7 @@ class RankChecks(Component):
             values = use.at_step_end(reduced)
             values |= {"optimizer": number, "same_epoch": has_repeated} | scaling
             values["optimizers"] = len(self._uses)
-            values["shared"] = sampler.is_shared_out(training.current_pass()[0])
+            values["shared"] = sampler.is_shared_out(training.here.current_pass()[0])
             self._add("use", step, {name: float(value) for name, value in values.items()})
 
     def _scaling(self) -> dict[str, float]:

@@ -27,7 +27,7 @@ FACTS = ("layout", "model", "parameters", "layout_explained", "proof")
 def tell(recorder: Recorder, optimizer: Optimizer) -> None:
     """Tell of an optimizer before its first step in a cell. Main thread."""
     recorder.fact(**facts_of(optimizer))
-    recorder.add("optimizer", training.current_step(), numbers_of(optimizer))
+    recorder.add("optimizer", training.here.current_step(), numbers_of(optimizer))
 
 
 def facts_of(optimizer: Optimizer) -> dict[str, str]:
@@ -49,7 +49,7 @@ def facts_of(optimizer: Optimizer) -> dict[str, str]:
 
 def _class_of_named(optimizer: Optimizer) -> dict[str, str]:
     own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    for one in keep.named().values():
+    for one in keep.here.named().values():
         if isinstance(one, nn.Module) and any(id(p) in own for p in one.parameters()):
             return {"model": torch_sharded.plain_name(torch_modules.uncompiled(one))}
     return {}

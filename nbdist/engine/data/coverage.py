@@ -165,7 +165,7 @@ def coverage() -> Coverage:
 def _named() -> dict[int, dict[str, Any]]:
     """Return what is known of the loaders, with the names that cells have given to them."""
     names: dict[int, str] = {}
-    for name, value in keep.named().items():
+    for name, value in keep.here.named().items():
         if isinstance(value, Loader) and not name.startswith("_"):
             names.setdefault(value._standing.account.loader, name)
     return {key: {**told, "name": names.get(key, "")} for key, told in account.about().items()}

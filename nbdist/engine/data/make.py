@@ -287,5 +287,5 @@ def _check_sizes(samples: int, global_batch: int, drop_last: bool) -> None:
 
 def _calling_line() -> tuple[int, int]:
     """Return the prompt and the line of the cell that makes a loader; zeros outside of cells."""
-    place = location.cell_place(sys._getframe())
-    return (0, 0) if place is None else (location.prompt_of(place[0]), place[1])
+    place = location.here.cell_place(sys._getframe())
+    return (0, 0) if place is None else (location.here.prompt_of(place[0]), place[1])

@@ -140,7 +140,7 @@ class _Cell:
 
 def _title() -> str:
     """Return what runs, as a sentence begins with it."""
-    name = location.name_running()
+    name = location.here.name_running()
     return "The cell" if name == "the cell" else name
 
 
@@ -291,7 +291,7 @@ class Loops(Component):
             return
         if any(made() is optimizer for made in again.optimizers):
             raise step_state.KeptOptimizerError(
-                f"The optimizer existed before {location.name_running()} was run again, so it "
+                f"The optimizer existed before {location.here.name_running()} was run again, so it "
                 "continues."
             )
         _forget_accounts(again)

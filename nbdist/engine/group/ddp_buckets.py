@@ -37,9 +37,6 @@ Exchange = Callable[[str, str], dict[int, str]]
 
 _MOST = 2  # steps are counted up to here: nothing changes in a reducer later
 
-_laid: "WeakKeyDictionary[Any, Buckets]" = WeakKeyDictionary()  # by reducer
-_ended: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()  # a reducer: steps since it was made
-
 
 @dataclass(frozen=True, slots=True)
 class Fact:
@@ -71,85 +68,113 @@ class Claim:
 _BEST_FIRST = ("laid", "to come", "own")
 
 
-def at_boundary(ddps: Iterable[DistributedDataParallel]) -> bool:
-    """Count the steps that these modules' reducers have ended. At the end of an optimizer step.
+class ReducerBuckets:
+    """What is known of the living reducers' buckets."""
 
-    Returns:
-        Whether all are counted, as long as no reducer is made anew.
-    """
-    are_counted = True
-    for ddp in ddps:
+    def __init__(self) -> None:
+        self._laid: WeakKeyDictionary[Any, Buckets] = WeakKeyDictionary()  # by reducer
+        # By reducer: steps since it was made.
+        self._ended: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+    def at_boundary(self, ddps: Iterable[DistributedDataParallel]) -> bool:
+        """Count the steps that these modules' reducers have ended. At the end of an optimizer step.
+
+        Returns:
+            Whether all are counted, as long as no reducer is made anew.
+        """
+        are_counted = True
+        for ddp in ddps:
+            if not torch_reducers.has_reducer(ddp):
+                continue
+            ended = self._ended.get(ddp.reducer, 0)
+            if ended < _MOST and torch_reducers.has_gradients(ddp):
+                ended = self._ended[ddp.reducer] = ended + 1
+            are_counted = are_counted and ended >= _MOST
+        return are_counted
+
+    def settle(self, ddps: Iterable[DistributedDataParallel], exchange: Exchange) -> set[int]:
+        """Bring the modules' reducers to where they are before the next step. All ranks.
+
+        Args:
+            ddps: This rank's modules, in the order of making.
+            exchange: Called once or twice, on every rank alike.
+
+        Returns:
+            The `id` of those whose reducers were made anew, the same ones on all ranks.
+        """
+        ddps = _reducing(ddps)
+        named = _named(ddps)
+        mine = {key: asdict(self._fact(ddp)) for key, ddp in named.items()}
+        told = _tell(exchange, "reducers", mine)
+        facts = {key: [Fact(**fact) for fact in by_rank.values()] for key, by_rank in told.items()}
+        plans = {key: plan(heard) for key, heard in facts.items()}
+        claimed: dict[str, dict[int, Any]] = {}
+        if "agree" in plans.values():
+            own = {
+                key: [asdict(claim) for claim in self._claims(ddp)]
+                for key, ddp in named.items()
+                if plans[key] == "agree"
+            }
+            claimed = _tell(exchange, "buckets", own)
+        keys = {id(ddp): key for key, ddp in named.items()}
+        remade = set()
+        for ddp in ddps:
+            key = keys.get(id(ddp), "")
+            chosen = plans.get(key, "reset")  # without a group nobody can train it
+            buckets = torch_reducers.began_with(ddp)
+            if chosen == "agree":
+                members = torch_groups.ranks_of(ddp.process_group)
+                its = claimed[key]
+                claims = [Claim(**claim) for rank in members for claim in its.get(rank, ())]
+                best = agreed(claims)
+                buckets = None if best is None else best.buckets
+                if best is not None and best.kind == "own" and not is_learning(facts[key]):
+                    chosen = "reset"
+            if chosen in ("reset", "in the next forward"):
+                torch_reducers.reset_ddp(ddp)
+                if chosen != "reset":
+                    torch_reducers.forget_trained(ddp)
+            else:
+                torch_reducers.remake_reducer(ddp, buckets)
+                remade.add(id(ddp))
+        return remade
+
+    def order_of(self, ddp: DistributedDataParallel) -> Buckets | None:
+        """Return the buckets by which gradients are summed from the next step on; None: not known.
+
+        Those that are laid stay, and are looked up once: it takes room for all gradients.
+        """
         if not torch_reducers.has_reducer(ddp):
-            continue
-        ended = _ended.get(ddp.reducer, 0)
-        if ended < _MOST and torch_reducers.has_gradients(ddp):
-            ended = _ended[ddp.reducer] = ended + 1
-        are_counted = are_counted and ended >= _MOST
-    return are_counted
-
-
-def settle(ddps: Iterable[DistributedDataParallel], exchange: Exchange) -> set[int]:
-    """Bring the modules' reducers to where they are before the next step. All ranks.
-
-    Args:
-        ddps: This rank's modules, in the order of making.
-        exchange: Called once or twice, on every rank alike.
-
-    Returns:
-        The `id` of those whose reducers were made anew, the same ones on all ranks.
-    """
-    ddps = _reducing(ddps)
-    named = _named(ddps)
-    told = _tell(exchange, "reducers", {key: asdict(_fact(ddp)) for key, ddp in named.items()})
-    facts = {key: [Fact(**fact) for fact in by_rank.values()] for key, by_rank in told.items()}
-    plans = {key: plan(heard) for key, heard in facts.items()}
-    claimed: dict[str, dict[int, Any]] = {}
-    if "agree" in plans.values():
-        mine = {
-            key: [asdict(claim) for claim in _claims(ddp)]
-            for key, ddp in named.items()
-            if plans[key] == "agree"
-        }
-        claimed = _tell(exchange, "buckets", mine)
-    keys = {id(ddp): key for key, ddp in named.items()}
-    remade = set()
-    for ddp in ddps:
-        key = keys.get(id(ddp), "")
-        chosen = plans.get(key, "reset")  # without a group nobody can train it
-        buckets = torch_reducers.began_with(ddp)
-        if chosen == "agree":
-            members = torch_groups.ranks_of(ddp.process_group)
-            claims = [Claim(**claim) for rank in members for claim in claimed[key].get(rank, ())]
-            best = agreed(claims)
-            buckets = None if best is None else best.buckets
-            if best is not None and best.kind == "own" and not is_learning(facts[key]):
-                chosen = "reset"
-        if chosen in ("reset", "in the next forward"):
-            torch_reducers.reset_ddp(ddp)
-            if chosen != "reset":
-                torch_reducers.forget_trained(ddp)
-        else:
-            torch_reducers.remake_reducer(ddp, buckets)
-            remade.add(id(ddp))
-    return remade
-
-
-def order_of(ddp: DistributedDataParallel) -> Buckets | None:
-    """Return the buckets by which gradients are summed from the next step on; None: nobody knows.
-
-    Those that are laid stay, and are looked up once: it takes room for all gradients.
-    """
-    if not torch_reducers.has_reducer(ddp):
-        return None
-    known = _laid.get(ddp.reducer)
-    if known is None:
-        claims = _claims(ddp)
-        if not claims:
             return None
-        known = claims[0].buckets
-        if claims[0].kind == "laid":
-            _laid[ddp.reducer] = known
-    return known
+        known = self._laid.get(ddp.reducer)
+        if known is None:
+            claims = self._claims(ddp)
+            if not claims:
+                return None
+            known = claims[0].buckets
+            if claims[0].kind == "laid":
+                self._laid[ddp.reducer] = known
+        return known
+
+    def _fact(self, ddp: DistributedDataParallel) -> Fact:
+        phase = "anew" if torch_reducers.has_rebuilt_buckets(ddp) else "first"
+        if not torch_reducers.lays_anew(ddp):
+            phase = "never"
+        ended, made_for = self._ended.get(ddp.reducer, 0), torch_reducers.made_for(ddp)
+        return Fact(ended, phase, bool(ddp.static_graph), made_for)
+
+    def _claims(self, ddp: DistributedDataParallel) -> list[Claim]:
+        """Return the best that this rank can say of a module's buckets, if anything."""
+        if torch_reducers.has_rebuilt_buckets(ddp):
+            kind, buckets = "laid", torch_reducers.buckets_of(ddp)
+        else:
+            # With a static graph the first backward tells no order. What a step tells that has not
+            # ended is lost with it.
+            is_told = self._ended.get(ddp.reducer, 0) >= (2 if ddp.static_graph else 1)
+            kind, buckets = "to come", torch_reducers.buckets_to_come(ddp) if is_told else None
+            if buckets is None:
+                kind, buckets = "own", torch_reducers.buckets_of(ddp)
+        return [] if buckets is None else [Claim(kind, buckets)]
 
 
 def go_on_with(ddp: DistributedDataParallel, buckets: Buckets) -> None:
@@ -193,28 +218,6 @@ def _reducing(ddps: Iterable[DistributedDataParallel]) -> list[DistributedDataPa
     return [ddp for ddp in ddps if torch_reducers.has_reducer(ddp)]
 
 
-def _fact(ddp: DistributedDataParallel) -> Fact:
-    phase = "anew" if torch_reducers.has_rebuilt_buckets(ddp) else "first"
-    if not torch_reducers.lays_anew(ddp):
-        phase = "never"
-    ended, made_for = _ended.get(ddp.reducer, 0), torch_reducers.made_for(ddp)
-    return Fact(ended, phase, bool(ddp.static_graph), made_for)
-
-
-def _claims(ddp: DistributedDataParallel) -> list[Claim]:
-    """Return the best that this rank can say of a module's buckets, if anything."""
-    if torch_reducers.has_rebuilt_buckets(ddp):
-        kind, buckets = "laid", torch_reducers.buckets_of(ddp)
-    else:
-        # With a static graph the first backward tells no order. What a step tells that has not
-        # ended is lost with it.
-        is_told = _ended.get(ddp.reducer, 0) >= (2 if ddp.static_graph else 1)
-        kind, buckets = "to come", torch_reducers.buckets_to_come(ddp) if is_told else None
-        if buckets is None:
-            kind, buckets = "own", torch_reducers.buckets_of(ddp)
-    return [] if buckets is None else [Claim(kind, buckets)]
-
-
 def _tell(exchange: Exchange, topic: str, mine: dict[str, Any]) -> dict[str, dict[int, Any]]:
     """Tell all ranks of the modules here; returns, by module, what each rank has told of it."""
     heard = {rank: json.loads(text) for rank, text in exchange(topic, json.dumps(mine)).items()}
@@ -228,5 +231,8 @@ def _named(ddps: Iterable[DistributedDataParallel]) -> dict[str, DistributedData
         name: ddp
         for ddp in ddps
         # Of others the group is gone: nobody can train them.
-        if torch_groups.ranks_of(ddp.process_group) and (name := identity.of(ddp))
+        if torch_groups.ranks_of(ddp.process_group) and (name := identity.here.of(ddp))
     }
+
+
+here = ReducerBuckets()

@@ -47,66 +47,73 @@ _WRITTEN_INTO = "q_memory_dict"
 
 Note = dict[str, Any]  # field of the state: its value
 
-_notes: "WeakKeyDictionary[DistributedDataParallel, list[tuple[Any, Note]]]" = WeakKeyDictionary()
 
-_registered = 0  # hooks so far
-# What was made and registered so far, when a boundary had nothing to note, and none after it will.
-_quiet: tuple[int, int, int] | None = None
+class HookStates:
+    """The notes of all living communication hooks."""
 
+    def __init__(self) -> None:
+        self._notes: WeakKeyDictionary[DistributedDataParallel, list[tuple[Any, Note]]]
+        self._notes = WeakKeyDictionary()
+        self._registered = 0  # hooks so far
+        # What was made and registered so far, when a boundary had nothing to note, and none after
+        # it will.
+        self._quiet: tuple[int, int, int] | None = None
 
-def watch() -> None:
-    """Look at every hook that is registered from here on: refuse it, or note its state.
+    def watch(self) -> None:
+        """Look at every hook that is registered from here on: refuse it, or note its state.
 
-    Its first step may fail before there has been a boundary.
-    """
-    native = DistributedDataParallel.register_comm_hook
-    if getattr(native, "_nbdist_watches", False):
-        return
+        Its first step may fail before there has been a boundary.
+        """
+        native = DistributedDataParallel.register_comm_hook
+        if getattr(native, "_nbdist_watches", False):
+            return
 
-    @functools.wraps(native)
-    def register_comm_hook(
-        self: DistributedDataParallel, state: object, hook: Callable[..., Any]
-    ) -> None:
-        if type(state).__name__ == "PowerSGDState":
-            _refuse_buckets(self)
-        global _registered
-        _registered += 1
-        native(self, state, hook)
-        _take_notes(self)
+        @functools.wraps(native)
+        def register_comm_hook(
+            ddp: DistributedDataParallel, state: object, hook: Callable[..., Any]
+        ) -> None:
+            if type(state).__name__ == "PowerSGDState":
+                _refuse_buckets(ddp)
+            self._registered += 1
+            native(ddp, state, hook)
+            self._take_notes(ddp)
 
-    register_comm_hook._nbdist_watches = True  # type: ignore[attr-defined]
-    DistributedDataParallel.register_comm_hook = register_comm_hook  # type: ignore[method-assign]
+        register_comm_hook._nbdist_watches = True  # type: ignore[attr-defined]
+        kind: Any = DistributedDataParallel
+        kind.register_comm_hook = register_comm_hook
 
+    def snapshot(self) -> None:
+        """Note the state of every live communication hook. Main thread, at a boundary."""
+        now = torch_live.newest_number(), torch_reducers.remade(), self._registered
+        if now == self._quiet:
+            return
+        ddps = torch_live.live(DistributedDataParallel)
+        is_quiet = ddp_buckets.here.at_boundary(ddps)
+        for ddp in ddps:
+            self._take_notes(ddp)
+            is_quiet = is_quiet and not torch_modules.has_comm_hooks(ddp)
+        self._quiet = now if is_quiet else None
 
-def snapshot() -> None:
-    """Note the state of every live communication hook. Main thread, at a boundary."""
-    global _quiet
-    now = torch_live.newest_number(), torch_reducers.remade(), _registered
-    if now == _quiet:
-        return
-    ddps = torch_live.live(DistributedDataParallel)
-    is_quiet = ddp_buckets.at_boundary(ddps)
-    for ddp in ddps:
-        _take_notes(ddp)
-        is_quiet = is_quiet and not torch_modules.has_comm_hooks(ddp)
-    _quiet = now if is_quiet else None
+    def restore(self, ddp: DistributedDataParallel) -> list[str]:
+        """Bring a module's hooks back to the last boundary; returns what was done, in words.
 
+        A hook whose state is of no known kind is left alone, and this is said.
+        """
+        notes = {id(state): note for state, note in self._notes.get(ddp, [])}
+        done = []
+        for hook, state in torch_modules.comm_hooks_of(ddp):
+            name = getattr(hook, "__name__", type(hook).__name__)
+            if id(state) in notes:
+                _restore(state, notes[id(state)])
+                done.append(f"{name}'s state restored")
+            elif state is not None and not isinstance(state, dist.ProcessGroup):
+                done.append(f"{name}'s {type(state).__name__} left as the lost step made it")
+        return done
 
-def restore(ddp: DistributedDataParallel) -> list[str]:
-    """Bring a module's hooks back to the last boundary; returns what was done, in words.
-
-    A hook whose state is of no known kind is left alone, and this is said.
-    """
-    notes = {id(state): note for state, note in _notes.get(ddp, [])}
-    done = []
-    for hook, state in torch_modules.comm_hooks_of(ddp):
-        name = getattr(hook, "__name__", type(hook).__name__)
-        if id(state) in notes:
-            _restore(state, notes[id(state)])
-            done.append(f"{name}'s state restored")
-        elif state is not None and not isinstance(state, dist.ProcessGroup):
-            done.append(f"{name}'s {type(state).__name__} left as the lost step made it")
-    return done
+    def _take_notes(self, ddp: DistributedDataParallel) -> None:
+        notes = _notes_of(ddp)
+        if notes:
+            self._notes[ddp] = notes
 
 
 def kept(ddp: DistributedDataParallel) -> Callable[[], None]:
@@ -143,12 +150,6 @@ def _refuse_buckets(ddp: DistributedDataParallel) -> None:
     )
 
 
-def _take_notes(ddp: DistributedDataParallel) -> None:
-    notes = _notes_of(ddp)
-    if notes:
-        _notes[ddp] = notes
-
-
 def _notes_of(ddp: DistributedDataParallel) -> list[tuple[Any, Note]]:
     return [
         (state, _note(state, fields))
@@ -182,3 +183,6 @@ def _copied(field: str, value: Any) -> Any:
     return {
         key: tensor.clone() if field == _WRITTEN_INTO else tensor for key, tensor in value.items()
     }
+
+
+here = HookStates()

@@ -85,7 +85,7 @@ def join(
         ClusterError: The other ranks did not arrive within FORM_TIMEOUT_S.
         StartError: The host has too few GPUs.
     """
-    before = state.here()
+    before = state.here.place()
     if before is not None:
         raise ClusterError(f"This process already is rank {before.rank}.", do=_RESTART)
     address = store_host or options.address
@@ -114,16 +114,16 @@ def join(
         device,
         GLOO_THREADS,
         lambda wanted: min(wanted, here.form_limit or wanted),
-        throttle.apply,
+        throttle.here.apply,
     )
     torch_init.answer_env_rendezvous(lambda asked: gloo_setup.answer_env(here, asked))
     torch_init.take_as_done(lambda asked: gloo_setup.agree(here, asked))
     torch_groups.watch_names()
-    torch_groups.watch_destroy(new_backends.end)
+    torch_groups.watch_destroy(new_backends.here.end)
     torch_live.watch(_note_made)
-    ddp_hook_state.watch()
+    ddp_hook_state.here.watch()
     torch_modules.make_replicate_again()
-    state.enter(here)
+    state.here.enter(here)
     here.form_limit = timedelta(seconds=FORM_TIMEOUT_S)
     try:
         torch_groups.set_group_count(first_group)
@@ -140,7 +140,7 @@ def join(
                 torch_groups.make_group(name, ranks, spec, here.place())
         torch_groups.set_group_count(max(plan.group_count, torch_groups.group_count()))
     except BaseException:
-        state.leave()
+        state.here.leave()
         raise
     finally:
         here.form_limit = None
@@ -149,7 +149,7 @@ def join(
 
 
 def _note_made(made: Any) -> None:
-    identity.note(made)
+    identity.here.note(made)
     step_state.here().note_made(made)
 
 
@@ -175,7 +175,7 @@ def leave() -> int:
     """
     made = torch_groups.group_count()
     _destroy()
-    here = state.leave()
+    here = state.here.leave()
     if here is not None:
         for number in here.held:
             os.close(number)
@@ -207,7 +207,7 @@ def abort(generation: int | None = None) -> int:
     Returns:
         Number of backends that were broken.
     """
-    here = state.here()
+    here = state.here.place()
     if here is None or (generation is not None and generation != here.generation):
         return 0
     here.aborted = True
@@ -256,13 +256,13 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
         ReleasedError: `abort` was called meanwhile. Either way the groups are unusable until the
             next `reform`, with a higher generation.
     """
-    here = state.member()
+    here = state.here.member()
     if generation <= here.generation:
         raise ClusterError(
             f"Generation {generation} of the process group has been used.",
             why=f"rank {here.rank} is at generation {here.generation}, and none is used again.",
         )
-    if state.reforms_left() == 0:
+    if state.here.reforms_left() == 0:
         raise ClusterError(
             "The process group cannot be re-created any more.",
             why=f"torch numbers a group's backends in one byte, and after {here.generation} "
@@ -291,7 +291,7 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
             for key in plan.groups:
                 if key in live:
                     new_backends.renew(here, live[key])
-            throttle.apply()
+            throttle.here.apply()
             torch_groups.default_group_store(here.place())
             torch_groups.set_group_count(plan.group_count)
     except BaseException:
@@ -308,8 +308,8 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
     return {
         "generation": generation,
         "groups": len(torch_groups.live_groups()) - len(here.stale),
-        "stale": state.stale_groups(),
-        "reforms_left": state.reforms_left(),
+        "stale": state.here.stale_groups(),
+        "reforms_left": state.here.reforms_left(),
         "is_anew": plan.is_anew,
     }
 

@@ -91,7 +91,7 @@ class WrittenGroups(Component):
 
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
         """Write this rank's groups down, where there are others than the default one."""
-        here, default = state.here(), torch_groups.default_name()
+        here, default = state.here.place(), torch_groups.default_name()
         if here is None or not default.isdigit():
             return ()
         count = torch_groups.group_count()
@@ -99,7 +99,7 @@ class WrittenGroups(Component):
             return ()  # nobody has made one
         living = torch_groups.live_groups()
         groups = {(g.name, g.ranks): torch_groups.spec_of(g.group) for g in living}
-        names, before = group_names.given(keep.names()), self._names
+        names, before = group_names.given(keep.here.names()), self._names
         others = [path for path in {**before, **names} if before.get(path, 0) != names.get(path, 0)]
         changed = {path.partition("[")[0] for path in others}
         self._changed = tuple(sorted(changed | group_names.assigned_in(cell.source)))

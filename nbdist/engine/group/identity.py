@@ -31,64 +31,72 @@ UNKNOWN = ""  # of what was made while this process was in no group
 Optimizer = torch.optim.Optimizer
 Names = tuple[str, str]  # among those that look alike, and among all of its kind
 
-_names: "WeakKeyDictionary[Any, Names]" = WeakKeyDictionary()
-# How many were made at a moment, of this generation: those before it are not counted any more.
-_counts: Counter[tuple[object, ...]] = Counter()
-_counted_in = -1
 
+class Identities:
+    """The names of what is alive, and how many were made at each moment."""
 
-def note(made: Any) -> None:
-    """Name a DDP, an optimizer or a scheduler, as its constructor ends."""
-    global _counted_in
-    kind, group, looks = _told_of(made)
-    if group is None or not torch_groups.ranks_of(group):
-        return
-    generation, collectives = counters.moment(group)
-    if generation != _counted_in:
-        _counts.clear()
-        _counted_in = generation
-    moment = (kind, group.group_name, collectives)
-    _counts.update([moment, (*moment, looks)])
-    begin = f"{kind} {group.group_name}/{generation}/{collectives}"
-    alike = blake2b(repr(looks).encode(), digest_size=6).hexdigest()
-    _names[made] = f"{begin}/{alike}/{_counts[*moment, looks]}", f"{begin}/{_counts[moment]}"
+    def __init__(self) -> None:
+        self._names: WeakKeyDictionary[Any, Names] = WeakKeyDictionary()
+        # How many were made at a moment, of this generation: earlier ones do not count any more.
+        self._counts: Counter[tuple[object, ...]] = Counter()
+        self._counted_in = -1
 
+    def note(self, made: Any) -> None:
+        """Name a DDP, an optimizer or a scheduler, as its constructor ends."""
+        kind, group, looks = self._told_of(made)
+        if group is None or not torch_groups.ranks_of(group):
+            return
+        generation, collectives = counters.moment(group)
+        if generation != self._counted_in:
+            self._counts.clear()
+            self._counted_in = generation
+        moment = (kind, group.group_name, collectives)
+        self._counts.update([moment, (*moment, looks)])
+        begin = f"{kind} {group.group_name}/{generation}/{collectives}"
+        alike = blake2b(repr(looks).encode(), digest_size=6).hexdigest()
+        alike = f"{alike}/{self._counts[*moment, looks]}"
+        self._names[made] = f"{begin}/{alike}", f"{begin}/{self._counts[moment]}"
 
-def of(made: Any, *, is_alike: bool = True) -> str:
-    """Return an object's name, the same on all ranks that made it together; else UNKNOWN.
+    def of(self, made: Any, *, is_alike: bool = True) -> str:
+        """Return an object's name, the same on all ranks that made it together; else UNKNOWN.
 
-    Args:
-        made: A DDP, an optimizer or a scheduler.
-        is_alike: Whether its parameters have the same shapes on all ranks: not in pipelines.
-    """
-    names = _names.get(made)
-    return UNKNOWN if names is None else names[0 if is_alike else 1]
+        Args:
+            made: A DDP, an optimizer or a scheduler.
+            is_alike: Whether its parameters have the same shapes on all ranks: not in pipelines.
+        """
+        names = self._names.get(made)
+        return UNKNOWN if names is None else names[0 if is_alike else 1]
 
+    def hand_over(self, objects: Iterable[Any]) -> dict[str, tuple[Any, Names]]:
+        """Return objects with their names, for a new rank that gets copies."""
+        names = self._names
+        return {str(i): (one, names[one]) for i, one in enumerate(objects) if one in names}
 
-def hand_over(objects: Iterable[Any]) -> dict[str, tuple[Any, Names]]:
-    """Return objects with their names, for a new rank that gets copies."""
-    return {str(i): (one, _names[one]) for i, one in enumerate(objects) if one in _names}
+    def take_over(self, told: dict[str, tuple[Any, Names]]) -> None:
+        """Name, on a new rank, the copies of what `hand_over` returned; some are placeholders."""
+        for one, names in told.values():
+            if isinstance(one, DistributedDataParallel | Optimizer | LRScheduler):
+                self._names[one] = names
 
-
-def take_over(told: dict[str, tuple[Any, Names]]) -> None:
-    """Name, on a new rank, the copies of what `hand_over` returned; some are placeholders."""
-    for one, names in told.values():
-        if isinstance(one, DistributedDataParallel | Optimizer | LRScheduler):
-            _names[one] = names
-
-
-def _told_of(made: Any) -> tuple[str, dist.ProcessGroup | None, tuple[object, ...]]:
-    """Return an object's kind, the group whose moments name it, and how it looks."""
-    if isinstance(made, DistributedDataParallel):
-        return "model", made.process_group, ()
-    if isinstance(made, Optimizer):
-        return "optimizer", dist.group.WORLD, _looks(made)
-    if isinstance(made, LRScheduler):
-        return "scheduler", dist.group.WORLD, (of(made.optimizer),)  # which of its optimizer's
-    return "", None, ()
+    def _told_of(self, made: Any) -> tuple[str, dist.ProcessGroup | None, tuple[object, ...]]:
+        """Return an object's kind, the group whose moments name it, and how it looks."""
+        if isinstance(made, DistributedDataParallel):
+            return "model", made.process_group, ()
+        if isinstance(made, Optimizer):
+            return "optimizer", dist.group.WORLD, _looks(made)
+        if isinstance(made, LRScheduler):
+            return (
+                "scheduler",
+                dist.group.WORLD,
+                (self.of(made.optimizer),),
+            )  # which of its optimizer's
+        return "", None, ()
 
 
 def _looks(optimizer: Optimizer) -> tuple[object, ...]:
     """Return what tells optimizers apart that were made at one moment: a DTensor counts whole."""
     groups = optimizer.param_groups
     return type(optimizer).__name__, tuple(tuple(p.shape) for g in groups for p in g["params"])
+
+
+here = Identities()

@@ -65,7 +65,7 @@ class LinkStats(Component):
             self._tell(step, values)
 
     def _read(self, now: float) -> dict[str, tcp_info.Counts]:
-        here = state.here()
+        here = state.here.place()
         if here is None or "gloo" not in here.backend:
             return {}
         if now - self._looked > LOOK_AGAIN_S or not self._before:
@@ -88,7 +88,7 @@ def received_bytes() -> int:
     Raises:
         ClusterError: This rank is in no group, has no gloo, or its system does not count.
     """
-    here = state.member()
+    here = state.here.member()
     if "gloo" not in here.backend:
         raise ClusterError(
             "Bytes cannot be counted here.",

@@ -61,7 +61,7 @@ class Meetings(Component):
         Of a failure they are not told here: it frees who waits, and they must not go on as if all
         were done that comes before.
         """
-        place, ended, self._now = state.here(), self._now, _Meetings()
+        place, ended, self._now = state.here.place(), self._now, _Meetings()
         if place is not None and len(ended.ranks) > 1 and cell.has_succeeded:
             with contextlib.suppress(DistError):  # without a store nobody waits there
                 _write(place, ended.cell, _ENDED)
@@ -118,7 +118,7 @@ class Meetings(Component):
         now = self._now
         if (since := now.since) is None:
             return None
-        cell = location.main_thread()
+        cell = location.here.main_thread()
         return Waiting(
             *(KIND, KIND, now.count, 0, time.monotonic() - since),
             None if cell is None else cell["file_line"],

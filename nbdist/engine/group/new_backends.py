@@ -15,6 +15,7 @@ from nbdist.engine.tap import counters
 log = logging.getLogger(__name__)
 
 BURY_TIMEOUT_S = 1.0  # normally it takes less than a millisecond
+MOST_ENDED = 8
 
 
 def renew(here: GroupState, live: torch_groups.LiveGroup) -> None:
@@ -45,27 +46,30 @@ def renew(here: GroupState, live: torch_groups.LiveGroup) -> None:
     live.group._set_group_desc(description)
 
 
-def end(group: dist.ProcessGroup) -> None:
-    """Take care that a destroyed group's backends do not go with whoever holds the group last.
+class EndedGroups:
+    """The groups that were destroyed last, as they are."""
 
-    That may be a DDP's reducer: freed with Python's lock held, the backend would wait for its
-    threads, and one of these, which tells Python that a collective has ended, for the lock. A few
-    are kept as they are: peers may still read what was sent, and who uses one is told its name.
-    """
-    counters.end(group)
-    _ended.append(group)
-    while len(_ended) > MOST_ENDED:
-        old = _ended.popleft()
-        gone: list[Any] = [backend for _, backend in torch_groups.backends_of(old)]
-        if torch_groups.can_release():
-            torch_groups.release_backends(old)
-        gone.append(old)
-        del old
-        _bury(gone)
+    def __init__(self) -> None:
+        self._groups: deque[dist.ProcessGroup] = deque()
 
+    def end(self, group: dist.ProcessGroup) -> None:
+        """Take care that a destroyed group's backends do not go with whoever holds the group last.
 
-MOST_ENDED = 8
-_ended: deque[dist.ProcessGroup] = deque()
+        That may be a DDP's reducer: freed with Python's lock held, the backend would wait for its
+        threads, and one of these, which tells Python that a collective has ended, for the lock. A
+        few are kept as they are: peers may still read what was sent, and who uses one is told its
+        name.
+        """
+        counters.end(group)
+        self._groups.append(group)
+        while len(self._groups) > MOST_ENDED:
+            old = self._groups.popleft()
+            gone: list[Any] = [backend for _, backend in torch_groups.backends_of(old)]
+            if torch_groups.can_release():
+                torch_groups.release_backends(old)
+            gone.append(old)
+            del old
+            _bury(gone)
 
 
 def _bury(backends: list[Any]) -> None:
@@ -79,3 +83,6 @@ def _bury(backends: list[Any]) -> None:
     undertaker.join(BURY_TIMEOUT_S)
     if undertaker.is_alive():
         log.warning("An old backend of the process group still waits for an operation.")
+
+
+here = EndedGroups()

@@ -43,7 +43,7 @@ def exchange(topic: str, text: str, timeout_s: float) -> dict[int, str]:
         ClusterError: A rank told nothing in time.
         ReleasedError: `abort` was called meanwhile.
     """
-    here = state.member()
+    here = state.here.member()
     store = PrefixStore(f"nbdist/{here.generation}/{topic}", here.store)
     store.set(str(here.rank), text)
     ranks = range(here.world_size)

@@ -69,89 +69,85 @@ class GroupState:
         return self.slots.get(group, torch_groups.FIRST_SLOT)
 
 
-_here: GroupState | None = None
+class Membership:
+    """Whether this process is in a group, and its place there."""
+
+    def __init__(self) -> None:
+        self._place: GroupState | None = None
+
+    def place(self) -> GroupState | None:
+        """Return this process's place, or None while it is in no group."""
+        return self._place
+
+    def member(self) -> GroupState:
+        """Return this process's place.
+
+        Raises:
+            ClusterError: It is in no group.
+        """
+        if self._place is None:
+            raise ClusterError("This process has joined no process group.", do="%dist restart")
+        return self._place
+
+    def enter(self, place: GroupState) -> None:
+        """Take a place."""
+        self._place = place
+
+    def leave(self) -> GroupState | None:
+        """Give the place up, and return what it was."""
+        left, self._place = self._place, None
+        return left
+
+    def store(self) -> Store:
+        """Return this generation's part of the store. Its waits end when this rank lets go."""
+        return self.member().place()
+
+    def reforms_left(self) -> int | None:
+        """Return how many more times this process's groups can be re-created; None: no limit."""
+        if torch_groups.can_release():
+            return None
+        place = self.member()
+        return min(
+            (
+                (torch_groups.LAST_SLOT + 1 - place.next_slot(live.group))
+                // len(torch_groups.backends_of(live.group))
+                for live in torch_groups.live_groups()
+            ),
+            default=torch_groups.LAST_SLOT + 1 - torch_groups.FIRST_SLOT,
+        )
+
+    def stale_groups(self) -> list[str]:
+        """Return the groups that the last `reform` could not form, e.g. `group 1 (ranks 0-1)`."""
+        return [f"group {name} ({name_ranks(ranks)})" for name, ranks in self.member().stale]
+
+    def status(self) -> dict[str, Any]:
+        """Return facts for `%dist status`: plain values, no collective, any thread."""
+        place = self._place
+        if place is None:
+            return {"joined": False}
+        return {
+            "joined": True,
+            "rank": place.rank,
+            "world_size": place.world_size,
+            "backend": place.backend,
+            "generation": place.generation,
+            "aborted": place.aborted,
+            "reforms_left": self.reforms_left(),
+            "stale_groups": self.stale_groups(),
+            "gloo_address": f"{place.address[0]}:{place.address[1]}",
+            "timeout_s": place.timeout_s,
+        }
+
+    def waiting_in_store(self) -> Waiting | None:
+        """Return the main thread's wait in the store, say in `new_group`. Any thread."""
+        place = self._place
+        since = None if place is None else place.store.main_waits_since
+        if place is None or since is None:
+            return None
+        cell = location.here.main_thread()
+        line = None if cell is None else cell["file_line"]
+        seconds = time.monotonic() - since
+        return Waiting("store", "", 0, 0, seconds, line, ranks=tuple(range(place.world_size)))
 
 
-def here() -> GroupState | None:
-    """Return this process's place, or None while it is in no group."""
-    return _here
-
-
-def member() -> GroupState:
-    """Return this process's place.
-
-    Raises:
-        ClusterError: It is in no group.
-    """
-    if _here is None:
-        raise ClusterError("This process has joined no process group.", do="%dist restart")
-    return _here
-
-
-def enter(place: GroupState) -> None:
-    """Take a place."""
-    global _here
-    _here = place
-
-
-def leave() -> GroupState | None:
-    """Give the place up, and return what it was."""
-    global _here
-    left, _here = _here, None
-    return left
-
-
-def store() -> Store:
-    """Return this generation's part of the store. Its waits end when this rank lets go."""
-    return member().place()
-
-
-def reforms_left() -> int | None:
-    """Return how many more times this process's groups can be re-created; None: no limit."""
-    if torch_groups.can_release():
-        return None
-    place = member()
-    return min(
-        (
-            (torch_groups.LAST_SLOT + 1 - place.next_slot(live.group))
-            // len(torch_groups.backends_of(live.group))
-            for live in torch_groups.live_groups()
-        ),
-        default=torch_groups.LAST_SLOT + 1 - torch_groups.FIRST_SLOT,
-    )
-
-
-def stale_groups() -> list[str]:
-    """Return the groups that the last `reform` could not form, e.g. `group 1 (ranks 0-1)`."""
-    return [f"group {name} ({name_ranks(ranks)})" for name, ranks in member().stale]
-
-
-def status() -> dict[str, Any]:
-    """Return facts for `%dist status`: plain values, no collective, any thread."""
-    place = _here
-    if place is None:
-        return {"joined": False}
-    return {
-        "joined": True,
-        "rank": place.rank,
-        "world_size": place.world_size,
-        "backend": place.backend,
-        "generation": place.generation,
-        "aborted": place.aborted,
-        "reforms_left": reforms_left(),
-        "stale_groups": stale_groups(),
-        "gloo_address": f"{place.address[0]}:{place.address[1]}",
-        "timeout_s": place.timeout_s,
-    }
-
-
-def waiting_in_store() -> Waiting | None:
-    """Return the main thread's wait in the store, say in `new_group`. Any thread."""
-    place = _here
-    since = None if place is None else place.store.main_waits_since
-    if place is None or since is None:
-        return None
-    cell = location.main_thread()
-    line = None if cell is None else cell["file_line"]
-    seconds = time.monotonic() - since
-    return Waiting("store", "", 0, 0, seconds, line, ranks=tuple(range(place.world_size)))
+here = Membership()

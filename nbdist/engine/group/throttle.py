@@ -10,9 +10,6 @@ import math
 from nbdist.engine.group import sockets, state, tcp_info
 from nbdist.errors import ClusterError, UsageError
 
-_rate: float | None = None
-_is_used = False
-
 
 def emulate_link(bytes_per_s: float | None) -> None:
     """Let this rank send at most so many bytes a second to each peer; None lifts it.
@@ -27,37 +24,53 @@ def emulate_link(bytes_per_s: float | None) -> None:
         UsageError: That is no rate.
         ClusterError: This rank is in no group, has no gloo, or its system cannot.
     """
-    global _rate, _is_used
     if bytes_per_s is not None and not _is_rate(bytes_per_s):
         raise UsageError(
             f"emulate_link takes bytes per second, at least 1, or None, not {bytes_per_s!r}."
         )
-    here = state.member()
-    if "gloo" not in here.backend:
+    backend = state.here.member().backend
+    if "gloo" not in backend:
         raise ClusterError(
             "No link can be emulated here.",
-            why=f"this group's backend is {here.backend}, and only gloo sends through TCP.",
+            why=f"this group's backend is {backend}, and only gloo sends through TCP.",
             do="%dist start --device cpu",
         )
-    before, _rate = _rate, bytes_per_s
-    _is_used = True
     try:
-        apply()
+        here.pace(bytes_per_s)
     except OSError as error:
-        _rate = before
         raise ClusterError("No link can be emulated on this system.", why=str(error)) from error
 
 
-def apply() -> None:
-    """Pace the connections of groups that were just made, if that is asked for."""
-    here = state.here()
-    if here is None or not _is_used:
-        return
-    for pair in sockets.pairs(here.address, here.peers):
-        pair.use(lambda s: tcp_info.pace(s, _rate))
+class EmulatedLink:
+    """The rate that this rank sends at, where one was asked for."""
+
+    def __init__(self) -> None:
+        self._rate: float | None = None
+        self._is_used = False
+
+    def pace(self, bytes_per_s: float | None) -> None:
+        """Send at this rate from now on, where the system can; else as before."""
+        before, self._rate = self._rate, bytes_per_s
+        self._is_used = True
+        try:
+            self.apply()
+        except OSError:
+            self._rate = before
+            raise
+
+    def apply(self) -> None:
+        """Pace the connections of groups that were just made, if that is asked for."""
+        place = state.here.place()
+        if place is None or not self._is_used:
+            return
+        for pair in sockets.pairs(place.address, place.peers):
+            pair.use(lambda s: tcp_info.pace(s, self._rate))
 
 
 def _is_rate(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return math.isfinite(value) and value >= 1
+
+
+here = EmulatedLink()

@@ -16,7 +16,8 @@ import threading
 from types import FrameType
 
 from nbdist.engine.compat import torch_hooks
-from nbdist.engine.kernel.location import Place, cell_place
+from nbdist.engine.kernel import location
+from nbdist.engine.kernel.location import Place
 
 
 def is_mains() -> bool:
@@ -26,9 +27,11 @@ def is_mains() -> bool:
 
 def place_of_call() -> Place | None:
     """Return the place in a cell that the caller's caller was called from, on whatever thread."""
-    place = cell_place(sys._getframe(1).f_back)  # of a thread that C++ started there may be none
+    place = location.here.cell_place(
+        sys._getframe(1).f_back
+    )  # of a thread that C++ started there may be none
     if place is None and torch_hooks.is_in_backward():
-        return cell_place(_main_frame())
+        return location.here.cell_place(_main_frame())
     return place
 
 

@@ -38,7 +38,7 @@ ANY_TIME = {
     "control.abort": "nbdist.engine.rank.control:abort",
     "control.go_on": "nbdist.engine.group.meeting:here.go_on",
     "control.died": "nbdist.engine.rank.control:died",
-    "control.interrupt": "nbdist.engine.kernel.interrupts:order",
+    "control.interrupt": "nbdist.engine.kernel.interrupts:here.order",
     "control.interrupt_children": "nbdist.engine.kernel.cleanup:interrupt_children",
     "leaving.hold": "nbdist.engine.checkpoint.leaving:here.hold",
     "leaving.go_on_to": "nbdist.engine.checkpoint.leaving:here.go_on_to",

@@ -67,7 +67,7 @@ class Chaos(Component):
     def interrupt(self) -> bool:
         """Interrupt the cell that runs here, whichever it is; return whether one does."""
         with self._lock:
-            return self._runs_cell and interrupts.strike(interrupts.running)
+            return self._runs_cell and interrupts.here.strike(interrupts.here.running)
 
 
 def _raise_soon() -> None:

@@ -59,7 +59,7 @@ def interrupt_children(message: str) -> int:
     the command that gets it. Processes of multiprocessing, a DataLoader's workers among them, obey
     their own main thread and are left alone. So are those of a message that follows.
     """
-    with interrupts.while_it_runs(message) as runs:
+    with interrupts.here.while_it_runs(message) as runs:
         return _interrupt_children() if runs else 0
 
 

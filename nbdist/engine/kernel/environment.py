@@ -118,7 +118,7 @@ def _starts_ranks(count: int | None, function: Any) -> UsageError:
     more = "ranks" if not count else "1 more rank" if count == 1 else f"{count} more ranks"
     name = getattr(function, "__name__", "the function")
     return UsageError(
-        f"A rank cannot start {more}: {location.name_running()} already runs on every rank.",
+        f"A rank cannot start {more}: {location.here.name_running()} already runs on every rank.",
         do=f"call the function yourself, instead of giving it to spawn, as {name}(rank, ...), or "
         "to notebook_launcher; use the library's ordinary way, such as Lightning's "
         'strategy="ddp" instead of "ddp_notebook"',

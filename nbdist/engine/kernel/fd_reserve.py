@@ -11,21 +11,27 @@ from typing import Final
 
 COUNT: Final = 32
 
-_held: list[int] = []
-_lock = threading.Lock()
+
+class DescriptorReserve:
+    """The descriptors that are held."""
+
+    def __init__(self) -> None:
+        self._held: list[int] = []
+        self._lock = threading.Lock()
+
+    def fill(self) -> None:
+        """Hold `COUNT` descriptors, or as many as there are."""
+        with self._lock, suppress(OSError):
+            if not self._held:
+                self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            while len(self._held) < COUNT:
+                self._held.append(os.dup(self._held[0]))
+
+    def release(self) -> None:
+        """Give them up, until the next `fill`. Any thread."""
+        with self._lock:
+            while self._held:
+                os.close(self._held.pop())
 
 
-def fill() -> None:
-    """Hold `COUNT` descriptors, or as many as there are."""
-    with _lock, suppress(OSError):
-        if not _held:
-            _held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-        while len(_held) < COUNT:
-            _held.append(os.dup(_held[0]))
-
-
-def release() -> None:
-    """Give them up, until the next `fill`. Any thread."""
-    with _lock:
-        while _held:
-            os.close(_held.pop())
+here = DescriptorReserve()

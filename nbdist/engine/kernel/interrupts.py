@@ -20,70 +20,65 @@ from types import TracebackType
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
-running: str | None = None  # the id of the message that may be interrupted
 
-_wanted: str | None = None  # of the newest that was to stop: it may not have begun yet
-_lock = threading.Lock()
+class Interrupts:
+    """The message that runs, and the newest that was to stop."""
 
+    def __init__(self) -> None:
+        self.running: str | None = None  # the id of the message that may be interrupted
+        # Of the newest that was to stop: it may not have begun yet.
+        self._wanted: str | None = None
+        self._lock = threading.Lock()
 
-def begin(message: str) -> None:
-    """Let this message be interrupted until `end`.
+    def begin(self, message: str) -> None:
+        """Let this message be interrupted until `end`.
 
-    Raises:
-        KeyboardInterrupt: It was to stop before it began.
-    """
-    global running
-    with _lock:
-        running = message
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    # After the handler is there: from here on either this or the handler sees an order.
-    if _wanted == message:
-        raise KeyboardInterrupt
+        Raises:
+            KeyboardInterrupt: It was to stop before it began.
+        """
+        with self._lock:
+            self.running = message
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # After the handler is there: from here on either this or the handler sees an order.
+        if self._wanted == message:
+            raise KeyboardInterrupt
 
+    def end(self) -> None:
+        """Let nothing be interrupted any more; a second call does nothing."""
+        signal.signal(signal.SIGINT, drop)
+        with self._lock:
+            self.running = None
+        if signal.SIGINT in signal.sigpending():  # blocked, and may yet be let through
+            signal.sigwait([signal.SIGINT])
 
-def end() -> None:
-    """Let nothing be interrupted any more; a second call does nothing."""
-    global running
-    signal.signal(signal.SIGINT, drop)
-    with _lock:
-        running = None
-    if signal.SIGINT in signal.sigpending():  # the program has blocked it, and may let it through
-        signal.sigwait([signal.SIGINT])
+    def order(self, message: str) -> bool:
+        """Interrupt a message, also one that is still to begin; return whether it runs."""
+        self._wanted = message
+        return self.strike(message)
 
+    def strike(self, message: str | None) -> bool:
+        """Interrupt the main thread if it still runs this message; return whether it does."""
+        with self.while_it_runs(message) as runs:
+            if runs:
+                main = threading.main_thread().ident
+                assert main is not None
+                signal.pthread_kill(main, signal.SIGINT)
+        return runs
 
-def order(message: str) -> bool:
-    """Interrupt a message, also one that is still to begin; return whether it runs."""
-    global _wanted
-    _wanted = message
-    return strike(message)
+    @contextmanager
+    def while_it_runs(self, message: str | None) -> Iterator[bool]:
+        """Give whether this message runs; if it does, it does not end before this."""
+        with self._lock:
+            yield self.running == message
 
-
-def strike(message: str | None) -> bool:
-    """Interrupt the main thread if it still runs this message; return whether it does."""
-    with while_it_runs(message) as runs:
-        if runs:
-            main = threading.main_thread().ident
-            assert main is not None
-            signal.pthread_kill(main, signal.SIGINT)
-    return runs
-
-
-@contextmanager
-def while_it_runs(message: str | None) -> Iterator[bool]:
-    """Give whether this message runs; if it does, it does not end before this."""
-    with _lock:
-        yield running == message
+    def after_fork(self) -> None:
+        """Begin with a free lock in a fork: another thread may have held it."""
+        self._lock = threading.Lock()
+        sys.excepthook = without_hung_up_readers(sys.excepthook)
 
 
 def drop(*_: object) -> None:
     """Be the handler of a SIGINT that nothing is there for."""
-
-
-def _in_child() -> None:
-    """Begin with a free lock in a fork: another thread may have held it."""
-    global _lock
-    _lock = threading.Lock()
-    sys.excepthook = without_hung_up_readers(sys.excepthook)
 
 
 def without_hung_up_readers(native: Hook) -> Hook:
@@ -105,4 +100,5 @@ def without_hung_up_readers(native: Hook) -> Hook:
     return hook
 
 
-os.register_at_fork(after_in_child=_in_child)
+here = Interrupts()
+os.register_at_fork(after_in_child=here.after_fork)

@@ -147,7 +147,7 @@ class RankKernel(IPythonParallelKernel):
                         code, silent, store_history, user_expressions, allow_stdin, cell_id=cell_id
                     )
             finally:
-                interrupts.end()  # again: one may have struck just before the first
+                interrupts.here.end()  # again: one may have struck just before the first
                 self.shell.user_ns.pop(calls.CALL, None)
                 end = self.rank.cell_ended(self._last_result)
             if reply["status"] == "error" and reply["ename"] == "NoneType":
@@ -206,7 +206,7 @@ class RankKernel(IPythonParallelKernel):
         cell that had not begun, was lost, and the notebook waited for ever.
         """
         self.saved_sigint_handler = signal.getsignal(signal.SIGINT)
-        interrupts.end()
+        interrupts.here.end()
 
     @contextlib.contextmanager
     def _cancel_on_sigint(self, future: Any) -> Iterator[None]:
@@ -236,7 +236,7 @@ class RankKernel(IPythonParallelKernel):
                 with _interruptible(parent):
                     answer = self._answer(parent, busy=False)
             except KeyboardInterrupt:
-                interrupts.end()  # again, as after a cell
+                interrupts.here.end()  # again, as after a cell
                 answer = {"error": "KeyboardInterrupt: "}, []
         else:
             answer = self._answer(parent, busy=False)
@@ -322,10 +322,10 @@ class _SysWithoutModules(types.ModuleType):
 def _interruptible(parent: Mapping[str, Any]) -> Iterator[None]:
     """Let this message of the notebook be interrupted meanwhile."""
     try:
-        interrupts.begin(parent["header"]["msg_id"])
+        interrupts.here.begin(parent["header"]["msg_id"])
         yield
     finally:
-        interrupts.end()
+        interrupts.here.end()
 
 
 def _is_our_cell(parent: Mapping[str, Any]) -> bool:

@@ -14,46 +14,66 @@ from nbdist import origins
 
 Place = tuple[str, int]  # file, line
 
-running: int | None = None  # number of the cell that runs; set by `boot`
-script: str | None = None  # file of the script that runs as this cell; set by `rank/boot`
 
-# The prompt's number (`In [7]`) of each cell's file. A function may run long after its cell.
-_prompts: dict[str, int] = {}
-_scripts: dict[int, str] = {}  # by the prompts of those that ran as cells
+class Location:
+    """What runs as a cell, and which files cells are in."""
 
+    def __init__(self) -> None:
+        self.running: int | None = None  # number of the cell that runs; set by `rank/boot`
+        self.script: str | None = None  # file of the script that runs as this cell; likewise
+        # The prompt's number (`In [7]`) of each cell's file; functions run long after their cells.
+        self._prompts: dict[str, int] = {}
+        self._scripts: dict[int, str] = {}  # by the prompts of those that ran as cells
 
-def name_cell(file: str, prompt: int) -> None:
-    """Remember which prompt a cell's file belongs to."""
-    _prompts[file] = prompt
-    _scripts.pop(prompt, None)
-    if not origins.is_cell(file):
-        _scripts[prompt] = os.path.basename(file)
+    def name_cell(self, file: str, prompt: int) -> None:
+        """Remember which prompt a cell's file belongs to."""
+        self._prompts[file] = prompt
+        self._scripts.pop(prompt, None)
+        if not origins.is_cell(file):
+            self._scripts[prompt] = os.path.basename(file)
 
+    def prompt_of(self, file: str) -> int:
+        """Return the number of the prompt a cell's file belongs to; 0 when it is not known."""
+        return self._prompts.get(file, 0)
 
-def prompt_of(file: str) -> int:
-    """Return the number of the prompt a cell's file belongs to; 0 when it is not known."""
-    return _prompts.get(file, 0)
+    def name_running(self) -> str:
+        """Return what people call that which runs: `the cell`, or a script's name."""
+        return os.path.basename(self.script) if self.script is not None else "the cell"
 
+    def describe_line(self, prompt: int, line: int) -> str:
+        """Return e.g. `cell 7, line 5` or `train.py, line 5`, of what is known; zeros are not."""
+        where = self._scripts.get(prompt) or f"cell {prompt}"
+        return ", ".join([where] * bool(prompt) + [f"line {line}"] * bool(line))
 
-def name_running() -> str:
-    """Return what people call that which runs: `the cell`, or a script's name."""
-    return os.path.basename(script) if script is not None else "the cell"
+    def cell_place(self, frame: FrameType | None) -> Place | None:
+        """Return the innermost place in code of a cell, from `frame` outwards."""
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if origins.is_cell(file) or file in self._prompts:
+                return file, frame.f_lineno
+            frame = frame.f_back
+        return None
 
+    def main_thread(self) -> dict[str, Any] | None:
+        """Return where the main thread is in a cell now, or None outside of cells.
 
-def describe_line(prompt: int, line: int) -> str:
-    """Return e.g. `cell 7, line 5` or `train.py, line 5`, of what is known; zeros are not."""
-    where = _scripts.get(prompt) or f"cell {prompt}"
-    return ", ".join([where] * bool(prompt) + [f"line {line}"] * bool(line))
-
-
-def cell_place(frame: FrameType | None) -> Place | None:
-    """Return the innermost place in code of a cell, from `frame` outwards."""
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if origins.is_cell(file) or file in _prompts:
-            return file, frame.f_lineno
-        frame = frame.f_back
-    return None
+        Returns:
+            `file_line` ("file:line" in the cell), `line`, and `function`: the innermost function
+            that is not nbdist's, "" for the cell's own lines.
+        """
+        main = threading.main_thread().ident
+        frame = sys._current_frames().get(main) if main is not None else None
+        place = self.cell_place(frame)
+        if place is None:
+            return None
+        while frame is not None and _is_wrapping(frame):
+            frame = frame.f_back
+        function = frame.f_code.co_qualname if frame is not None else ""
+        return {
+            "file_line": describe(place),
+            "line": place[1],
+            "function": "" if function == "<module>" else function.replace(".<locals>", ""),
+        }
 
 
 def describe(place: Place | None) -> str | None:
@@ -61,30 +81,11 @@ def describe(place: Place | None) -> str | None:
     return None if place is None else f"{place[0]}:{place[1]}"
 
 
-def main_thread() -> dict[str, Any] | None:
-    """Return where the main thread is in a cell now, or None outside of cells.
-
-    Returns:
-        `file_line` ("file:line" in the cell), `line`, and `function`: the innermost function that
-        is not nbdist's, "" for the cell's own lines.
-    """
-    main = threading.main_thread().ident
-    frame = sys._current_frames().get(main) if main is not None else None
-    place = cell_place(frame)
-    if place is None:
-        return None
-    while frame is not None and _is_wrapping(frame):
-        frame = frame.f_back
-    function = frame.f_code.co_qualname if frame is not None else ""
-    return {
-        "file_line": describe(place),
-        "line": place[1],
-        "function": "" if function == "<module>" else function.replace(".<locals>", ""),
-    }
-
-
 def _is_wrapping(frame: FrameType) -> bool:
     """Return whether a frame only stands around what the user called: ours, or c10d's logger."""
     if frame.f_globals.get("__name__") == "torch.distributed.c10d_logger":
         return True
     return origins.is_of(frame.f_code.co_filename, "nbdist")
+
+
+here = Location()

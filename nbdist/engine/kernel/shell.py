@@ -91,8 +91,8 @@ def _name_cells_alike(kernel: Any) -> None:
 
     def name(raw_code: str, transformed_code: str, number: int) -> str:
         own = origins.cell_file_name(raw_code)
-        file = location.script or os.path.join(tempfile.gettempdir(), origins.CELLS, own)
-        location.name_cell(file, number)
+        file = location.here.script or os.path.join(tempfile.gettempdir(), origins.CELLS, own)
+        location.here.name_cell(file, number)
         return file
 
     compiler = kernel.shell.compile
@@ -379,7 +379,7 @@ def _repeat_lost_interrupts() -> None:
     def hook(lost: Any) -> None:
         if lost.exc_type is not None and issubclass(lost.exc_type, KeyboardInterrupt):
             # A little later: now, it would be raised in here and dropped once more.
-            threading.Timer(0.02, interrupts.strike, (interrupts.running,)).start()
+            threading.Timer(0.02, interrupts.here.strike, (interrupts.here.running,)).start()
         else:
             show(lost)
 

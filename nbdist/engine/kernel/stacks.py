@@ -52,7 +52,7 @@ def _main_stack(frame: FrameType) -> str:
     if cells:
         return _format(frames[: cells[-1] + 1])
     # An event loop with nothing to do waits in `select`.
-    is_idle = location.running is None and frame.f_code.co_filename == selectors.__file__
+    is_idle = location.here.running is None and frame.f_code.co_filename == selectors.__file__
     return "idle" if is_idle else _format(frames)
 
 

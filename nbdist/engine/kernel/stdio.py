@@ -153,7 +153,7 @@ class Output:
         self._reset("between")
         self._thread = threading.Thread(target=self._run, name="nbdist-output", daemon=True)
         self._thread.start()
-        _all.add(self)
+        _forks.alive.add(self)
 
     def _reset(self, name: str) -> None:
         self._file_name = name
@@ -448,28 +448,32 @@ class Output:
             self._file.forget()
 
 
-# `register_at_fork` cannot be undone, so it is done once for all outputs that are alive.
-_all: "weakref.WeakSet[Output]" = weakref.WeakSet()
-_held: list[Output] = []
+class _Forks:
+    """The outputs that are alive, and those that a fork under way holds."""
+
+    def __init__(self) -> None:
+        self.alive: weakref.WeakSet[Output] = weakref.WeakSet()
+        self._held: list[Output] = []
+        # It cannot be undone, so it is done once for all outputs.
+        os.register_at_fork(
+            before=self._hold_all,
+            after_in_parent=self._release_in_parent,
+            after_in_child=self._release_in_child,
+        )
+
+    def _hold_all(self) -> None:
+        for output in list(self.alive):
+            if not output.forked:
+                output._before_fork()
+                self._held.append(output)
+
+    def _release_in_parent(self) -> None:
+        while self._held:
+            self._held.pop()._after_fork_in_parent()
+
+    def _release_in_child(self) -> None:
+        while self._held:
+            self._held.pop()._after_fork_in_child()
 
 
-def _hold_all() -> None:
-    for output in list(_all):
-        if not output.forked:
-            output._before_fork()
-            _held.append(output)
-
-
-def _release_in_parent() -> None:
-    while _held:
-        _held.pop()._after_fork_in_parent()
-
-
-def _release_in_child() -> None:
-    while _held:
-        _held.pop()._after_fork_in_child()
-
-
-os.register_at_fork(
-    before=_hold_all, after_in_parent=_release_in_parent, after_in_child=_release_in_child
-)
+_forks = _Forks()

@@ -128,7 +128,7 @@ def place_of(trace: TracebackType | None) -> str:
     place = ""
     while trace is not None:
         file, line = trace.tb_frame.f_code.co_filename, trace.tb_lineno
-        if (prompt := location.prompt_of(file)) and origins.is_cell(file):
+        if (prompt := location.here.prompt_of(file)) and origins.is_cell(file):
             place = f"Cell In[{prompt}], line {line}"
         elif not (
             file.startswith("<")

@@ -76,13 +76,13 @@ class Program:
         from nbdist.engine.group import state
         from nbdist.engine.recovery import peers
 
-        peers.start(
+        peers.here.start(
             self.rank,
             self.place.peer,
             every=self.options.peer_snapshots,
             host=self.place.address,
             key=self.kernel.session.key,
-            client=state.member().client,
+            client=state.here.member().client,
         )
 
     # -- called by the kernel (engine/kernel/kernel.py)
@@ -123,9 +123,9 @@ class Program:
         self.kernel.shell.user_ns.update(
             {name: plain.decode(value) for name, value in start.params.items()}
         )
-        location.script = start.script.file if start.script else None
+        location.here.script = start.script.file if start.script else None
         components.begin(self.components, start)
-        location.running = self._number = start.number
+        location.here.running = self._number = start.number
         register.tell_going_on(self.recorder)  # before the cell logs anything
 
     def cell_ended(self, result: Any) -> wire.CellEnd:
@@ -150,7 +150,7 @@ class Program:
             collectives=tap.counts() if self.joined else {},
             sent=tap.sent(),
             received=tap.received(),
-            steps=training.current_step(),
+            steps=training.here.current_step(),
             value=plain.encode(value) if is_plain else None,
             value_repr=None if is_plain else _short_repr(value),
             notices=notices,
@@ -160,7 +160,7 @@ class Program:
             in_loops=resume.here.are_loops_begun(),
             in_group=not self.joined or torch.distributed.is_initialized(),
         )
-        location.running = location.script = None
+        location.here.running = location.here.script = None
         cleanup.release_frames(getattr(result, "error_in_exec", None))
         return end
 
@@ -301,13 +301,12 @@ def join(
         is_first=not generation and not newcomers,
     )
     connect(here, device)
-    standalone.know(
-        standalone.ThisRank(here.rank, int(here.variables["LOCAL_RANK"]), asked.n, device)
-    )
+    local_rank = int(here.variables["LOCAL_RANK"])
+    standalone.here.rank = standalone.ThisRank(here.rank, local_rank, asked.n, device)
     here.recorder.fact(torch=torch.__version__)
     here.kernel.shell.user_ns.update(
         rank=here.rank,
-        local_rank=int(here.variables["LOCAL_RANK"]),
+        local_rank=local_rank,
         world_size=asked.n,
         device=device,
         torch=torch,
@@ -315,7 +314,7 @@ def join(
         nbdist=nbdist,
     )
     resize.follow()
-    fd_reserve.fill()
+    fd_reserve.here.fill()
     answer = {"rank": here.rank, "device": str(device)}
     return {**answer, **recovery.settle(generation, newcomers)} if newcomers else answer
 
@@ -333,13 +332,13 @@ def recover(
 
     if newcomers:
         save.here.give_up(f"{name_ranks(newcomers)} died")
-    fd_reserve.release()
+    fd_reserve.here.release()
     if (torchs := program().torchs) is not None:
         torchs.put_back()  # what a cell that went well has replaced
     try:
         return recovery.recover(generation, newcomers, dict(peers))
     finally:
-        fd_reserve.fill()
+        fd_reserve.here.fill()
 
 
 def leave() -> dict[str, Any]:

@@ -18,13 +18,11 @@ from nbdist.engine.kernel import chaos
 from nbdist.engine.kernel.cleanup import TorchModes
 from nbdist.engine.layout import parallelize
 from nbdist.engine.rank.script import Script
-from nbdist.engine.recovery.small_values import SmallValues
-from nbdist.engine.recovery.snapshot import Snapshots
+from nbdist.engine.recovery import peers, small_values, snapshot
 from nbdist.engine.steps import step_state
 from nbdist.engine.tap.tap import Tap
-from nbdist.engine.training import torch_profile
+from nbdist.engine.training import torch_profile, training
 from nbdist.engine.training.devices import DeviceStats
-from nbdist.engine.training.training import Training
 from nbdist.wire import CellStart
 
 
@@ -33,20 +31,21 @@ def of_rank(
 ) -> tuple[Component, ...]:
     """Return the components of a notebook's rank, which has joined its group."""
     return (
-        SmallValues(),
+        small_values.here,
         group_record.here,
         save.here,
         automatic.here,
         parallelize.here,
         Averaging(),
-        Snapshots(),
+        peers.here,
+        snapshot.here,
         resume.here,
         step_state.here(),
         links,
         devices,
         checks,
         Tap(),
-        Training(),
+        training.here,
         TorchModes(),
         torch_profile.here,
         chaos.here,
@@ -58,7 +57,7 @@ def of_rank(
 
 def of_script() -> tuple[Component, ...]:
     """Return the components of a script that torchrun has started: it is one cell."""
-    return (save.here, Averaging(), resume.here, step_state.here(), Training())
+    return (save.here, Averaging(), resume.here, step_state.here(), training.here)
 
 
 def begin(components: Sequence[Component], start: CellStart) -> None:

@@ -27,7 +27,7 @@ def state() -> dict[str, Any]:
     it is `refused`).
 
     Where it is: `cell` (number of the cell that runs, or None), `doing` ("idle", "computing",
-    "waiting" or "loading data"), `where` (None outside of cells; see `location.main_thread`),
+    "waiting" or "loading data"), `where` (None outside of cells; see `location.here.main_thread`),
     `waiting` (None, or what the main thread waits in: the fields of `tap.Waiting`).
 
     How far, since the groups were formed: `counts` (collectives by group, and the cell's calls of
@@ -37,24 +37,24 @@ def state() -> dict[str, Any]:
     """
     from nbdist.engine.averaging import serving
     from nbdist.engine.group import meeting
-    from nbdist.engine.group.state import status, waiting_in_store
+    from nbdist.engine.group import state as group_state
     from nbdist.engine.recovery import snapshot
     from nbdist.engine.tap import tap
     from nbdist.engine.training import training
 
-    place = location.main_thread()
+    place = location.here.main_thread()
     # In this order: a collective may wait in the store before it is sent
     # (`collective_check_store`).
-    waiting = tap.waiting() or meeting.here.waiting() or waiting_in_store()
+    waiting = tap.waiting() or meeting.here.waiting() or group_state.here.waiting_in_store()
     return {
         "pid": os.getpid(),
         "rss_bytes": _resident_bytes(),
         "gpu": {} if gpu is None else gpu.memory(),
-        "cell": location.running,
+        "cell": location.here.running,
         "doing": _doing(
-            is_busy=location.running is not None or place is not None,
+            is_busy=location.here.running is not None or place is not None,
             is_waiting=waiting is not None,
-            is_loading=training.is_loading(),
+            is_loading=training.here.is_loading(),
         ),
         "where": place,
         "waiting": None if waiting is None else waiting.to_wire(),
@@ -63,10 +63,10 @@ def state() -> dict[str, Any]:
         "received": tap.received(),
         "tagged": tap.tagged(),
         "serves": serving.is_serving(),
-        "step": training.current_step(),
+        "step": training.here.current_step(),
         "last": tap.last_kind(),
-        "group": status(),
-        "snapshot": snapshot.status(),
+        "group": group_state.here.status(),
+        "snapshot": snapshot.here.status(),
     }
 
 
@@ -102,7 +102,7 @@ def abort(generation: int) -> int:
     """
     from nbdist.engine.group import group
 
-    fd_reserve.release()
+    fd_reserve.here.release()
     return group.abort(generation)
 
 

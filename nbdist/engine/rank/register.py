@@ -30,34 +30,37 @@ from nbdist.engine.training.devices import DeviceStats, Gpu
 if TYPE_CHECKING:
     from nbdist.engine.rank.boot import Program
 
-_is_done = False
 
+class Registration:
+    """Whether what needs no program around it is connected."""
 
-def register() -> None:
-    """Connect what needs no program around it. Once a process; again it does nothing."""
-    global _is_done
-    if _is_done:
-        return
-    _is_done = True
-    # First, and so before steps are counted: one that these refuse has not begun.
-    unused.install()
-    unseen.install()
-    zero1.install()
-    shards.shard_as(layout.data_shard)
-    shards.pace_as(training.pace)
-    resume.here.install()
-    automatic.here.install()
+    def __init__(self) -> None:
+        self._is_done = False
+
+    def register(self) -> None:
+        """Connect it. Once a process; again it does nothing."""
+        if self._is_done:
+            return
+        self._is_done = True
+        # First, and so before steps are counted: one that these refuse has not begun.
+        unused.install()
+        unseen.install()
+        zero1.install()
+        shards.shard_as(layout.data_shard)
+        shards.pace_as(training.here.pace)
+        resume.here.install()
+        automatic.here.install()
 
 
 def connect(program: "Program", device: torch.device) -> None:
     """Have all that happens on this rank, and its device, watched and kept; after each `join`."""
     options, recorder = program.options, program.recorder
-    register()
+    here.register()
     tap.install(options.tap)
-    training.install(recorder)
-    training.set_enabled(options.hooks, grad_norm=options.grad_norm)
+    training.here.install(recorder)
+    training.here.set_enabled(options.hooks, grad_norm=options.grad_norm)
     recovery.install()
-    keep.look_in(lambda: program.kernel.shell.user_ns)
+    keep.here.look_in(lambda: program.kernel.shell.user_ns)
     parallelize.tell_facts_to(recorder.fact)
     publish.send_to(
         Path(program.logs).parent.parent / "models",
@@ -67,20 +70,21 @@ def connect(program: "Program", device: torch.device) -> None:
     tars.note_in(Path(program.logs).parent.parent / "indexes")
     wrapped.look_on()
     first_weights.look_on()
-    training.at_new_optimizer("trained", lambda optimizer: model_facts.tell(recorder, optimizer))
-    training.at_new_optimizer("going on", lambda _: tell_going_on(recorder))
-    training.at_new_optimizer("begun anew", _tell_begun_anew)
-    loaders.tell_to(lambda facts: recorder.add("loader", training.current_step(), facts))
-    probe.rest_as(training.rest_s)
+    training.here.at_new_optimizer("trained", lambda one: model_facts.tell(recorder, one))
+    training.here.at_new_optimizer("going on", lambda _: tell_going_on(recorder))
+    loops = begun_anew.BegunAnew()
+    training.here.at_new_optimizer("begun anew", lambda one: _tell_begun_anew(loops, one))
+    loaders.tell_to(lambda facts: recorder.add("loader", training.here.current_step(), facts))
+    probe.rest_as(training.here.rest_s)
     checks = RankChecks(recorder.add)
-    training.at_new_optimizer("checks", checks.optimizer_begins)
-    training.at_step_end("checks", checks.step_ended)
+    training.here.at_new_optimizer("checks", checks.optimizer_begins)
+    training.here.at_step_end("checks", checks.step_ended)
     links = link_stats.LinkStats(
-        training.current_step, lambda step, values: recorder.add("links", step, values)
+        training.here.current_step, lambda step, values: recorder.add("links", step, values)
     )
     control.gpu = Gpu(device) if device.type == "cuda" else None
     devices = DeviceStats(
-        lambda values: recorder.add("device", training.current_step(), values),
+        lambda values: recorder.add("device", training.here.current_step(), values),
         lambda unknown: recorder.fact(gpu_unknown=unknown),
         control.gpu,
     )
@@ -95,9 +99,9 @@ def tell_going_on(recorder: Recorder) -> None:
         recorder.fact(**{wire.GOES_ON: "yes"})
 
 
-def _tell_begun_anew(optimizer: Optimizer) -> None:
+def _tell_begun_anew(loops: begun_anew.BegunAnew, optimizer: Optimizer) -> None:
     if resume.here.goes_on_trained() or automatic.here.goes_on():
-        begun_anew.tell(optimizer)
+        loops.tell(optimizer)
 
 
 def _tell_published(program: "Program", told: dict[str, Any]) -> None:
@@ -105,4 +109,7 @@ def _tell_published(program: "Program", told: dict[str, Any]) -> None:
     program.published.append(told)
     program.recorder.fact(**{wire.PUBLISHED: json.dumps(program.published)})
     values = {"model_mb": told["size_bytes"] / 1e6}
-    program.recorder.add("log", training.current_step(), values)
+    program.recorder.add("log", training.here.current_step(), values)
+
+
+here = Registration()

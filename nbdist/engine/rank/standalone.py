@@ -56,8 +56,13 @@ class ThisRank(NamedTuple):
     device: torch.device
 
 
-_here: ThisRank | None = None
-_ranks_on_host: int | None = None  # None for those of a notebook
+class Standalone:
+    """The rank that this process is, if it is one."""
+
+    def __init__(self) -> None:
+        self.rank: ThisRank | None = None
+        self.ranks_on_host: int | None = None  # None for those of a notebook
+        self.kept: list[Any] = []  # what must live as long as the process
 
 
 def init(
@@ -98,11 +103,10 @@ def init(
             runs once more, imported by a process that it has spawned, such as a loader's worker. Or
             there is a process group already.
     """
-    global _here, _ranks_on_host
     side.require_rank("nbdist.init")
-    if _here is not None:
-        _require_layouts(layouts, _here)
-        return _here
+    if here.rank is not None:
+        _require_layouts(layouts, here.rank)
+        return here.rank
     _refuse_import(sys._getframe(1))
     _refuse_group()
     rank, place = _place(os.environ)
@@ -117,17 +121,11 @@ def init(
         timeout=timeout,
         address=LOOPBACK if place.nodes == 1 else place.address,
     )
-    _here = ThisRank(rank, place.local_rank, options.n, _join(rank, options, place))
-    _ranks_on_host = place.local_size
-    _require_layouts(layouts, _here)
-    _begin(_here, records or os.environ.get("NBDIST_RECORDS"))
-    return _here
-
-
-def know(rank: ThisRank) -> None:
-    """Take over the rank that this engine is."""
-    global _here
-    _here = rank
+    here.rank = this = ThisRank(rank, place.local_rank, options.n, _join(rank, options, place))
+    here.ranks_on_host = place.local_size
+    _require_layouts(layouts, this)
+    _begin(this, records or os.environ.get("NBDIST_RECORDS"))
+    return this
 
 
 def _refuse_import(frame: FrameType | None) -> None:
@@ -210,17 +208,17 @@ def _address_towards(host: str) -> str:
 def _join(rank: int, options: ClusterOptions, place: Place) -> torch.device:
     """Join the group through the store of torchrun's agent, prepared as an engine is."""
     from nbdist.engine.group import group
-    from nbdist.engine.rank.register import register
+    from nbdist.engine.rank import register
 
     at, port = os.environ["MASTER_ADDR"], int(os.environ.get("MASTER_PORT", 29500))
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and rank == 0:
         # Not torchrun: srun or mpirun with a script's own variables. Nobody else hosts the store.
-        _kept.append(dist.TCPStore(at, port, options.n, True, wait_for_workers=False))
+        here.kept.append(dist.TCPStore(at, port, options.n, True, wait_for_workers=False))
     variables = environment.rank_variables(rank, options, place)
     environment.restore({k: v for k, v in variables.items() if not k.startswith("TORCHELASTIC")})
     torch.set_num_threads(options.threads)
     environment.seed_anew(rank)
-    register()
+    register.here.register()
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # in the same agent's store
     prefix = f"start-{again}"
     return group.join(
@@ -228,21 +226,18 @@ def _join(rank: int, options: ClusterOptions, place: Place) -> torch.device:
     )
 
 
-_kept: list[Any] = []  # what must live as long as the process
-
-
-def _require_layouts(layouts: Sequence[str], here: ThisRank) -> None:
+def _require_layouts(layouts: Sequence[str], this: ThisRank) -> None:
     """End all ranks where the number of ranks is none that a layout can have; rank 0 says why."""
     from nbdist.engine.layout.spec import mesh
 
     try:
         for text in layouts:
-            mesh.parse(text, here.world_size, _ranks_on_host)
+            mesh.parse(text, this.world_size, here.ranks_on_host)
     except LayoutError as error:
-        if _ranks_on_host is None:  # the notebook's ranks: an error of the cell
+        if here.ranks_on_host is None:  # the notebook's ranks: an error of the cell
             raise
-        if here.rank == 0:
-            error.do = _on_other_ranks(mesh.ranks_needed(text), here.world_size, error.do)
+        if this.rank == 0:
+            error.do = _on_other_ranks(mesh.ranks_needed(text), this.world_size, error.do)
             print(f"LayoutError: {error}", file=sys.stderr, flush=True)
         dist.barrier()  # torchrun ends all at the first that fails: rank 0 must have spoken
         raise SystemExit(1) from None
@@ -253,14 +248,14 @@ def _on_other_ranks(needed: int | None, world_size: int, do: str) -> str:
     if needed is None:
         return do
     script = os.path.basename(sys.argv[0]) or "SCRIPT"
-    is_one_node = _ranks_on_host == world_size
+    is_one_node = here.ranks_on_host == world_size
     start = (
         f"torchrun --nproc-per-node {needed} {script}" if is_one_node else f"start {needed} ranks"
     )
     return f"{start}    (or {do})" if do else start
 
 
-def _begin(here: ThisRank, records: str | os.PathLike[str] | None) -> None:
+def _begin(this: ThisRank, records: str | os.PathLike[str] | None) -> None:
     """Begin what is one cell to the rest of the engine, and see to its end."""
     from nbdist.engine.data import account
     from nbdist.engine.group import state
@@ -270,28 +265,28 @@ def _begin(here: ThisRank, records: str | os.PathLike[str] | None) -> None:
     from nbdist.engine.training import training
 
     stem = Path(sys.argv[0]).stem or "script"
-    location.script = sys.argv[0] or None  # as texts name what runs
-    keep.look_in(lambda: vars(sys.modules["__main__"]))
-    _kept.append(journals := tempfile.TemporaryDirectory(prefix="nbdist-"))
+    location.here.script = sys.argv[0] or None  # as texts name what runs
+    keep.here.look_in(lambda: vars(sys.modules["__main__"]))
+    here.kept.append(journals := tempfile.TemporaryDirectory(prefix="nbdist-"))
     (folder := Path(journals.name, "journal")).mkdir()  # of the same name on all ranks
     token = os.environ.get("TORCHELASTIC_RUN_ID", "") + os.environ["MASTER_PORT"]
-    account.keep_in(folder, token, here.rank, here.world_size, is_first=True)
+    account.keep_in(folder, token, this.rank, this.world_size, is_first=True)
     if records is not None:
-        recorder = _recorder(here.rank, Path(records))
-        training.install(recorder)
+        recorder = _recorder(this.rank, Path(records))
+        training.here.install(recorder)
         recorder.begin_cell()
         atexit.register(recorder.close)
     if not step_state.here().is_installed:  # without the snapshots that a recovery needs
         step_state.install(wrapped_models.buffers_of, lambda optimizer, steps: None)
-    names = dist.PrefixStore("nbdist/log", state.member().client)
-    printed = PrintedNumbers(here.rank, here.world_size, names)
+    names = dist.PrefixStore("nbdist/log", state.here.member().client)
+    printed = PrintedNumbers(this.rank, this.world_size, names)
     step_state.here().then(lambda optimizer, steps: printed.stepped(steps))
-    training.tell_logs(printed.tell)
+    training.here.tell_logs(printed.tell)
     atexit.register(printed.decide)
     parts = components.of_script()
     checkpoints = os.path.join(".nbdist", "checkpoints", stem)
-    components.begin(parts, CellStart(1, tuple(range(here.world_size)), 1, checkpoints=checkpoints))
-    atexit.register(_end, here.rank, parts)
+    components.begin(parts, CellStart(1, tuple(range(this.world_size)), 1, checkpoints=checkpoints))
+    atexit.register(_end, this.rank, parts)
 
 
 def _end(rank: int, parts: Sequence[Component]) -> None:
@@ -316,7 +311,7 @@ def _recorder(rank: int, folder: Path) -> Any:
         raise NBDistError(
             f"Records cannot be written to {folder}.", why=error.strerror or str(error)
         ) from error
-    _kept.append(file)
+    here.kept.append(file)
 
     def write(batch: dict[str, Any]) -> None:
         for record in Batch.from_wire(batch).records:
@@ -331,3 +326,6 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+here = Standalone()

@@ -50,7 +50,7 @@ class WrittenNames:
 
     def write(self, names: Iterable[str]) -> None:
         """Write down this rank's names, where they have changed since the last cell."""
-        here, listed = state.here(), sorted(names)
+        here, listed = state.here.place(), sorted(names)
         if here is None or len(listed) > _MOST:
             return
         # A rank that another number of ranks has taken away, and that comes back, has other names.

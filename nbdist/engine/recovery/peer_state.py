@@ -31,7 +31,7 @@ def kept(newcomers: Iterable[int]) -> dict[int, Kept]:
     Raises:
         ClusterError: A rank told nothing in time.
     """
-    told = json.dumps(peers.held())
+    told = json.dumps(peers.here.held())
     heard = rendezvous.exchange("kept for others", told, TIMEOUT_S)
     found: dict[int, Kept] = {}
     for holder, text in sorted(heard.items()):
@@ -60,7 +60,7 @@ def expect(newcomer: int, unit: wrapped_models.Unit) -> None:
         for value in state.values()
         if isinstance(value, torch.Tensor)
     ]
-    shards.expect(
+    shards.here.expect(
         newcomer, [*unit.parameters, *unit.fixed, *unit.modules, *unit.optimizers, *states]
     )
     step_state.here().restored.update(unit.optimizers)
@@ -109,14 +109,14 @@ def restore(decisions: Sequence[Decision]) -> bool:
     for decision in decisions:
         for newcomer, holder in decision.given:
             if here == holder:
-                saved, tensors = peers.get(newcomer, decision.identity, decision.steps)
-                fixed = peers.get_fixed(newcomer, decision.identity, saved)
+                saved, tensors = peers.here.get(newcomer, decision.identity, decision.steps)
+                fixed = peers.here.get_fixed(newcomer, decision.identity, saved)
                 send_tensors.send((saved, len(fixed)), [*fixed, *tensors], newcomer)
             elif here == newcomer:
                 (saved, count), tensors = send_tensors.receive(holder)
                 _put_in(decision, saved, tensors[:count], tensors[count:])
                 has_got = True
-    shards.expect_nothing()
+    shards.here.expect_nothing()
     return has_got
 
 
@@ -128,7 +128,7 @@ def _put_in(
     try:
         for live, tensor in zip(unit.fixed, fixed, strict=True):
             wrapped_models.local(live).detach().copy_(tensor)
-        mark = snapshot.install(unit, saved, tensors)
+        mark = snapshot.here.install(unit, saved, tensors)
     except (LookupError, RuntimeError, ValueError) as error:
         raise ClusterError(
             "A replacement rank could not be given its part of a model.",

@@ -12,13 +12,14 @@ Main thread; what sends and receives is in `peer_wire`.
 
 import pickle
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from nbdist.engine.compat.torch_groups import TCPStore
+from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.kernel.cost_clock import clocked
 from nbdist.engine.recovery.decide import Steps
 from nbdist.engine.recovery.peer_wire import Inbox, Outbox, PeerMessage
@@ -45,7 +46,7 @@ def must_wait(steps: int, taken_at: int, every: int) -> bool:
 
 
 @dataclass
-class _Here:
+class _Ends:
     """This rank's ends of the connections."""
 
     rank: int
@@ -63,234 +64,222 @@ class _Here:
     offered: dict[str, int] = field(default_factory=dict)
 
 
-_here: _Here | None = None
-_notices: list[str] = []
+class Peers(Component):
+    """What this rank keeps with its peer, and for others; nothing until `start`."""
 
+    def __init__(self) -> None:
+        self._ends: _Ends | None = None
+        self._notices: list[str] = []
 
-def start(
-    rank: int,
-    peer: int | None,
-    *,
-    every: int,
-    host: str,
-    key: bytes,
-    client: TCPStore,
-) -> None:
-    """Keep what is offered in the peer's memory, from now on; 0 steps for never.
+    def start(
+        self,
+        rank: int,
+        peer: int | None,
+        *,
+        every: int,
+        host: str,
+        key: bytes,
+        client: TCPStore,
+    ) -> None:
+        """Keep what is offered in the peer's memory, from now on; 0 steps for never.
 
-    Args:
-        rank: This rank.
-        peer: In whose memory; None where there is no other rank.
-        every: Steps between two snapshots.
-        host: The cluster's address, to listen on.
-        key: The session's; both ends of a connection prove that they know it.
-        client: The store, which knows where each rank listens.
-    """
-    global _here
-    stop()
-    if not every or peer is None:
-        return
-    inbox = Inbox(host, key)
-    _here = _Here(rank, peer, every, client, inbox, Outbox(rank, key))
-    client.set(_place(rank), "{} {}".format(*inbox.address))
+        Args:
+            rank: This rank.
+            peer: In whose memory; None where there is no other rank.
+            every: Steps between two snapshots.
+            host: The cluster's address, to listen on.
+            key: The session's; both ends of a connection prove that they know it.
+            client: The store, which knows where each rank listens.
+        """
+        self.stop()
+        if not every or peer is None:
+            return
+        inbox = Inbox(host, key)
+        self._ends = _Ends(rank, peer, every, client, inbox, Outbox(rank, key))
+        client.set(_place(rank), "{} {}".format(*inbox.address))
 
+    def stop(self) -> None:
+        """Send and receive no more, and forget what is held."""
+        if self._ends is not None:
+            self._ends.outbox.disconnect()
+            self._ends.inbox.close()
+            self._ends = None
 
-def stop() -> None:
-    """Send and receive no more, and forget what is held."""
-    global _here
-    if _here is not None:
-        _here.outbox.disconnect()
-        _here.inbox.close()
-        _here = None
+    def every(self) -> int:
+        """Return the steps between two snapshots; 0 where peers keep none."""
+        return 0 if self._ends is None else self._ends.every
 
+    @clocked("peers", within="boundary")
+    def offer(self, box: str, saved: Saved, tensors: Sequence[torch.Tensor]) -> None:
+        """Send a snapshot to the peer; its tensors must not change until `wait`."""
+        ends = self._ends
+        if ends is None or not self._connect(ends):
+            return
+        try:
+            header = pickle.dumps(saved, protocol=5)
+        except Exception as error:  # of a state that somebody's own optimizer keeps
+            self._tell(ends, f"it cannot be sent ({type(error).__name__}: {error})")
+            return
+        ends.outbox.send(box, header, [bytes_of(tensor) for tensor in tensors if tensor.nbytes])
+        _forget_strangers(ends, box)
 
-def every() -> int:
-    """Return the steps between two snapshots; 0 where peers keep none."""
-    return 0 if _here is None else _here.every
+    def offer_fixed(
+        self, box: str, tensors: Sequence[torch.Tensor], copied: Callable[[], list[torch.Tensor]]
+    ) -> int | None:
+        """Send what no optimizer changes, unless the peer has it; returns what names it in `Saved`.
 
+        Args:
+            box: That of the snapshots that belong to it.
+            tensors: The live ones.
+            copied: Returns copies of what lies on this rank, on the CPU.
+        """
+        ends = self._ends
+        if ends is None or not tensors:
+            return None
+        self._connect(ends)  # a new peer has nothing
+        versions = tuple((id(tensor), tensor._version) for tensor in tensors)
+        known, number = ends.fixed.get(box, ((), 0))
+        if known != versions:
+            number = time.time_ns()
+            ends.fixed[box] = versions, number
+            copies = copied()
+            saved = Saved((), time.time(), None, metas_of(copies), None, number)
+            self.offer(f"{box}{_FIXED}", saved, copies)
+        return number
 
-@clocked("peers", within="boundary")
-def offer(box: str, saved: Saved, tensors: Sequence[torch.Tensor]) -> None:
-    """Send a snapshot to the peer; its tensors must not change until `wait`."""
-    here = _here
-    if here is None or not _connect(here):
-        return
-    try:
-        header = pickle.dumps(saved, protocol=5)
-    except Exception as error:  # of a state that somebody's own optimizer keeps
-        _tell(here, f"it cannot be sent ({type(error).__name__}: {error})")
-        return
-    here.outbox.send(box, header, [bytes_of(tensor) for tensor in tensors if tensor.nbytes])
-    _forget_strangers(here, box)
+    def offer_values(self, box: str, values: Any) -> None:
+        """Send a value, pickled, which replaces the one before."""
+        ends = self._ends
+        if ends is not None and self._connect(ends):
+            ends.outbox.send(box, pickle.dumps(values), [])
+            _forget_strangers(ends, box)
 
+    def get_values(self, rank: int, box: str) -> Any:
+        """Return the newest value that is kept here for another rank; None where there is none."""
+        messages = () if self._ends is None else self._ends.inbox.held(rank).get(box, ())
+        return pickle.loads(messages[0].header) if messages else None
 
-def offer_fixed(
-    box: str, tensors: Sequence[torch.Tensor], copied: Callable[[], list[torch.Tensor]]
-) -> int | None:
-    """Send what no optimizer changes, unless the peer has it; returns what names it in `Saved`.
+    @clocked("peers", within="boundary")
+    def wait(self, timeout_s: float = WAIT_S) -> None:
+        """Wait until what was offered is whole at the peer, or cannot be.
 
-    Args:
-        box: That of the snapshots that belong to it.
-        tensors: The live ones.
-        copied: Returns copies of what lies on this rank, on the CPU.
-    """
-    here = _here
-    if here is None or not tensors:
-        return None
-    _connect(here)  # a new peer has nothing
-    versions = tuple((id(tensor), tensor._version) for tensor in tensors)
-    known, number = here.fixed.get(box, ((), 0))
-    if known != versions:
-        number = time.time_ns()
-        here.fixed[box] = versions, number
-        copies = copied()
-        saved = Saved((), time.time(), None, metas_of(copies), None, number)
-        offer(f"{box}{_FIXED}", saved, copies)
-    return number
+        What takes longer than `WAIT_S` is given up, until the next snapshot.
+        """
+        ends = self._ends
+        if ends is not None and not ends.outbox.wait(timeout_s) and timeout_s >= WAIT_S:
+            self._tell(ends, f"receiving one takes longer than {WAIT_S:g} s")
+            ends.outbox.disconnect()
+            ends.outbox.wait(WAIT_S)
 
+    def reconnect(self) -> None:
+        """Look for the peer anew: it may be another process. When a recovery begins."""
+        if self._ends is not None:
+            self._ends.outbox.disconnect()
+            self._ends.fixed.clear()
+            self._ends.not_before = 0.0
 
-def offer_values(box: str, values: Any) -> None:
-    """Send a value, pickled, which replaces the one before."""
-    here = _here
-    if here is not None and _connect(here):
-        here.outbox.send(box, pickle.dumps(values), [])
-        _forget_strangers(here, box)
+    def move(self, peers: Mapping[int, int | None]) -> None:
+        """Keep snapshots with other peers from now on, where ranks have moved. In a recovery.
 
+        What is kept here of ranks that have another peer now stays until that one has newer.
 
-def get_values(rank: int, box: str) -> Any:
-    """Return the newest value that is kept here for another rank; None where there is none."""
-    messages = () if _here is None else _here.inbox.held(rank).get(box, ())
-    return pickle.loads(messages[0].header) if messages else None
+        Args:
+            peers: Each rank's, the same on all ranks.
+        """
+        ends = self._ends
+        if ends is None:
+            return
+        ends.strangers = {rank for rank, peer in peers.items() if peer != ends.rank}
+        ends.offered.clear()
+        peer = peers.get(ends.rank)
+        if peer is not None and peer != ends.peer:
+            ends.peer, ends.is_told = peer, False
+            self.reconnect()
 
+    def held(self) -> dict[int, dict[str, list[tuple[Steps, float]]]]:
+        """Return what is kept here for others: each box's steps and ages in s, newest first."""
+        if self._ends is None:
+            return {}
+        found: dict[int, dict[str, list[tuple[Steps, float]]]] = {}
+        for rank, boxes in self._ends.inbox.all_held().items():
+            for box, messages in boxes.items():
+                for message in messages:
+                    saved = pickle.loads(message.header)
+                    is_snapshot = isinstance(saved, Saved) and not box.endswith(_FIXED)
+                    if is_snapshot and _fits(boxes, box, saved):
+                        age = time.time() - saved.at
+                        found.setdefault(rank, {}).setdefault(box, []).append((saved.steps, age))
+        return found
 
-@clocked("peers", within="boundary")
-def wait(timeout_s: float = WAIT_S) -> None:
-    """Wait until what was offered is whole at the peer, or cannot be.
+    def get(self, rank: int, box: str, steps: Steps) -> tuple[Saved, list[torch.Tensor]]:
+        """Return a snapshot that is kept here for another rank.
 
-    What takes longer than `WAIT_S` is given up, until the next snapshot.
-    """
-    here = _here
-    if here is not None and not here.outbox.wait(timeout_s) and timeout_s >= WAIT_S:
-        _tell(here, f"receiving one takes longer than {WAIT_S:g} s")
-        here.outbox.disconnect()
-        here.outbox.wait(WAIT_S)
+        Raises:
+            LookupError: There is none.
+        """
+        messages = () if self._ends is None else self._ends.inbox.held(rank).get(box, ())
+        for message in messages:
+            saved = _saved(message)
+            if saved.steps == steps:
+                return saved, tensors_of(saved, message.body)
+        raise LookupError(f"nothing of rank {rank}'s step {steps} is kept here")
 
+    def get_fixed(self, rank: int, box: str, saved: Saved) -> list[torch.Tensor]:
+        """Return what is kept of `offer_fixed` for another rank's snapshot."""
+        messages = (
+            () if self._ends is None else self._ends.inbox.held(rank).get(f"{box}{_FIXED}", ())
+        )
+        for message in messages:
+            told = _saved(message)
+            if told.fixed == saved.fixed:
+                return tensors_of(told, message.body)
+        return []
 
-def reconnect() -> None:
-    """Look for the peer anew: it may be another process. When a recovery begins."""
-    if _here is not None:
-        _here.outbox.disconnect()
-        _here.fixed.clear()
-        _here.not_before = 0.0
+    def forget_after(self, box: str, steps: Steps) -> None:
+        """Drop what is kept of later steps: they are made again, perhaps otherwise."""
+        if self._ends is not None:
+            for rank in self._ends.inbox.all_held():
+                self._ends.inbox.drop(
+                    rank, lambda name, one: name == box and sum(_saved(one).steps) > sum(steps)
+                )
 
+    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
+        """Return what is to be said of peers."""
+        taken = tuple(self._notices)
+        self._notices.clear()
+        return taken
 
-def move(peers: Mapping[int, int | None]) -> None:
-    """Keep snapshots with other peers from now on, where ranks have moved. In a recovery.
-
-    What is kept here of ranks that have another peer now stays until that one has newer.
-
-    Args:
-        peers: Each rank's, the same on all ranks.
-    """
-    here = _here
-    if here is None:
-        return
-    here.strangers = {rank for rank, peer in peers.items() if peer != here.rank}
-    here.offered.clear()
-    peer = peers.get(here.rank)
-    if peer is not None and peer != here.peer:
-        here.peer, here.is_told = peer, False
-        reconnect()
-
-
-def held() -> dict[int, dict[str, list[tuple[Steps, float]]]]:
-    """Return what is kept here for other ranks: of each box, steps and ages in s, newest first."""
-    if _here is None:
-        return {}
-    found: dict[int, dict[str, list[tuple[Steps, float]]]] = {}
-    for rank, boxes in _here.inbox.all_held().items():
-        for box, messages in boxes.items():
-            for message in messages:
-                saved = pickle.loads(message.header)
-                is_snapshot = isinstance(saved, Saved) and not box.endswith(_FIXED)
-                if is_snapshot and _fits(boxes, box, saved):
-                    age = time.time() - saved.at
-                    found.setdefault(rank, {}).setdefault(box, []).append((saved.steps, age))
-    return found
-
-
-def get(rank: int, box: str, steps: Steps) -> tuple[Saved, list[torch.Tensor]]:
-    """Return a snapshot that is kept here for another rank.
-
-    Raises:
-        LookupError: There is none.
-    """
-    messages = () if _here is None else _here.inbox.held(rank).get(box, ())
-    for message in messages:
-        saved = _saved(message)
-        if saved.steps == steps:
-            return saved, tensors_of(saved, message.body)
-    raise LookupError(f"nothing of rank {rank}'s step {steps} is kept here")
-
-
-def get_fixed(rank: int, box: str, saved: Saved) -> list[torch.Tensor]:
-    """Return what is kept of `offer_fixed` for another rank's snapshot."""
-    messages = () if _here is None else _here.inbox.held(rank).get(f"{box}{_FIXED}", ())
-    for message in messages:
-        told = _saved(message)
-        if told.fixed == saved.fixed:
-            return tensors_of(told, message.body)
-    return []
-
-
-def forget_after(box: str, steps: Steps) -> None:
-    """Drop what is kept of later steps: they are made again, perhaps otherwise."""
-    if _here is not None:
-        for rank in _here.inbox.all_held():
-            _here.inbox.drop(
-                rank, lambda name, one: name == box and sum(_saved(one).steps) > sum(steps)
-            )
-
-
-def take_notices() -> tuple[str, ...]:
-    """Return what is to be said since the last call."""
-    taken = tuple(_notices)
-    _notices.clear()
-    return taken
-
-
-def _connect(here: _Here) -> bool:
-    if here.outbox.is_connected:
-        return True
-    if time.monotonic() < here.not_before:
-        return False
-    here.fixed.clear()
-    try:
-        if not here.client.check([_place(here.peer)]):
+    def _connect(self, ends: _Ends) -> bool:
+        if ends.outbox.is_connected:
+            return True
+        if time.monotonic() < ends.not_before:
             return False
-        host, port = bytes(here.client.get(_place(here.peer))).decode().split()
-        here.outbox.connect((host, int(port)))
-    except (OSError, ValueError, RuntimeError) as error:
-        here.not_before = time.monotonic() + _TRY_AGAIN_S
-        _tell(here, f"it cannot be reached ({error})")
-        return False
-    return True
+        ends.fixed.clear()
+        try:
+            if not ends.client.check([_place(ends.peer)]):
+                return False
+            host, port = bytes(ends.client.get(_place(ends.peer))).decode().split()
+            ends.outbox.connect((host, int(port)))
+        except (OSError, ValueError, RuntimeError) as error:
+            ends.not_before = time.monotonic() + _TRY_AGAIN_S
+            self._tell(ends, f"it cannot be reached ({error})")
+            return False
+        return True
+
+    def _tell(self, ends: _Ends, why: str) -> None:
+        """Say once that snapshots are not kept."""
+        if not ends.is_told:
+            ends.is_told = True
+            what = f"Rank {ends.rank}'s snapshots are not kept by its peer, rank {ends.peer}"
+            self._notices.append(f"{what}: {why}. It is tried again.")
 
 
-def _forget_strangers(here: _Here, box: str) -> None:
+def _forget_strangers(ends: _Ends, box: str) -> None:
     """Drop what is kept of ranks that have another peer now, when that one has newer."""
-    here.offered[box] = here.offered.get(box, 0) + 1
-    if here.offered[box] > _UNTIL_ELSEWHERE:
-        for rank in here.strangers:
-            here.inbox.drop(rank, lambda name, _: name.removesuffix(_FIXED) == box)
-
-
-def _tell(here: _Here, why: str) -> None:
-    """Say once that snapshots are not kept."""
-    if not here.is_told:
-        here.is_told = True
-        what = f"Rank {here.rank}'s snapshots are not kept by its peer, rank {here.peer}"
-        _notices.append(f"{what}: {why}. It is tried again.")
+    ends.offered[box] = ends.offered.get(box, 0) + 1
+    if ends.offered[box] > _UNTIL_ELSEWHERE:
+        for rank in ends.strangers:
+            ends.inbox.drop(rank, lambda name, _: name.removesuffix(_FIXED) == box)
 
 
 def _place(rank: int) -> str:
@@ -309,3 +298,6 @@ def _fits(boxes: dict[str, list[PeerMessage]], box: str, saved: Saved) -> bool:
         return True
     there = boxes.get(f"{box}{_FIXED}", ())
     return any(_saved(message).fixed == saved.fixed for message in there)
+
+
+here = Peers()

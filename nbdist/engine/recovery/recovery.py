@@ -40,18 +40,27 @@ def install() -> None:
     """Begin to keep what a recovery needs, when the rank has joined its group; once is enough."""
     if step_state.here().is_installed:
         return
-    step_state.install(wrapped_models.buffers_of, snapshot.at_boundary, snapshot.before_any_step)
+    step_state.install(
+        wrapped_models.buffers_of, snapshot.here.at_boundary, snapshot.here.before_any_step
+    )
     step_state.here().followers.keep_by(follow.keep)
     # `reset` puts them back.
-    torch_hooks.wrap_start_workers(defer_interrupt.start_workers_whole)
-    step_state.also(ddp_hook_state.snapshot, lambda _: None)
-    clone.also("pipelines", torch_pipeline.hand_over, torch_pipeline.take_over)
-    clone.also("identities", wrapped_models.hand_over, identity.take_over)
-    clone.also("steps", step_state.here().hand_over, step_state.here().take_over)
-    clone.also("loaders", resume.here.hand_over, resume.here.take_over)
-    clone.also("kept", keep.kept, keep.take_over)
-    clone.also("meshes", device_mesh.hand_over, device_mesh.take_over)
-    clone.also("accelerate", third_parties.shared_states, lambda _: None)  # they fill themselves
+    torch_hooks.wrap_start_workers(defer_interrupt.here.start_workers_whole)
+    step_state.also(ddp_hook_state.here.snapshot, lambda _: None)
+
+
+def _beside_names() -> tuple[clone.Part, ...]:
+    """Return what new ranks get beside the namespace, in the order in which they take it over."""
+    steps = step_state.here()
+    return (
+        clone.Part("pipelines", torch_pipeline.hand_over, torch_pipeline.take_over),
+        clone.Part("identities", wrapped_models.hand_over, identity.here.take_over),
+        clone.Part("steps", steps.hand_over, steps.take_over),
+        clone.Part("loaders", resume.here.hand_over, resume.here.take_over),
+        clone.Part("kept", keep.here.kept, keep.here.take_over),
+        clone.Part("meshes", device_mesh.hand_over, device_mesh.take_over),
+        clone.Part("accelerate", third_parties.shared_states, lambda _: None),  # it fills itself
+    )
 
 
 def recover(
@@ -99,28 +108,29 @@ def settle(
         healed = reset.reset_state(progress)
         newcomers = sorted(newcomers)
         if newcomers:
-            peers.reconnect()
-            peers.move(peer_of or {})
-        decisions, lines, is_half = sync_state.sync(newcomers, progress)
+            peers.here.reconnect()
+            peers.here.move(peer_of or {})
+        decisions, lines, is_half = sync_state.here.sync(newcomers, progress)
         cloned, is_refused = None, False
         if newcomers:
             cloned = clone.clone_each(
                 newcomers,
-                step=training.current_step(),
+                step=training.here.current_step(),
                 parts=[unit.copies for unit in wrapped_models.find() if unit.copies],
+                beside=_beside_names(),
                 arrived=lambda: peer_state.expect_others(decisions),
             )
             # A new rank remembers none: the groups of older meshes would meet those of newer ones.
             torch_sharded.forget_results()
             missing = peer_state.missing(decisions, newcomers)
-            decisions = sync_state.refuse_missing(decisions, missing)
+            decisions = sync_state.here.refuse_missing(decisions, missing)
             is_own = peer_state.restore(decisions)
             is_new = dist.get_rank() in newcomers
-            is_refused = sync_state.refuse_shapes(decisions, is_new=is_new)
+            is_refused = sync_state.here.refuse_shapes(decisions, is_new=is_new)
             if cloned is not None and is_own:
                 cloned["random"]["is_own"] = True
             _draw_alike(newcomers, decisions, cloned)
-            small_values.give_back(newcomers, cloned, clone.namespace)
+            small_values.here.give_back(newcomers, cloned, clone.namespace)
         async_sgd.begin_anew()
         # What was sent in between is no cell's.
         tap.reset_counts()

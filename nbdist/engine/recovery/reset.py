@@ -53,13 +53,13 @@ def _reset_ddp() -> list[str]:
     """DDP, also the one that composable `replicate` keeps behind a module."""
     lines = []
     ddps = torch_modules.live_ddps()
-    remade = ddp_buckets.settle(ddps, _tell_all)
+    remade = ddp_buckets.here.settle(ddps, _tell_all)
     for ddp in ddps:
         # Composable `replicate` hands DDP the parameters of the user's module in a list.
         inner = type(ddp.module).__name__
         name = "replicate" if isinstance(ddp.module, nn.ParameterList) else f"DDP({inner})"
         how = "reducer re-created" if id(ddp) in remade else "reducer reset"
-        done = [how, _drop_gradients(ddp.parameters()), *ddp_hook_state.restore(ddp)]
+        done = [how, _drop_gradients(ddp.parameters()), *ddp_hook_state.here.restore(ddp)]
         lines.append(f"{name}: {', '.join(done)}")
     return lines
 

@@ -29,8 +29,23 @@ from nbdist.errors import ClusterError
 
 _SCALED = "%dist scale has changed the number of ranks; only layouts with dp alone follow."
 _DESTROYED = "the program destroyed it; only layouts with dp alone follow to the one formed since."
-# What was named before, by its id: what it stands on is gone for long.
-_named: "WeakValueDictionary[int, Any]" = WeakValueDictionary()
+
+
+class StaleNames:
+    """What was named before, by its id: what it stands on is gone for long."""
+
+    def __init__(self) -> None:
+        self._named: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+    def find(self, user_ns: Mapping[str, Any], stale: set[int]) -> dict[str, str]:
+        """Return what a person calls what cannot be used any more, each with its kind."""
+        found = {}
+        for name, value in user_ns.items():
+            kind = _kind(value, stale)
+            if kind and not name.startswith("_") and id(value) not in self._named:
+                self._named[id(value)] = value
+                found[name] = kind
+        return found
 
 
 def leave(user_ns: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,7 +61,7 @@ def leave(user_ns: Mapping[str, Any]) -> dict[str, Any]:
     """
     stale = _stale_modules()
     serving.stop()
-    named = _name_stale(user_ns, {id(module) for module in stale})
+    named = here.find(user_ns, {id(module) for module in stale})
     models = {name: user_ns[name] for name in named if isinstance(user_ns[name], nn.Module)}
     parts = {id(module) for module in torch_sharded.live_sharded()}
     sharded = [name for name, model in models.items() if _is_sharded(model, parts)]
@@ -95,7 +110,7 @@ def _is_orphan(module: nn.Module) -> bool:
 
 def _refuse(stale: list[nn.Module], why: str, do: str) -> None:
     for module in stale:
-        disabled.refuse(module, _refusal(module, why, do))
+        disabled.here.refuse(module, _refusal(module, why, do))
         torch_live.forget(module)
     _forget_optimizers(stale)
 
@@ -106,17 +121,6 @@ def _forget_optimizers(stale: list[nn.Module]) -> None:
     for optimizer in torch_live.live(Optimizer):
         if any(id(p) in parameters for group in optimizer.param_groups for p in group["params"]):
             torch_live.forget(optimizer)
-
-
-def _name_stale(user_ns: Mapping[str, Any], stale: set[int]) -> dict[str, str]:
-    """Return what a person calls what cannot be used any more, each with its kind."""
-    found = {}
-    for name, value in user_ns.items():
-        kind = _kind(value, stale)
-        if kind and not name.startswith("_") and id(value) not in _named:
-            _named[id(value)] = value
-            found[name] = kind
-    return found
 
 
 def _is_sharded(model: nn.Module, parts: set[int]) -> bool:
@@ -149,3 +153,6 @@ def _refusal(module: nn.Module, why: str, do: str) -> ClusterError:
         why=why,
         do=do,
     )
+
+
+here = StaleNames()

@@ -46,10 +46,6 @@ class Value:
     data: bytes | None
 
 
-# Of this rank, by the cells that it has run last: what the values were as each ended.
-_marks: deque[tuple[int, Marks]] = deque(maxlen=8)
-
-
 # ---- Decisions ---------------------------------------------------------------------------------
 
 
@@ -120,57 +116,61 @@ class SmallValues(Component):
 
     def __init__(self) -> None:
         self._names = name_record.WrittenNames()
+        # Of this rank, by the cells that it has run last: what the values were as each ended.
+        self._marks: deque[tuple[int, Marks]] = deque(maxlen=8)
 
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
         """Write down this rank's names, and send its small values to its peer."""
-        values = clone.written_names(keep.names())
+        values = clone.written_names(keep.here.names())
         self._names.write(values)
-        if peers.every():
+        if peers.here.every():
             found = _collect(values)
-            _marks.append((cell.number, {name: one.mark for name, one in found.items()}))
-            peers.offer_values(BOX, (cell.number, found))
-            peers.wait(WAIT_S)
+            self._marks.append((cell.number, {name: one.mark for name, one in found.items()}))
+            peers.here.offer_values(BOX, (cell.number, found))
+            peers.here.wait(WAIT_S)
         return ()
 
+    def give_back(
+        self,
+        newcomers: Iterable[int],
+        cloned: dict[str, Any] | None,
+        namespace: Callable[[], dict[str, Any]],
+    ) -> None:
+        """Give new ranks their predecessors' own values, after the clone.
 
-def give_back(
-    newcomers: Iterable[int],
-    cloned: dict[str, Any] | None,
-    namespace: Callable[[], dict[str, Any]],
-) -> None:
-    """Give new ranks their predecessors' own values, after the clone.
+        Args:
+            newcomers: The new ranks.
+            cloned: What this rank got or, on others, one got: `differ` and `inexact` are brought
+                up to date on a new rank.
+            namespace: Returns where cells run on this rank.
 
-    Args:
-        newcomers: The new ranks.
-        cloned: What this rank got or, on others, one got: `differ` and `inexact` are brought up to
-            date on a new rank.
-        namespace: Returns where cells run on this rank.
-
-    Raises:
-        ClusterError: A rank told nothing in time.
-    """
-    if not peers.every():
-        return
-    here, newcomers = dist.get_rank(), list(newcomers)
-    # Of which cell; an older peer may hold older ones.
-    held = {str(r): kept[0] for r in newcomers if (kept := peers.get_values(r, BOX))}
-    said = json.dumps({"held": held, "marks": list(_marks)})
-    heard = rendezvous.exchange("small values", said, rendezvous.FORM_TIMEOUT_S)
-    told = {rank: json.loads(text) for rank, text in heard.items()}
-    for newcomer in newcomers:
-        cells = {
-            r: one["held"][str(newcomer)] for r, one in told.items() if str(newcomer) in one["held"]
-        }
-        if not cells:
-            continue
-        holder = max(sorted(cells), key=lambda r: cells[r])
-        if here == holder:
-            send_tensors.send(peers.get_values(newcomer, BOX), [], newcomer)
-        elif here == newcomer:
-            (cell, before), _ = send_tensors.receive(holder)
-            if cloned is not None:
-                of_source = at(told[cloned["source"]]["marks"], cell)
-                _take(before, of_source, cloned, namespace())
+        Raises:
+            ClusterError: A rank told nothing in time.
+        """
+        if not peers.here.every():
+            return
+        here, newcomers = dist.get_rank(), list(newcomers)
+        # Of which cell; an older peer may hold older ones.
+        held = {str(r): kept[0] for r in newcomers if (kept := peers.here.get_values(r, BOX))}
+        said = json.dumps({"held": held, "marks": list(self._marks)})
+        heard = rendezvous.exchange("small values", said, rendezvous.FORM_TIMEOUT_S)
+        told = {rank: json.loads(text) for rank, text in heard.items()}
+        for newcomer in newcomers:
+            cells = {
+                r: one["held"][str(newcomer)]
+                for r, one in told.items()
+                if str(newcomer) in one["held"]
+            }
+            if not cells:
+                continue
+            holder = max(sorted(cells), key=lambda r: cells[r])
+            if here == holder:
+                send_tensors.send(peers.here.get_values(newcomer, BOX), [], newcomer)
+            elif here == newcomer:
+                (cell, before), _ = send_tensors.receive(holder)
+                if cloned is not None:
+                    of_source = at(told[cloned["source"]]["marks"], cell)
+                    _take(before, of_source, cloned, namespace())
 
 
 def _take(
@@ -216,3 +216,6 @@ def _collect(values: Mapping[str, Any]) -> dict[str, Value]:
         for name, mark in marks.items()
         if mark
     }
+
+
+here = SmallValues()

@@ -85,173 +85,262 @@ class _Series:
         return None if self.reference is None else self.reference()
 
 
-_series: "WeakKeyDictionary[torch.optim.Optimizer, _Series | None]" = WeakKeyDictionary()
 _NOT_KNOWN = _Series("", is_leader=False)
-_status: dict[str, Any] | None = None  # replaced, never changed: any thread may read it
-_notices: list[str] = []  # refusals that nobody has been told of
-_free_bytes: Callable[[], int] = memory.free_bytes
 
 
-def before_any_step() -> None:
-    """Take snapshots of what is sharded and has never stepped, before a cell's first step.
+class Snapshots(Component):
+    """The snapshots that this rank keeps."""
 
-    A fault may take its ranks a step apart already. All have one mark, so that what goes back
-    together finds the loader where the cell began.
-    """
-    here = step_state.here()
-    if here.has_stepped():
-        return
-    for unit in wrapped_models.find():
-        if unit.kind == "sharded" and not any(o in here.steps for o in unit.optimizers):
-            series = _series_for(unit.optimizers[0])
-            if series is not None and not series.kept:
-                # Of the end of the turn before: in this one its first step is to come.
-                _take(unit.optimizers[0], series, 0, here.followers.turn - 1)
+    def __init__(self, free_bytes: Callable[[], int] = memory.free_bytes) -> None:
+        self._series: WeakKeyDictionary[torch.optim.Optimizer, _Series | None] = WeakKeyDictionary()
+        # Replaced, never changed: any thread may read it.
+        self._status: dict[str, Any] | None = None
+        self._notices: list[str] = []  # refusals that nobody has been told of
+        self._free_bytes = free_bytes
 
+    def before_any_step(self) -> None:
+        """Take snapshots of what is sharded and has never stepped, before a cell's first step.
 
-def at_boundary(optimizer: torch.optim.Optimizer, steps: int) -> None:
-    """Take a snapshot if one is due. Called at each boundary with the optimizer's steps."""
-    series = _series_for(optimizer)
-    if steps == 2:
-        _drop_unused()
-    if series is None:
-        return
-    if series.is_sent:
-        _send_if_due(optimizer, series, steps)
-        return
-    now = time.monotonic()
-    series.step_s = snapshot_schedule.shortest(series.step_s, now - series.last_step_at)
-    series.last_step_at = now
-    if len(series.kept) == 2 and steps >= series.kept_at_step + _settled_after(series):
-        series.kept.popleft()
-    if steps == 1 or steps == series.target:
-        series.target = None
-        _take(optimizer, series, steps)
-        return
-    try:
-        (_lead if series.is_leader else _follow)(series, steps, now)
-    except Exception as error:
-        if not group.was_released(error):
-            raise
-        # A fault elsewhere: this rank has let go, and will hear of it at its next collective.
+        A fault may take its ranks a step apart already. All have one mark, so that what goes back
+        together finds the loader where the cell began.
+        """
+        here = step_state.here()
+        if here.has_stepped():
+            return
+        for unit in wrapped_models.find():
+            if unit.kind == "sharded" and not any(o in here.steps for o in unit.optimizers):
+                series = self._series_for(unit.optimizers[0])
+                if series is not None and not series.kept:
+                    # Of the end of the turn before: in this one its first step is to come.
+                    self._take(unit.optimizers[0], series, 0, here.followers.turn - 1)
 
-
-def held(unit: wrapped_models.Unit) -> list[tuple[Steps, float]]:
-    """Return the steps of the unit's snapshots on this rank and their ages in s, newest first."""
-    series = _series_of(unit)
-    now = time.monotonic()
-    return [] if series is None else [(one.steps, now - one.at) for one in reversed(series.kept)]
-
-
-def turns(unit: wrapped_models.Unit) -> tuple[int, ...]:
-    """Return the turns in which these snapshots were taken."""
-    series = _series_of(unit)
-    return () if series is None else tuple(one.turn for one in reversed(series.kept))
-
-
-def put_back(
-    unit: wrapped_models.Unit, steps: Steps
-) -> tuple[step_state.StepState | None, follow.Kept | None]:
-    """Bring the unit back to its snapshot of `steps`.
-
-    Returns:
-        The boundary at which it was taken, and what followed that step, where this is known.
-
-    Raises:
-        LookupError: There is none.
-    """
-    series = _series_of(unit)
-    chosen = None
-    if series is not None:
-        chosen = next((one for one in series.kept if one.steps == steps), None)
-    if series is None or chosen is None:
-        raise LookupError(f"this rank has no snapshot of {unit.name} at {steps}")
-    model_state.put_back(unit, chosen.frame, chosen.tensors)
-    series.target, series.kept_at_step = None, max(steps)
-    for newer in [one for one in series.kept if sum(one.steps) > sum(steps)]:
-        series.kept.remove(newer)  # of steps that are made again, perhaps otherwise
-    return chosen.mark, chosen.follows
-
-
-def forget_schedules() -> None:
-    """Drop what was announced before a fault: not all ranks may have heard of it."""
-    for series in _series.values():
-        if series is not None:
-            series.target, series.next_step = None, 0
-
-
-def install(
-    unit: wrapped_models.Unit, saved: Saved, tensors: list[torch.Tensor]
-) -> step_state.StepState:
-    """Give a unit of a replacement rank what a peer has kept of it, and keep that here, too.
-
-    Returns:
-        The boundary at which it was taken, but for what others keep of it.
-
-    Raises:
-        LookupError: It has other shapes than the unit.
-    """
-    live = model_state.read(unit, buffers=True)[1][: len(unit.parameters)]
-    if [tensor.shape for tensor in live] != [tensor.shape for tensor in tensors[: len(live)]]:
-        raise LookupError(f"what a peer has kept of {unit.name} has other shapes")
-    model_state.put_back(unit, saved.frame, tensors)
-    series = next((_new_series(o) for o in unit.optimizers), None)
-    if series is not None:
-        series.kept.append(_Snapshot(saved.steps, time.monotonic(), saved.frame, tensors, None))
-        series.kept_at_step = max(saved.steps)
-        _series[unit.optimizers[0]] = series
-    mark = saved.random
-    assert isinstance(mark, step_state.StepState)
-    return mark
-
-
-def forget_kinds() -> None:
-    """Look again, in each cell, at what every optimizer trains."""
-    for optimizer, series in list(_series.items()):
+    def at_boundary(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        """Take a snapshot if one is due. Called at each boundary with the optimizer's steps."""
+        series = self._series_for(optimizer)
+        if steps == 2:
+            self._drop_unused()
         if series is None:
-            del _series[optimizer]
+            return
+        if series.is_sent:
+            self._send_if_due(optimizer, series, steps)
+            return
+        now = time.monotonic()
+        series.step_s = snapshot_schedule.shortest(series.step_s, now - series.last_step_at)
+        series.last_step_at = now
+        if len(series.kept) == 2 and steps >= series.kept_at_step + _settled_after(series):
+            series.kept.popleft()
+        if steps == 1 or steps == series.target:
+            series.target = None
+            self._take(optimizer, series, steps)
+            return
+        try:
+            (_lead if series.is_leader else _follow)(series, steps, now)
+        except Exception as error:
+            if not group.was_released(error):
+                raise
+            # A fault elsewhere: this rank has let go, and will hear of it at its next collective.
 
+    def held(self, unit: wrapped_models.Unit) -> list[tuple[Steps, float]]:
+        """Return the steps of the unit's snapshots here and their ages in s, newest first."""
+        series = self._series_of(unit)
+        now = time.monotonic()
+        return (
+            [] if series is None else [(one.steps, now - one.at) for one in reversed(series.kept)]
+        )
 
-def forget() -> None:
-    """Drop every snapshot: the training has been brought to where none of them was taken."""
-    _series.clear()
+    def turns(self, unit: wrapped_models.Unit) -> tuple[int, ...]:
+        """Return the turns in which these snapshots were taken."""
+        series = self._series_of(unit)
+        return () if series is None else tuple(one.turn for one in reversed(series.kept))
 
+    def put_back(
+        self, unit: wrapped_models.Unit, steps: Steps
+    ) -> tuple[step_state.StepState | None, follow.Kept | None]:
+        """Bring the unit back to its snapshot of `steps`.
 
-def status() -> dict[str, Any] | None:
-    """Return the newest snapshot's `step`, `age_s` and `bytes`, or why it is `refused`. Any thread.
+        Returns:
+            The boundary at which it was taken, and what followed that step, where this is known.
 
-    None: no unit on this rank needs one.
-    """
-    known = _status
-    if known is None or "refused" in known:
-        return known
-    return {
-        "step": known["step"],
-        "age_s": time.monotonic() - known["at"],
-        "bytes": known["bytes"],
-    }
+        Raises:
+            LookupError: There is none.
+        """
+        series = self._series_of(unit)
+        chosen = None
+        if series is not None:
+            chosen = next((one for one in series.kept if one.steps == steps), None)
+        if series is None or chosen is None:
+            raise LookupError(f"this rank has no snapshot of {unit.name} at {steps}")
+        model_state.put_back(unit, chosen.frame, chosen.tensors)
+        series.target, series.kept_at_step = None, max(steps)
+        for newer in [one for one in series.kept if sum(one.steps) > sum(steps)]:
+            series.kept.remove(newer)  # of steps that are made again, perhaps otherwise
+        return chosen.mark, chosen.follows
 
+    def forget_schedules(self) -> None:
+        """Drop what was announced before a fault: not all ranks may have heard of it."""
+        for series in self._series.values():
+            if series is not None:
+                series.target, series.next_step = None, 0
 
-def take_notices() -> tuple[str, ...]:
-    """Return what is to be said of snapshots since the last call. Main thread."""
-    taken = tuple(_notices)
-    _notices.clear()
-    return taken
+    def install(
+        self, unit: wrapped_models.Unit, saved: Saved, tensors: list[torch.Tensor]
+    ) -> step_state.StepState:
+        """Give a unit of a replacement rank what a peer has kept of it, and keep that here, too.
 
+        Returns:
+            The boundary at which it was taken, but for what others keep of it.
 
-def _drop_unused() -> None:
-    """Drop the snapshots of what has not stepped while others went on: the loader has, too."""
-    for series in _series.values():
-        if series is not None and len(series.kept) == 1 and not any(series.kept[0].steps):
-            series.kept.clear()
+        Raises:
+            LookupError: It has other shapes than the unit.
+        """
+        live = model_state.read(unit, buffers=True)[1][: len(unit.parameters)]
+        if [tensor.shape for tensor in live] != [tensor.shape for tensor in tensors[: len(live)]]:
+            raise LookupError(f"what a peer has kept of {unit.name} has other shapes")
+        model_state.put_back(unit, saved.frame, tensors)
+        series = next((_new_series(o) for o in unit.optimizers), None)
+        if series is not None:
+            series.kept.append(_Snapshot(saved.steps, time.monotonic(), saved.frame, tensors, None))
+            series.kept_at_step = max(saved.steps)
+            self._series[unit.optimizers[0]] = series
+        mark = saved.random
+        assert isinstance(mark, step_state.StepState)
+        return mark
 
+    def cell_began(self, start: CellStart) -> None:
+        """Look again at what every optimizer trains."""
+        for optimizer, series in list(self._series.items()):
+            if series is None:
+                del self._series[optimizer]
 
-def _series_for(optimizer: torch.optim.Optimizer) -> _Series | None:
-    """Return the series of an optimizer's unit, a new one at first; None where it needs none."""
-    series = _series.get(optimizer, _NOT_KNOWN)
-    if series is _NOT_KNOWN:
-        series = _series[optimizer] = _new_series(optimizer)
-    return series
+    def forget(self) -> None:
+        """Drop every snapshot: the training has been brought to where none of them was taken."""
+        self._series.clear()
+
+    def status(self) -> dict[str, Any] | None:
+        """Return the newest snapshot's `step`, `age_s` and `bytes`, or why it is `refused`.
+
+        Any thread. None: no unit on this rank needs one.
+        """
+        known = self._status
+        if known is None or "refused" in known:
+            return known
+        return {
+            "step": known["step"],
+            "age_s": time.monotonic() - known["at"],
+            "bytes": known["bytes"],
+        }
+
+    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
+        """Return what is to be said of snapshots."""
+        taken = tuple(self._notices)
+        self._notices.clear()
+        return taken
+
+    def _drop_unused(self) -> None:
+        """Drop the snapshots of what has not stepped while others went on: the loader has, too."""
+        for series in self._series.values():
+            if series is not None and len(series.kept) == 1 and not any(series.kept[0].steps):
+                series.kept.clear()
+
+    def _series_for(self, optimizer: torch.optim.Optimizer) -> _Series | None:
+        """Return the series of an optimizer's unit, new at first; None where it needs none."""
+        series = self._series.get(optimizer, _NOT_KNOWN)
+        if series is _NOT_KNOWN:
+            series = self._series[optimizer] = _new_series(optimizer)
+        return series
+
+    def _series_of(self, unit: wrapped_models.Unit) -> _Series | None:
+        return next((s for o in unit.optimizers if (s := self._series.get(o)) is not None), None)
+
+    def _send_if_due(self, optimizer: torch.optim.Optimizer, series: _Series, steps: int) -> None:
+        """Take a snapshot and send it to the peer, where the next one is due."""
+        if steps >= series.next_step:
+            self._send(optimizer, series, steps)
+        if peers.must_wait(steps, series.kept_at_step, peers.here.every()):
+            peers.here.wait()
+
+    def _send(
+        self, optimizer: torch.optim.Optimizer, series: _Series, steps: int, turn: int | None = None
+    ) -> None:
+        peers.here.wait()  # the older one's memory is used again
+        self._take(optimizer, series, steps, turn)
+        if not series.next_step:
+            peers.here.wait()  # the first, and after a recovery: a peer may hold nothing yet
+        series.next_step = steps + peers.here.every()
+
+    def _take(
+        self, optimizer: torch.optim.Optimizer, series: _Series, steps: int, turn: int | None = None
+    ) -> None:
+        began = time.monotonic()
+        turn = step_state.here().followers.turn if turn is None else turn
+        unit = wrapped_models.unit_of(optimizer)
+        if unit is None:
+            return
+        frame, live = model_state.read(unit, buffers=True)
+        if steps == 0:  # its forward has moved running statistics already
+            live = step_state.here().at_boundary(live)
+        size = sum(tensor.nbytes for tensor in live)
+        used_again: list[torch.Tensor] = []
+        has_kept = any(any(one.steps) for one in series.kept)
+        is_first_sent = series.is_sent and steps > 0 and not has_kept
+        if series.is_sent and len(series.kept) == 2:
+            oldest = series.kept.popleft()
+            # One of no step is without optimizers' states.
+            used_again = oldest.tensors if any(oldest.steps) else []
+        # Of what is sent there are two here, and two at the peer.
+        wanted = 0 if used_again else size * (4 if is_first_sent else 1)
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        why = snapshot_schedule.refusal(wanted, self._free_bytes(), here)
+        if why is not None:
+            if series.refused is None:
+                _log.warning(why)
+                self._notices.append(why)
+            series.refused = why
+            self._status = {"refused": why}
+            series.next_at = snapshot_schedule.next_at(began, 0.0)
+            return
+        series.refused = None
+        copies = _copied(live, used_again)
+        if any(tensor.is_cuda for tensor in live):
+            torch.cuda.synchronize()
+        made = unit.steps()[: len(unit.optimizers)]
+        # The frame holds plain values that optimizers replace, not change.
+        taken = _Snapshot(made, began, frame, copies, step_state.here().last, turn)
+        series.kept.append(taken)
+        series.kept_at_step = steps
+        series.next_at = snapshot_schedule.next_at(time.monotonic(), time.monotonic() - began)
+        self._status = {"step": steps, "at": began, "bytes": size}
+        if series.is_sent and steps:
+            _offer(unit, taken)
+        held = ref(optimizer)  # held by nothing here
+
+        def read() -> None:
+            living = held()
+            if living is None or not torch.distributed.is_initialized():
+                return  # the program has destroyed the group, and with it what the model stands on
+            unit = wrapped_models.unit_of(living)
+            if unit is not None:
+                frame["options"] = model_state.read_options(unit)
+                taken.follows = follow.keep()
+                if steps and series.reference is None:
+                    taken.mark = step_state.here().last
+                    self._take_others(turn)
+
+        step_state.here().followers.at_next_turn(read)
+
+    def _take_others(self, turn: int) -> None:
+        """Take snapshots of all else that has stepped, as a turn ends in which one was taken.
+
+        What is trained in the same turns goes back to the same turn.
+        """
+        here = step_state.here()
+        for optimizer in here.stepped():
+            series = self._series.get(optimizer)
+            if series is None or series.reference is not None or not series.kept:
+                continue
+            if series.kept[-1].turn != turn:
+                take = self._send if series.is_sent else self._take
+                take(optimizer, series, here.steps[optimizer].whole, turn)
 
 
 def _new_series(optimizer: torch.optim.Optimizer) -> _Series | None:
@@ -264,36 +353,14 @@ def _new_series(optimizer: torch.optim.Optimizer) -> _Series | None:
         is_leader=unit.ranks[0] == torch.distributed.get_rank(),
         last_step_at=time.monotonic(),
         reference=ref(optimizer) if isinstance(optimizer, ApartWrapper) else None,
-        is_sent=peers.every() > 0 and unit.can_be_restored,
+        is_sent=peers.here.every() > 0 and unit.can_be_restored,
     )
-
-
-def _series_of(unit: wrapped_models.Unit) -> _Series | None:
-    return next((s for o in unit.optimizers if (s := _series.get(o)) is not None), None)
 
 
 def _settled_after(series: _Series) -> int:
     """Return after how many steps no rank can have lost the one of a snapshot."""
     ahead = 0 if series.wrapper is None else series.wrapper.between_meetings()
     return SETTLED_AFTER + ahead
-
-
-def _send_if_due(optimizer: torch.optim.Optimizer, series: _Series, steps: int) -> None:
-    """Take a snapshot and send it to the peer, where the next one is due."""
-    if steps >= series.next_step:
-        _send(optimizer, series, steps)
-    if peers.must_wait(steps, series.kept_at_step, peers.every()):
-        peers.wait()
-
-
-def _send(
-    optimizer: torch.optim.Optimizer, series: _Series, steps: int, turn: int | None = None
-) -> None:
-    peers.wait()  # the older one's memory is used again
-    _take(optimizer, series, steps, turn)
-    if not series.next_step:
-        peers.wait()  # the first, and after a recovery: a peer may hold nothing yet
-    series.next_step = steps + peers.every()
 
 
 def _lead(series: _Series, steps: int, now: float) -> None:
@@ -303,7 +370,7 @@ def _lead(series: _Series, steps: int, now: float) -> None:
             # The others may be ahead by a round, and must hear of it before they are there.
             ahead = series.wrapper.next_meeting(ahead + series.wrapper.between_meetings())
         series.target = steps + ahead
-        state.store().set(series.key, str(series.target))
+        state.here.store().set(series.key, str(series.target))
 
 
 def _follow(series: _Series, steps: int, now: float) -> None:
@@ -312,94 +379,19 @@ def _follow(series: _Series, steps: int, now: float) -> None:
     if now < series.polled_at + snapshot_schedule.POLL_S:
         return
     series.polled_at = now
-    store = state.store()
+    store = state.here.store()
     if store.check([series.key]):
         series.target = int(store.get(series.key))
-
-
-def _take(
-    optimizer: torch.optim.Optimizer, series: _Series, steps: int, turn: int | None = None
-) -> None:
-    global _status
-    began = time.monotonic()
-    turn = step_state.here().followers.turn if turn is None else turn
-    unit = wrapped_models.unit_of(optimizer)
-    if unit is None:
-        return
-    frame, live = model_state.read(unit, buffers=True)
-    if steps == 0:  # its forward has moved running statistics already
-        live = step_state.here().at_boundary(live)
-    size = sum(tensor.nbytes for tensor in live)
-    used_again: list[torch.Tensor] = []
-    is_first_sent = series.is_sent and steps > 0 and not any(any(one.steps) for one in series.kept)
-    if series.is_sent and len(series.kept) == 2:
-        oldest = series.kept.popleft()
-        used_again = oldest.tensors if any(oldest.steps) else []  # else without optimizers' states
-    # Of what is sent there are two here, and two at the peer.
-    wanted = 0 if used_again else size * (4 if is_first_sent else 1)
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    why = snapshot_schedule.refusal(wanted, _free_bytes(), here)
-    if why is not None:
-        if series.refused is None:
-            _log.warning(why)
-            _notices.append(why)
-        series.refused = why
-        _status = {"refused": why}
-        series.next_at = snapshot_schedule.next_at(began, 0.0)
-        return
-    series.refused = None
-    copies = _copied(live, used_again)
-    if any(tensor.is_cuda for tensor in live):
-        torch.cuda.synchronize()
-    made = unit.steps()[: len(unit.optimizers)]
-    # The frame holds plain values that optimizers replace, not change.
-    taken = _Snapshot(made, began, frame, copies, step_state.here().last, turn)
-    series.kept.append(taken)
-    series.kept_at_step = steps
-    series.next_at = snapshot_schedule.next_at(time.monotonic(), time.monotonic() - began)
-    _status = {"step": steps, "at": began, "bytes": size}
-    if series.is_sent and steps:
-        _offer(unit, taken)
-    held = ref(optimizer)  # held by nothing here
-
-    def read() -> None:
-        living = held()
-        if living is None or not torch.distributed.is_initialized():
-            return  # the program has destroyed the group, and with it what the model stands on
-        unit = wrapped_models.unit_of(living)
-        if unit is not None:
-            frame["options"] = model_state.read_options(unit)
-            taken.follows = follow.keep()
-            if steps and series.reference is None:
-                taken.mark = step_state.here().last
-                _take_others(turn)
-
-    step_state.here().followers.at_next_turn(read)
-
-
-def _take_others(turn: int) -> None:
-    """Take snapshots of all else that has stepped, as a turn ends in which one was taken.
-
-    What is trained in the same turns goes back to the same turn.
-    """
-    here = step_state.here()
-    for optimizer in here.stepped():
-        series = _series.get(optimizer)
-        if series is None or series.reference is not None or not series.kept:
-            continue
-        if series.kept[-1].turn != turn:
-            take = _send if series.is_sent else _take
-            take(optimizer, series, here.steps[optimizer].whole, turn)
 
 
 def _offer(unit: wrapped_models.Unit, taken: _Snapshot) -> None:
     """Send a snapshot to the peer, and before it, once, what no optimizer changes."""
     fixed = [wrapped_models.local(tensor).detach() for tensor in unit.fixed]
-    version = peers.offer_fixed(unit.identity, unit.fixed, lambda: _copied(fixed, []))
+    version = peers.here.offer_fixed(unit.identity, unit.fixed, lambda: _copied(fixed, []))
     mark = None if taken.mark is None else taken.mark._replace(others=())
     metas = metas_of(taken.tensors)
     offered = Saved(taken.steps, time.time(), taken.frame, metas, mark, version)
-    peers.offer(unit.identity, offered, taken.tensors)
+    peers.here.offer(unit.identity, offered, taken.tensors)
 
 
 def _copied(live: list[torch.Tensor], used_again: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -413,13 +405,4 @@ def _copied(live: list[torch.Tensor], used_again: list[torch.Tensor]) -> list[to
     return copies
 
 
-class Snapshots(Component):
-    """The snapshots that this rank keeps, and those that its peers keep of it."""
-
-    def cell_began(self, start: CellStart) -> None:
-        """Look again at what every optimizer trains."""
-        forget_kinds()
-
-    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
-        """Return what is to be said of snapshots."""
-        return (*take_notices(), *peers.take_notices())
+here = Snapshots()

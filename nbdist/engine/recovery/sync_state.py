@@ -32,20 +32,9 @@ from nbdist.engine.steps.followers import Progress
 from nbdist.errors import ClusterError, LostStateError
 from nbdist.ranks import name_ranks
 
+Optimizer = torch.optim.Optimizer
+
 TIMEOUT_S = 20.0  # for the ranks to hear of each other
-
-# Which cannot step any more, and what takes that back.
-_stopped: "WeakKeyDictionary[torch.optim.Optimizer, Any]" = WeakKeyDictionary()
-_left_alone: "WeakSet[torch.nn.Module]" = WeakSet()  # what some ranks do not hold; it was said
-
-
-def _not_wanted(_optimizers: object) -> bool:
-    """Say that what is refused need not travel."""
-    return False
-
-
-_are_shapes_wanted: Callable[[Iterable[torch.optim.Optimizer]], bool] = _not_wanted
-_to_refuse: list[tuple[wrapped_models.Unit, Decision]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,92 +57,257 @@ def _that_count(gone_back: Sequence[_GoneBack]) -> list[_GoneBack]:
     return active or [one for one in gone_back if not one.stood_there]
 
 
-def sync(newcomers: Iterable[int], progress: Progress) -> tuple[list[Decision], list[str], bool]:
-    """Compare the units' steps on all ranks, and make them equal.
+class StateSync:
+    """What cannot be used since a fault, and how ranks are brought to one step."""
 
-    A rank that copies a step it had lost has done all of that step but the update: its random
-    numbers, buffers and loaders are those of the boundary it now stands at. All others go back to
-    their last one.
+    def __init__(self) -> None:
+        # Which cannot step any more, and what takes that back.
+        self._stopped: WeakKeyDictionary[Optimizer, Any] = WeakKeyDictionary()
+        # What some ranks do not hold; it was said.
+        self._left_alone: WeakSet[torch.nn.Module] = WeakSet()
+        self._are_shapes_wanted: Callable[[Iterable[Optimizer]], bool] = lambda _: False
+        self._to_refuse: list[tuple[wrapped_models.Unit, Decision]] = []
 
-    Args:
-        newcomers: Ranks that hold nothing yet.
-        progress: How far this rank had come in the turn that the fault ended.
+    def sync(
+        self, newcomers: Iterable[int], progress: Progress
+    ) -> tuple[list[Decision], list[str], bool]:
+        """Compare the units' steps on all ranks, and make them equal.
 
-    Returns:
-        What was done; what is said of all that follows the steps; whether a step stays half done.
-        The same on every rank.
+        A rank that copies a step it had lost has done all of that step but the update: its random
+        numbers, buffers and loaders are those of the boundary it now stands at. All others go back
+        to their last one.
 
-    Raises:
-        ClusterError: A rank did not answer in time.
-    """
-    new = sorted(newcomers)
-    mine, reports = _exchange("units")
-    if decide.has_unmatched(reports, new):
-        # Old models that a cycle keeps, on some of the ranks: all look again without them.
-        del mine
-        gc.collect()
-        mine, reports = _exchange("units again")
-    snapshot.forget_schedules()
-    step_state.here().restored.clear()
-    _to_refuse.clear()
-    shards.expect_nothing()
-    rank = dist.get_rank()
-    has_copied = False
-    beyond: set[str] = set()
-    gone_back: list[_GoneBack] = []
-    decisions = decide.decide(reports, new, peer_state.kept(new) if peers.every() else None)
-    for decision in decisions:
-        if rank not in decision.places:
-            continue
-        unit = mine[decision.places[rank]]
-        if decision.action == "tell":
-            step_state.here().restored.update(unit.optimizers)
-            continue
-        if decision.action == "copy":
-            has_copied |= _copy(unit, decision, rank)
-        elif decision.action == "roll back":
-            stood_there = unit.steps() == decision.steps
-            beyond |= _is_beyond_cell(unit, decision)
-            put = snapshot.put_back(unit, decision.steps)
-            gone_back.append(_GoneBack(unit.identity, decision.is_idle, stood_there, *put))
-            peers.forget_after(unit.identity, decision.steps)
-            for newcomer, _ in decision.given:
-                peer_state.expect(newcomer, unit)
-        elif decision.action == "refuse":
-            # Before its first forward FSDP2 has not said which modules are a unit's: nothing there
-            # could be refused, so nothing may come without its contents.
-            can_come = bool(new and decision.identity and unit.modules and unit.can_be_restored)
-            if can_come and _are_shapes_wanted(unit.optimizers):
-                for newcomer in sorted(set(new) & set(unit.ranks)):
+        Args:
+            newcomers: Ranks that hold nothing yet.
+            progress: How far this rank had come in the turn that the fault ended.
+
+        Returns:
+            What was done; what is said of all that follows the steps; whether a step stays half
+            done. The same on every rank.
+
+        Raises:
+            ClusterError: A rank did not answer in time.
+        """
+        new = sorted(newcomers)
+        mine, reports = self._exchange("units")
+        if decide.has_unmatched(reports, new):
+            # Old models that a cycle keeps, on some of the ranks: all look again without them.
+            del mine
+            gc.collect()
+            mine, reports = self._exchange("units again")
+        snapshot.here.forget_schedules()
+        step_state.here().restored.clear()
+        self._to_refuse.clear()
+        shards.here.expect_nothing()
+        rank = dist.get_rank()
+        has_copied = False
+        beyond: set[str] = set()
+        gone_back: list[_GoneBack] = []
+        decisions = decide.decide(
+            reports, new, peer_state.kept(new) if peers.here.every() else None
+        )
+        for decision in decisions:
+            if rank not in decision.places:
+                continue
+            unit = mine[decision.places[rank]]
+            if decision.action == "tell":
+                step_state.here().restored.update(unit.optimizers)
+                continue
+            if decision.action == "copy":
+                has_copied |= _copy(unit, decision, rank)
+            elif decision.action == "roll back":
+                stood_there = unit.steps() == decision.steps
+                beyond |= _is_beyond_cell(unit, decision)
+                put = snapshot.here.put_back(unit, decision.steps)
+                gone_back.append(_GoneBack(unit.identity, decision.is_idle, stood_there, *put))
+                peers.here.forget_after(unit.identity, decision.steps)
+                for newcomer, _ in decision.given:
                     peer_state.expect(newcomer, unit)
-                _to_refuse.append((unit, decision))  # after the clone: hooks would travel, too
+            elif decision.action == "refuse":
+                # Before its first forward FSDP2 has not said which modules are a unit's: nothing
+                # there could be refused, so nothing may come without its contents.
+                can_come = bool(new and decision.identity and unit.modules and unit.can_be_restored)
+                if can_come and self._are_shapes_wanted(unit.optimizers):
+                    for newcomer in sorted(set(new) & set(unit.ranks)):
+                        peer_state.expect(newcomer, unit)
+                    # After the clone: hooks would travel, too.
+                    self._to_refuse.append((unit, decision))
+                else:
+                    self._refuse(unit, decision)
+            elif decision.action == "forbid":
+                self._forbid(unit, decision)
+                continue
             else:
-                _refuse(unit, decision)
-        elif decision.action == "forbid":
-            _forbid(unit, decision)
-            continue
+                self._left_alone.update(unit.modules)
+                continue
+            unit.settle(decision.parts, decision.steps)
+            is_copied = decision.action == "copy" and rank in decision.behind
+            if is_copied or decision.action == "roll back":
+                # The step that parted the ranks was the last cell's, also where it was not made.
+                step_state.here().count_copied(unit.optimizers)
+        gone_back = _that_count(gone_back)
+        if has_copied:
+            resume.count_copied()
+            step_state.here().last = step_state.here().take()
         else:
-            _left_alone.update(unit.modules)
-            continue
-        unit.settle(decision.parts, decision.steps)
-        is_copied = decision.action == "copy" and rank in decision.behind
-        if is_copied or decision.action == "roll back":
-            # The step that parted the ranks was the last cell's, also where it was not made.
-            step_state.here().count_copied(unit.optimizers)
-    gone_back = _that_count(gone_back)
-    if has_copied:
-        resume.count_copied()
-        step_state.here().last = step_state.here().take()
-    else:
-        # What is no unit's is as in any notebook: a seed that a failed cell has set stays set.
-        mark = next((one.mark for one in reversed(gone_back) if one.mark), None)
-        step_state.restore(mark, random=bool(mine))
-    back = {one.identity: one.follows is not None for one in gone_back if not one.stood_there}
-    kept = next((one.follows for one in reversed(gone_back) if one.follows), None)
-    if kept is not None and all(back.values()):
-        follow.put_back(kept)
-    lines, is_half = follow.settle(mine, decisions, progress, back)
-    return decisions, [*lines, *sorted(beyond)], is_half
+            # What is no unit's is as in any notebook: a seed that a failed cell has set stays set.
+            mark = next((one.mark for one in reversed(gone_back) if one.mark), None)
+            step_state.restore(mark, random=bool(mine))
+        back = {one.identity: one.follows is not None for one in gone_back if not one.stood_there}
+        kept = next((one.follows for one in reversed(gone_back) if one.follows), None)
+        if kept is not None and all(back.values()):
+            follow.put_back(kept)
+        lines, is_half = follow.settle(mine, decisions, progress, back)
+        return decisions, [*lines, *sorted(beyond)], is_half
+
+    def _exchange(
+        self, topic: str
+    ) -> tuple[list[wrapped_models.Unit], dict[int, Sequence[ModelReport]]]:
+        """Return this rank's units, and what every rank says of its own."""
+        snapshot.here.before_any_step()  # others may have been further
+        mine = wrapped_models.find()
+        for unit in mine:
+            if unit.kind == "replicated":
+                unit.optimizers = [o for o in unit.optimizers if o not in self._stopped]
+        said = decide.to_json(
+            [
+                unit.report(
+                    snapshot.here.held(unit),
+                    snapshot.here.turns(unit),
+                    is_settled=any(o in self._stopped for o in unit.optimizers),
+                    is_told=any(module in self._left_alone for module in unit.modules),
+                )
+                for unit in mine
+            ]
+        )
+        heard = rendezvous.exchange(topic, said, TIMEOUT_S)
+        return mine, {rank: decide.from_json(text) for rank, text in heard.items()}
+
+    def refuse_missing(
+        self, decisions: Iterable[Decision], missing: Mapping[str, Sequence[int]]
+    ) -> list[Decision]:
+        """Refuse units whose objects have not come to all new ranks; return what becomes of all.
+
+        Args:
+            decisions: What was decided.
+            missing: By identity, the new ranks.
+        """
+        final = []
+        units = {unit.identity: unit for unit in wrapped_models.find()} if missing else {}
+        for decision in decisions:
+            if decision.identity not in missing:
+                final.append(decision)
+                continue
+            line = (
+                f"A part that a peer had kept for {name_ranks(missing[decision.identity])} could "
+                "not be given back: what holds its optimizer or model holds something that is lost."
+            )
+            refused = replace(decision, action="refuse", line=line, given=())
+            if decision.identity in units:
+                self._refuse(units[decision.identity], refused)
+            elif dist.get_rank() in missing[decision.identity]:
+                for module in wrapped_models.untrained_cut():  # it has come without its contents
+                    disabled.here.refuse(module, _not_whole("This model", refused.line, ""))
+            final.append(refused)
+        return final
+
+    def _refuse(self, unit: wrapped_models.Unit, decision: Decision) -> None:
+        """Let the unit's next forward and step raise, until it has been given a whole state.
+
+        A model of which each rank has the whole may go on, with another optimizer, where all are
+        level.
+        """
+        if unit.is_cut_in_states_only and decision.is_level:
+            error = LostStateError(
+                f"{unit.name[0].upper()}{unit.name[1:]} cannot step: its states are not whole.",
+                why=decision.line,
+                do="make it again on every rank; the model itself is whole" + _advice(unit),
+            )
+            self._stop(unit.optimizers, error)
+            return
+        error = _not_whole(unit.name, decision.line, _advice(unit))
+        optimizers = [ref(optimizer) for optimizer in self._stop(unit.optimizers, error)]
+
+        def allow(module: torch.nn.Module, _keys: object) -> None:
+            self.allow_again([module], [o for told in optimizers if (o := told()) is not None])
+
+        for module in unit.modules:
+            disabled.here.refuse(module, error)
+            module.register_load_state_dict_post_hook(allow)
+
+    def allow_again(
+        self, modules: Iterable[torch.nn.Module], optimizers: Iterable[Optimizer]
+    ) -> None:
+        """Take refusals back, for the state is whole again; harmless where there are none."""
+        for module in modules:
+            disabled.here.allow(module)
+        for optimizer in optimizers:
+            if (handle := self._stopped.pop(optimizer, None)) is not None:
+                handle.remove()
+
+    def keep_shapes(self, wanted: Callable[[Iterable[Optimizer]], bool]) -> None:
+        """Have what is refused travel to new ranks without its contents, where `wanted` says so.
+
+        A checkpoint then has a place on all ranks to be restored to. It is asked of a unit's
+        optimizers, and says the same on all ranks.
+        """
+        self._are_shapes_wanted = wanted
+
+    def refuse_shapes(self, decisions: Iterable[Decision], *, is_new: bool) -> bool:
+        """Refuse, on all ranks, what has come to a new one without its contents. After the clone.
+
+        Returns:
+            Whether this is a new rank, and a checkpoint can be restored into what has come to it.
+        """
+        for unit, decision in self._to_refuse:
+            self._refuse(unit, decision)
+        self._to_refuse.clear()
+        if not is_new:
+            return False
+        has_come = False
+        units = {unit.identity: unit for unit in wrapped_models.find()}
+        for decision in decisions:
+            if decision.action != "refuse" or not decision.identity:
+                continue
+            if (came := units.get(decision.identity)) is not None:
+                self._refuse(came, decision)
+                came.settle(decision.parts, decision.steps)
+                has_come = True
+            else:
+                for module in wrapped_models.untrained_cut():  # it has come without its optimizer
+                    disabled.here.refuse(module, _not_whole("This model", decision.line, ""))
+        return has_come
+
+    def are_refused(
+        self, modules: Iterable[torch.nn.Module], optimizers: Iterable[Optimizer]
+    ) -> bool:
+        """Return whether any of these cannot be used, for its state is not whole."""
+        refused = {id(module) for module, _ in disabled.here.refused()}
+        parts = (part for module in modules for part in module.modules())
+        is_refused = any(id(part) in refused for part in parts)
+        return is_refused or any(o in self._stopped for o in optimizers)
+
+    def _forbid(self, unit: wrapped_models.Unit, decision: Decision) -> None:
+        """Let what has stepped, and is not on all ranks of the unit, step no more."""
+        error = LostStateError(
+            f"This optimizer of {unit.name} cannot step any more.",
+            why=decision.line,
+            do="make it again on every rank; the model itself stays as it is",
+        )
+        made = dict(zip(unit.parts, unit.steps(), strict=True))
+        strange = [
+            optimizer
+            for optimizer, part in zip(unit.optimizers, unit.parts, strict=False)
+            if part not in decision.parts and (made[part] or unit.kind == "sharded")
+        ]
+        self._stop(strange, error)
+
+    def _stop(self, optimizers: Iterable[Optimizer], error: ClusterError) -> list[Optimizer]:
+        stopped = list(optimizers)
+        for optimizer in stopped:
+            if optimizer not in self._stopped:
+                self._stopped[optimizer] = _refuse_steps(optimizer, error)
+        return stopped
 
 
 def _is_beyond_cell(unit: wrapped_models.Unit, decision: Decision) -> set[str]:
@@ -171,28 +325,6 @@ def _is_beyond_cell(unit: wrapped_models.Unit, decision: Decision) -> set[str]:
     return {line}
 
 
-def _exchange(topic: str) -> tuple[list[wrapped_models.Unit], dict[int, Sequence[ModelReport]]]:
-    """Return this rank's units, and what every rank says of its own."""
-    snapshot.before_any_step()  # others may have been further
-    mine = wrapped_models.find()
-    for unit in mine:
-        if unit.kind == "replicated":
-            unit.optimizers = [o for o in unit.optimizers if o not in _stopped]
-    said = decide.to_json(
-        [
-            unit.report(
-                snapshot.held(unit),
-                snapshot.turns(unit),
-                is_settled=any(o in _stopped for o in unit.optimizers),
-                is_told=any(module in _left_alone for module in unit.modules),
-            )
-            for unit in mine
-        ]
-    )
-    heard = rendezvous.exchange(topic, said, TIMEOUT_S)
-    return mine, {rank: decide.from_json(text) for rank, text in heard.items()}
-
-
 def _copy(unit: wrapped_models.Unit, decision: Decision, rank: int) -> bool:
     """Take part in a copy; returns whether this rank now stands where another did."""
     if rank == decision.source:
@@ -207,115 +339,6 @@ def _copy(unit: wrapped_models.Unit, decision: Decision, rank: int) -> bool:
     return False
 
 
-def refuse_missing(
-    decisions: Iterable[Decision], missing: Mapping[str, Sequence[int]]
-) -> list[Decision]:
-    """Refuse units whose objects have not come to all new ranks; return what becomes of all.
-
-    Args:
-        decisions: What was decided.
-        missing: By identity, the new ranks.
-    """
-    final = []
-    units = {unit.identity: unit for unit in wrapped_models.find()} if missing else {}
-    for decision in decisions:
-        if decision.identity not in missing:
-            final.append(decision)
-            continue
-        line = (
-            f"A part that a peer had kept for {name_ranks(missing[decision.identity])} could not "
-            "be given back: what holds its optimizer or model holds something that is lost."
-        )
-        refused = replace(decision, action="refuse", line=line, given=())
-        if decision.identity in units:
-            _refuse(units[decision.identity], refused)
-        elif dist.get_rank() in missing[decision.identity]:
-            for module in wrapped_models.untrained_cut():  # it has come without its contents
-                disabled.refuse(module, _not_whole("This model", refused.line, ""))
-        final.append(refused)
-    return final
-
-
-def _refuse(unit: wrapped_models.Unit, decision: Decision) -> None:
-    """Let the unit's next forward and step raise, until it has been given a whole state.
-
-    A model of which each rank has the whole may go on, with another optimizer, where all are level.
-    """
-    if unit.is_cut_in_states_only and decision.is_level:
-        error = LostStateError(
-            f"{unit.name[0].upper()}{unit.name[1:]} cannot step: its states are not whole.",
-            why=decision.line,
-            do="make it again on every rank; the model itself is whole" + _advice(unit),
-        )
-        _stop(unit.optimizers, error)
-        return
-    error = _not_whole(unit.name, decision.line, _advice(unit))
-    optimizers = [ref(optimizer) for optimizer in _stop(unit.optimizers, error)]
-
-    def allow(module: torch.nn.Module, _keys: object) -> None:
-        allow_again([module], [o for told in optimizers if (o := told()) is not None])
-
-    for module in unit.modules:
-        disabled.refuse(module, error)
-        module.register_load_state_dict_post_hook(allow)
-
-
-def allow_again(
-    modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
-) -> None:
-    """Take refusals back, for the state is whole again; harmless where there are none."""
-    for module in modules:
-        disabled.allow(module)
-    for optimizer in optimizers:
-        if (handle := _stopped.pop(optimizer, None)) is not None:
-            handle.remove()
-
-
-def keep_shapes(wanted: Callable[[Iterable[torch.optim.Optimizer]], bool]) -> None:
-    """Have what is refused travel to new ranks without its contents, where `wanted` says so.
-
-    A checkpoint then has a place on all ranks to be restored to. It is asked of a unit's
-    optimizers, and says the same on all ranks.
-    """
-    global _are_shapes_wanted
-    _are_shapes_wanted = wanted
-
-
-def refuse_shapes(decisions: Iterable[Decision], *, is_new: bool) -> bool:
-    """Refuse, on all ranks, what has come to a new one without its contents. After the clone.
-
-    Returns:
-        Whether this is a new rank, and a checkpoint can be restored into what has come to it.
-    """
-    for unit, decision in _to_refuse:
-        _refuse(unit, decision)
-    _to_refuse.clear()
-    if not is_new:
-        return False
-    has_come = False
-    units = {unit.identity: unit for unit in wrapped_models.find()}
-    for decision in decisions:
-        if decision.action != "refuse" or not decision.identity:
-            continue
-        if (came := units.get(decision.identity)) is not None:
-            _refuse(came, decision)
-            came.settle(decision.parts, decision.steps)
-            has_come = True
-        else:
-            for module in wrapped_models.untrained_cut():  # it has come without its optimizer
-                disabled.refuse(module, _not_whole("This model", decision.line, ""))
-    return has_come
-
-
-def are_refused(
-    modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
-) -> bool:
-    """Return whether any of these cannot be used, for its state is not whole."""
-    refused = {id(module) for module, _ in disabled.refused()}
-    parts = (part for module in modules for part in module.modules())
-    return any(id(part) in refused for part in parts) or any(o in _stopped for o in optimizers)
-
-
 def _not_whole(name: str, why: str, advice: str) -> LostStateError:
     return LostStateError(
         f"{name} cannot be trained on: its state is not whole.",
@@ -328,39 +351,16 @@ def _advice(unit: wrapped_models.Unit) -> str:
     """Return how such a loss is prevented, where it was not."""
     if not unit.can_be_restored:
         return "" if unit.is_alike else "; dp=2 beside pp gives each stage to a second rank, too"
-    if peers.every():
+    if peers.here.every():
         return ""
     return "; `%dist start --peer-snapshots 10` keeps each rank's part in another rank's memory"
 
 
-def _forbid(unit: wrapped_models.Unit, decision: Decision) -> None:
-    """Let what has stepped, and is not on all ranks of the unit, step no more."""
-    error = LostStateError(
-        f"This optimizer of {unit.name} cannot step any more.",
-        why=decision.line,
-        do="make it again on every rank; the model itself stays as it is",
-    )
-    made = dict(zip(unit.parts, unit.steps(), strict=True))
-    strange = [
-        optimizer
-        for optimizer, part in zip(unit.optimizers, unit.parts, strict=False)
-        if part not in decision.parts and (made[part] or unit.kind == "sharded")
-    ]
-    _stop(strange, error)
-
-
-def _stop(
-    optimizers: Iterable[torch.optim.Optimizer], error: ClusterError
-) -> list[torch.optim.Optimizer]:
-    stopped = list(optimizers)
-    for optimizer in stopped:
-        if optimizer not in _stopped:
-            _stopped[optimizer] = _refuse_steps(optimizer, error)
-    return stopped
-
-
-def _refuse_steps(optimizer: torch.optim.Optimizer, error: ClusterError) -> Any:
+def _refuse_steps(optimizer: Optimizer, error: ClusterError) -> Any:
     def refuse(_optimizer: object, _args: object, _kwargs: Mapping[str, object]) -> None:
         raise type(error)(error.what, why=error.why, do=error.do)
 
     return optimizer.register_step_pre_hook(refuse)
+
+
+here = StateSync()

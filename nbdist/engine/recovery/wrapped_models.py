@@ -97,7 +97,7 @@ class Unit:
     @property
     def parts(self) -> tuple[str, ...]:
         """The names of its optimizers, in the order of `steps`."""
-        return tuple(identity.of(one, is_alike=self.is_alike) for one in self.optimizers)
+        return tuple(identity.here.of(one, is_alike=self.is_alike) for one in self.optimizers)
 
     def steps(self) -> Steps:
         """Return how many steps its optimizers have made."""
@@ -147,7 +147,7 @@ class Unit:
 def find() -> list[Unit]:
     """Return the units of this rank, in the order in which they were made."""
     optimizers = _optimizers()
-    named = keep.named()
+    named = keep.here.named()
     parts = torch_pipeline.live_parts()
     sharded = {id(o): kind for o in optimizers if (kind := _sharding(o, parts))}
     called = _called(named, parts)
@@ -165,7 +165,7 @@ def find() -> list[Unit]:
 def hand_over() -> dict[str, tuple[Any, identity.Names]]:
     """Return what a new rank may get a copy of, with the names by which all ranks know it."""
     trained = [optimizer for unit in find() for optimizer in unit.optimizers]
-    return identity.hand_over([*torch_modules.live_ddps(), *trained])
+    return identity.here.hand_over([*torch_modules.live_ddps(), *trained])
 
 
 def unit_of(optimizer: Optimizer) -> Unit | None:
@@ -175,7 +175,7 @@ def unit_of(optimizer: Optimizer) -> Unit | None:
 
 def untrained_cut() -> list[nn.Module]:
     """Return the modules that are cut over ranks and belong to no unit of this rank."""
-    called = _called(keep.named(), torch_pipeline.live_parts())
+    called = _called(keep.here.named(), torch_pipeline.live_parts())
     trained = {id(module) for unit in find() for module in unit.modules}
     return [
         module
@@ -253,8 +253,8 @@ def _sharded_unit(
         parameters,
         list(modules.values()),
         [optimizer],
-        identity.of(optimizer, is_alike=is_alike),
-        identity.of(ddps[-1]) if ddps else identity.UNKNOWN,
+        identity.here.of(optimizer, is_alike=is_alike),
+        identity.here.of(ddps[-1]) if ddps else identity.UNKNOWN,
         is_alike=is_alike,
         is_cut_in_states_only=states_only,
         copies=_copies(parameters, modules.values()),
@@ -275,7 +275,7 @@ def _apart_unit(optimizer: ApartWrapper) -> Unit:
     modules = optimizer.modules
     name = _name(modules[0]) if modules else f"the model of {_kind(optimizer.optim)}"
     ranks = tuple(range(dist.get_world_size()))
-    its = identity.of(optimizer)
+    its = identity.here.of(optimizer)
     return Unit("apart", name, ranks, optimizer.parameters(), modules, [optimizer], its)
 
 
@@ -292,7 +292,7 @@ def _replicated_unit(ddp: DistributedDataParallel, optimizers: list[Optimizer]) 
     wanted = {id(p) for p in parameters}
     mine = [o for o in reversed(optimizers) if any(id(p) in wanted for p in parameters_of(o))]
     module = torch_modules.replicated_by(ddp) or ddp
-    its = identity.of(ddp)
+    its = identity.here.of(ddp)
     return Unit("replicated", _name(module), ranks, parameters, [module], mine, its, its)
 
 

@@ -32,78 +32,78 @@ _set_handler: Callable[..., Any] = _signal.signal
 _handler: Callable[[int], Any] = _signal.getsignal
 _INTERRUPT = int(signal.SIGINT)
 
-_holds = False  # our handler is there, and lets interrupts wait
-# Numbers, with the message that ran. A signal handler may put; most other queues would lock up.
-_arrived: SimpleQueue[tuple[int, str | None]] = SimpleQueue()
-_longest_s = LONGEST_S  # of what runs now
-_count = 0  # interrupts that have had to wait
-_over = 0  # how many of them came in steps that have ended
-_watch: threading.Thread | None = None
+
+class HeldInterrupts:
+    """What must be whole now, and the interrupts that wait for it."""
+
+    def __init__(self) -> None:
+        self._holds = False  # our handler is there, and lets interrupts wait
+        # Numbers, with the message that ran. A signal handler may put; most other queues would
+        # lock up.
+        self._arrived: SimpleQueue[tuple[int, str | None]] = SimpleQueue()
+        self._longest_s = LONGEST_S  # of what runs now
+        self._count = 0  # interrupts that have had to wait
+        self._over = 0  # how many of them came in steps that have ended
+        self._watch: threading.Thread | None = None
+
+    def begin(self, longest_s: float = LONGEST_S) -> None:
+        """A step begins, or what else must be whole."""
+        self._longest_s = longest_s
+        if self._watch is None:
+            self._watch = threading.Thread(
+                target=self._strike_late, name="nbdist-interrupt", daemon=True
+            )
+            self._watch.start()
+        # Once put there it stays for the cell: to change it at each step is two system calls.
+        handler = _handler(_INTERRUPT)
+        if handler is signal.default_int_handler:
+            _set_handler(_INTERRUPT, self._wait)
+        # Also after a step that has failed, and so has no end. Any other handler is the program's
+        # own.
+        self._holds = handler is signal.default_int_handler or handler == self._wait
+
+    def end(self) -> None:
+        """The step is whole: an interrupt that has come meanwhile strikes soon."""
+        self._holds = False
+        self._over = self._count
+
+    def start_workers_whole(self, native: Callable[..., None]) -> Callable[..., None]:
+        """Wrap what starts a DataLoader's workers, so that it is not interrupted."""
+
+        @wraps(native)
+        def start(*args: Any, **kwargs: Any) -> None:
+            if threading.current_thread() is not threading.main_thread():
+                return native(*args, **kwargs)
+            self.begin(LONGEST_START_S)
+            try:
+                native(*args, **kwargs)
+            finally:
+                self.end()
+
+        return start
+
+    def _wait(self, number: int, frame: FrameType | None) -> None:
+        if not self._holds:
+            signal.default_int_handler(number, frame)
+        self._holds = False  # from here on as always: the next one strikes
+        self._count += 1
+        self._arrived.put((self._count, interrupts.here.running))
+
+    def _strike_late(self) -> None:
+        """Interrupt when the step has ended, or has not ended in time; a thread of its own."""
+        while True:
+            number, message = self._arrived.get()
+            deadline = time.monotonic() + self._longest_s
+            while number > self._over and time.monotonic() < deadline:
+                time.sleep(_LOOK_S)
+            time.sleep(SETTLE_S)
+            interrupts.here.strike(message)
+
+    def after_fork(self) -> None:
+        """Let interrupts strike at once in a fork, which has no thread that strikes late."""
+        self._watch = None
+        self.end()
 
 
-def begin(longest_s: float = LONGEST_S) -> None:
-    """A step begins, or what else must be whole."""
-    global _holds, _watch, _longest_s
-    _longest_s = longest_s
-    if _watch is None:
-        _watch = threading.Thread(target=_strike_late, name="nbdist-interrupt", daemon=True)
-        _watch.start()
-    # Once put there it stays for the cell: to change it at each step is two system calls.
-    handler = _handler(_INTERRUPT)
-    if handler is signal.default_int_handler:
-        _set_handler(_INTERRUPT, _wait)
-    # Also after a step that has failed, and so has no end. Any other handler is the program's own.
-    _holds = handler is signal.default_int_handler or handler is _wait
-
-
-def end() -> None:
-    """The step is whole: an interrupt that has come meanwhile strikes soon."""
-    global _holds, _over
-    _holds = False
-    _over = _count
-
-
-def start_workers_whole(native: Callable[..., None]) -> Callable[..., None]:
-    """Wrap what starts a DataLoader's workers, so that it is not interrupted."""
-
-    @wraps(native)
-    def start(*args: Any, **kwargs: Any) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return native(*args, **kwargs)
-        begin(LONGEST_START_S)
-        try:
-            native(*args, **kwargs)
-        finally:
-            end()
-
-    return start
-
-
-def _wait(number: int, frame: FrameType | None) -> None:
-    global _holds, _count
-    if not _holds:
-        signal.default_int_handler(number, frame)
-    _holds = False  # from here on as always: the next one strikes
-    _count += 1
-    _arrived.put((_count, interrupts.running))
-
-
-def _strike_late() -> None:
-    """Interrupt when the step has ended, or has not ended in time; a thread of its own."""
-    while True:
-        number, message = _arrived.get()
-        deadline = time.monotonic() + _longest_s
-        while number > _over and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
-        time.sleep(SETTLE_S)
-        interrupts.strike(message)
-
-
-def _in_child() -> None:
-    """Let interrupts strike at once in a fork, which has no thread that strikes late."""
-    global _watch
-    _watch = None
-    end()
-
-
-os.register_at_fork(after_in_child=_in_child)
+here = HeldInterrupts()
+os.register_at_fork(after_in_child=here.after_fork)

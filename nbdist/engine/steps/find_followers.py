@@ -14,6 +14,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 from weakref import ref
 
@@ -190,22 +191,17 @@ def _inside(one: Any) -> Iterator[tuple[str, Any]]:
                 yield f".{name}", value
 
 
-_users: dict[str, bool] = {}
-
-
 def is_users(kind: type) -> bool:
     """Return whether a class is the user's own."""
     return is_users_module(kind.__module__)
 
 
+@cache
 def is_users_module(name: str) -> bool:
     """Return whether code is the user's own: of a cell, or of a module that is not installed."""
-    known = _users.get(name)
-    if known is None:
-        file = getattr(sys.modules.get(name), "__file__", None)
-        is_own = name == "__main__" or bool(file and not file.startswith(_INSTALLED))
-        known = _users[name] = is_own and name.partition(".")[0] not in ("nbdist", "torch")
-    return known
+    file = getattr(sys.modules.get(name), "__file__", None)
+    is_own = name == "__main__" or bool(file and not file.startswith(_INSTALLED))
+    return is_own and name.partition(".")[0] not in ("nbdist", "torch")
 
 
 def _schedulers_in(one: Any) -> list[Any]:
@@ -239,7 +235,7 @@ def hold(one: Any, path: str) -> Callable[[], Any]:
         number = id(one)
 
     def named() -> Any:
-        there = keep.named().get(path)
+        there = keep.here.named().get(path)
         return there if id(there) == number else None
 
     return named

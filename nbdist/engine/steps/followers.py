@@ -239,8 +239,8 @@ class Followers:
         self._set_by_loops = loop_targets(source)
         self._reached = self._stored = None
         if is_failed:
-            self._reached = reached(source, keep.names())
-            self._stored = stored(source, self._reached, keep.names())
+            self._reached = reached(source, keep.here.names())
+            self._stored = stored(source, self._reached, keep.here.names())
         if self._has_stepped and not is_failed:
             self.next_turn()
 
@@ -326,7 +326,7 @@ class Followers:
 
     def _all_numbers(self) -> dict[str, Number]:
         """Return the numbers of the namespace, of the user's own objects, and options."""
-        names = keep.names()
+        names = keep.here.names()
         found = {
             name: value
             for name in self._names
@@ -392,10 +392,10 @@ class Followers:
                 self._history.setdefault(name, History(self._turn))
 
     def _search(self) -> Found:
-        return search(keep.kept(), keep.names(), torch_live.live(Optimizer))
+        return search(keep.here.kept(), keep.here.names(), torch_live.live(Optimizer))
 
     def _find_numbers(self, found: Found) -> None:
-        self._names = [name for name in _numbers_in(keep.names(), "") if name not in _OF_RANKS]
+        self._names = [name for name in _numbers_in(keep.here.names(), "") if name not in _OF_RANKS]
         self._places = [(path, hold(owner, path)) for path, owner in found.owners.items()]
         loose = loose_schedulers(found, found.optimizers.values())
         schedulers = (*found.followers.values(), *loose.values())
@@ -500,7 +500,7 @@ class Followers:
         if _OPTION.search(name):  # to name its optimizer is not to set it
             return self._is_stored(name)
         root = re.split(r"[.[]", name)[0]
-        return root in self._reached or root not in keep.names()
+        return root in self._reached or root not in keep.here.names()
 
     def _may_follow(self, name: str) -> bool:
         """Return whether the cell's code may change what has never moved.
@@ -539,7 +539,7 @@ class Followers:
     def put_numbers(self, values: Mapping[str, Number]) -> None:
         """Give numbers these values, where their names still lead to numbers."""
         owners = {path: owner for path, held in self._places if (owner := held()) is not None}
-        names, options = keep.names(), self._options()
+        names, options = keep.here.names(), self._options()
         for name, value in values.items():
             if name in options:
                 group, key = options[name]

@@ -10,16 +10,6 @@ from typing import Any
 from nbdist import side
 from nbdist.errors import UsageError
 
-_kept: dict[str, Any] = {}
-
-
-def _no_names() -> dict[str, Any]:
-    """What the cells have named, until the rank has a namespace."""
-    return {}
-
-
-_names: Callable[[], dict[str, Any]] = _no_names
-
 
 def keep(*unnamed: Any, **objects: Any) -> None:
     """Add objects to what is brought to the same step on all ranks, saved, restored and cloned.
@@ -44,34 +34,43 @@ def keep(*unnamed: Any, **objects: Any) -> None:
                 why="its state is read by state_dict() and put back by load_state_dict()",
                 do="give the object both methods",
             )
-    for name, value in objects.items():
-        if value is None:
-            _kept.pop(name, None)
-        else:
-            _kept[name] = value
+    here.keep(objects)
 
 
-def kept() -> dict[str, Any]:
-    """Return what `keep` was given, by name."""
-    return dict(_kept)
+class Kept:
+    """What `keep` was given, and where cells run."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Any] = {}
+        self._names: Callable[[], dict[str, Any]] = dict  # until the rank has a namespace
+
+    def keep(self, objects: dict[str, Any]) -> None:
+        """Keep these, by name, and None no more."""
+        for name, value in objects.items():
+            if value is None:
+                self._kept.pop(name, None)
+            else:
+                self._kept[name] = value
+
+    def kept(self) -> dict[str, Any]:
+        """Return what `keep` was given, by name."""
+        return dict(self._kept)
+
+    def take_over(self, objects: dict[str, Any]) -> None:
+        """Keep, in a replacement rank, what is kept on the rank that it was cloned from."""
+        self._kept.update(objects)
+
+    def look_in(self, names: Callable[[], dict[str, Any]]) -> None:
+        """Have cells run in the namespace that `names` returns."""
+        self._names = names
+
+    def names(self) -> dict[str, Any]:
+        """Return the namespace itself, in which cells run."""
+        return self._names()
+
+    def named(self) -> dict[str, Any]:
+        """Return everything that a cell has named or kept; what was kept goes first."""
+        return {**self._kept, **{k: v for k, v in self._names().items() if k not in self._kept}}
 
 
-def take_over(objects: dict[str, Any]) -> None:
-    """Keep, in a replacement rank, what is kept on the rank that it was cloned from."""
-    _kept.update(objects)
-
-
-def look_in(names: Callable[[], dict[str, Any]]) -> None:
-    """Have cells run in the namespace that `names` returns."""
-    global _names
-    _names = names
-
-
-def names() -> dict[str, Any]:
-    """Return the namespace itself, in which cells run."""
-    return _names()
-
-
-def named() -> dict[str, Any]:
-    """Return everything that a cell has named or kept; what was kept goes first."""
-    return {**_kept, **{name: value for name, value in _names().items() if name not in _kept}}
+here = Kept()

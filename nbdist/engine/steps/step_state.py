@@ -208,7 +208,7 @@ class Boundary(Component):
             self._inside = optimizer
             # A closure may take any time; and within backward no interrupt strikes.
             if closure is None and is_main:
-                defer_interrupt.begin()
+                defer_interrupt.here.begin()
         if began_ns:
             clock.add("boundary", thread_time_ns() - began_ns + clock.hook.ns)
 
@@ -226,7 +226,7 @@ class Boundary(Component):
         if steps.cell != self._cell:
             self._first_step(optimizer, steps)
         self._record(lambda: self._take_boundary(optimizer, steps))
-        defer_interrupt.end()
+        defer_interrupt.here.end()
         if began_ns:
             clock.add("boundary", thread_time_ns() - began_ns + clock.hook.ns)
 

@@ -139,7 +139,7 @@ def describe_payload(dtype: int, size_bytes: int) -> str:
 
 def describe_place(place: int) -> str:
     """Return e.g. ", cell 7, line 5"; nothing where it is not known."""
-    told = location.describe_line(place >> 32, place & 0xFFFFFFFF)
+    told = location.here.describe_line(place >> 32, place & 0xFFFFFFFF)
     return f", {told}" if told else ""
 
 

@@ -78,4 +78,4 @@ def _line(place: location.Place | None) -> str:
     if place is None:
         return ""
     file, line = place
-    return location.describe_line(location.prompt_of(file), line)
+    return location.here.describe_line(location.here.prompt_of(file), line)

@@ -95,6 +95,7 @@ class TapState:
         self.told = 0  # those among them whose end is looked for
         self.exposed_ns = 0
         self.under_way: dict[int, Launch] = {}  # asynchronous ones, and all told; by `number`
+        self.held: deque[Launch] = deque()  # without a future, kept to ask for their end
         self.launched = 0
         self.last: Launch | None = None
         # By thread, since when (ns): the main one, and those that run its backward.
@@ -165,7 +166,6 @@ class Backward(Since):
 
 
 state = TapState()
-_held: deque[Launch] = deque()
 
 
 def reset_counts() -> None:
@@ -469,9 +469,9 @@ def _drop(number: int) -> None:
 
 def _hold(launch: Launch) -> None:
     """Keep few Works alive, for they keep their tensors: older ones go on without their end."""
-    _held.append(launch)
-    if len(_held) > MAX_HELD:
-        _held.popleft().forget()
+    state.held.append(launch)
+    if len(state.held) > MAX_HELD:
+        state.held.popleft().forget()
 
 
 def launch_of(target: Any) -> Launch | None:

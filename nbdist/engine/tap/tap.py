@@ -51,9 +51,8 @@ import torch
 from nbdist.engine.compat import torch_groups, torch_hooks, torch_sharded
 from nbdist.engine.compat.cuda_graphs import graphs
 from nbdist.engine.component import Component
-from nbdist.engine.kernel import backward_threads
+from nbdist.engine.kernel import backward_threads, location
 from nbdist.engine.kernel.cost_clock import clock
-from nbdist.engine.kernel.location import prompt_of
 from nbdist.engine.tap import collective_check, purpose
 from nbdist.engine.tap.collective import Launch
 from nbdist.engine.tap.counters import GroupCounters, book_of, counts, received, sent, tagged
@@ -236,7 +235,7 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
             prepared = announced = None
             try:
                 backend = group._get_backend(device)
-                at = 0 if place is None else prompt_of(place[0]) << 32 | place[1]
+                at = 0 if place is None else location.here.prompt_of(place[0]) << 32 | place[1]
                 if channel is not None:
                     call, alike = describe(args, size)
                     if is_cuda and book.is_split:

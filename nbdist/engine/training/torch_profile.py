@@ -281,13 +281,13 @@ class Profiler(Component):
         file = Path(asked.folder) / f"rank-{rank}.json.gz"
         cuda = torch.cuda.is_initialized()
         self.current = Profile(file, rank, asked.first, asked.last, cuda=cuda)
-        training.at_step_end("profile", self.current.step_ended)
+        training.here.at_step_end("profile", self.current.step_ended)
         self.current.begin()
 
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
         """Keep what was recorded."""
         if self.current is not None:
-            training.at_step_end("profile", None)
+            training.here.at_step_end("profile", None)
             self.current.end()
         return ()
 

@@ -16,122 +16,124 @@ from nbdist.engine.training.hooks import Hooks
 from nbdist.errors import UsageError
 from nbdist.wire import CellStart
 
-_hooks: Hooks | None = None
-_tell_log: Callable[[int, Mapping[str, float]], None] | None = None
-
-
-def install(recorder: Recorder) -> None:
-    """Put the hooks in place; their records go to `recorder`."""
-    global _hooks
-    if _hooks is None:
-        _hooks = Hooks(recorder)
-    _hooks.recorder = recorder
-    _hooks.set_enabled(True)
-
-
-def set_enabled(is_enabled: bool, *, grad_norm: bool = False) -> None:
-    """Switch the hooks on or off; off, nothing of them is left in torch.
-
-    With `grad_norm`, steps of the cells that begin from here on tell their share of the norm.
-    """
-    if _hooks is not None:
-        _hooks.grad_norm = grad_norm
-        _hooks.set_enabled(is_enabled)
-
-
-def at_step_end(name: str, callback: Callable[[int], None] | None) -> None:
-    """Call `callback` on the main thread with the number of each step that ends; None: no more.
-
-    One that raises is logged, and not called again in this cell, whose end says so.
-
-    Args:
-        name: Whose it is; each has one.
-        callback: Gets the step's number.
-    """
-    if _hooks is not None:
-        _hooks.at_step_end(name, callback)
-
-
-def at_new_optimizer(name: str, callback: Callable[[torch.optim.Optimizer], None]) -> None:
-    """Call `callback` on the main thread before an optimizer's first step in a cell.
-
-    One that raises is logged, and not called again in this cell; each name has one.
-    """
-    if _hooks is not None:
-        _hooks.on_new_optimizer[name] = callback
-
 
 class Training(Component):
-    """The steps of the cell that runs, or ran last."""
+    """The hooks that watch this rank train, and the steps of the cell that runs, or ran last."""
+
+    def __init__(self) -> None:
+        self._hooks: Hooks | None = None
+        self._tell_log: Callable[[int, Mapping[str, float]], None] | None = None
+
+    def install(self, recorder: Recorder) -> None:
+        """Put the hooks in place; their records go to `recorder`."""
+        if self._hooks is None:
+            self._hooks = Hooks(recorder)
+        self._hooks.recorder = recorder
+        self._hooks.set_enabled(True)
+
+    def set_enabled(self, is_enabled: bool, *, grad_norm: bool = False) -> None:
+        """Switch the hooks on or off; off, nothing of them is left in torch.
+
+        With `grad_norm`, steps of the cells that begin from here on tell their share of the norm.
+        """
+        if self._hooks is not None:
+            self._hooks.grad_norm = grad_norm
+            self._hooks.set_enabled(is_enabled)
+
+    def at_step_end(self, name: str, callback: Callable[[int], None] | None) -> None:
+        """Call `callback` on the main thread with the number of each step that ends; None: no more.
+
+        One that raises is logged, and not called again in this cell, whose end says so.
+
+        Args:
+            name: Whose it is; each has one.
+            callback: Gets the step's number.
+        """
+        if self._hooks is not None:
+            self._hooks.at_step_end(name, callback)
+
+    def at_new_optimizer(
+        self, name: str, callback: Callable[[torch.optim.Optimizer], None]
+    ) -> None:
+        """Call `callback` on the main thread before an optimizer's first step in a cell.
+
+        One that raises is logged, and not called again in this cell; each name has one.
+        """
+        if self._hooks is not None:
+            self._hooks.on_new_optimizer[name] = callback
 
     def cell_began(self, start: CellStart) -> None:
         """Count steps from 1 again."""
-        begin_cell()
+        self.begin_cell()
 
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
         """Complete the records of the cell's steps; return what is to be said of them."""
-        end_cell()
-        return () if _hooks is None else _hooks.notices()
+        self.end_cell()
+        return () if self._hooks is None else self._hooks.notices()
 
+    def begin_cell(self) -> None:
+        """A cell begins: steps count from 1 again."""
+        if self._hooks is not None:
+            self._hooks.begin_cell()
 
-def begin_cell() -> None:
-    """A cell begins: steps count from 1 again."""
-    if _hooks is not None:
-        _hooks.begin_cell()
+    def end_cell(self) -> int:
+        """A cell has ended, however: complete its records, return the steps it made."""
+        return 0 if self._hooks is None else self._hooks.end_cell()
 
+    def note_loss(self, loss: torch.Tensor) -> None:
+        """Take in the loss of a backward that is made in halves, of which no hook sees the root."""
+        if self._hooks is not None:
+            self._hooks.note_loss(loss)
 
-def end_cell() -> int:
-    """A cell has ended, however: complete its records, return the steps it made."""
-    return 0 if _hooks is None else _hooks.end_cell()
+    def current_step(self) -> int:
+        """Return the steps of the current or last cell. Any thread."""
+        return 0 if self._hooks is None else self._hooks.cell.step
 
+    def current_pass(self) -> tuple[Any, int]:
+        """Return the DataLoader's iterator that the cell asked last or None, and its first step."""
+        return (None, 0) if self._hooks is None else self._hooks.cell.current_pass
 
-def note_loss(loss: torch.Tensor) -> None:
-    """Take in the loss of a backward that is made in halves, of which no hook sees the root."""
-    if _hooks is not None:
-        _hooks.note_loss(loss)
+    def begun_pass(self) -> Any:
+        """Return the iterator of the newest batch that may be trained on, if the cell began it."""
+        return None if self._hooks is None else self._hooks.cell.begun_pass
 
+    def is_loading(self) -> bool:
+        """Return whether the main thread waits for a DataLoader's batch. Any thread."""
+        return self._hooks is not None and self._hooks.is_loading
 
-def current_step() -> int:
-    """Return the steps of the current or last cell. Any thread."""
-    return 0 if _hooks is None else _hooks.cell.step
+    def pace(self) -> float:
+        """Return the samples a second that this rank has worked through by itself; 0: not known."""
+        return 0.0 if self._hooks is None else self._hooks.pace()
 
+    def rest_s(self) -> float:
+        """Return the seconds of this rank's recent steps without waiting for data; 0: not known."""
+        return 0.0 if self._hooks is None else self._hooks.rest_s()
 
-def current_pass() -> tuple[Any, int]:
-    """Return the DataLoader's iterator that the cell asked last, or None, and its first step."""
-    return (None, 0) if _hooks is None else _hooks.cell.current_pass
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """Watch nothing: what is computed in it is no training. Main thread.
 
+        The step that is being made has no times of its own: their beginning is not seen any more.
+        """
+        if self._hooks is None:
+            yield
+            return
+        with self._hooks.unseen():
+            yield
 
-def begun_pass() -> Any:
-    """Return the iterator of the newest batch that may be trained on, if the cell has begun it."""
-    return None if _hooks is None else _hooks.cell.begun_pass
+    def log(self, numbers: dict[str, float]) -> None:
+        """Record numbers at the current step, and tell them where no notebook listens."""
+        if self._hooks is not None:
+            self._hooks.recorder.add("log", self._hooks.cell.step, numbers)
+        if self._tell_log is not None:
+            self._tell_log(self.current_step(), numbers)
 
+    def tell_logs(self, tell: Callable[[int, Mapping[str, float]], None]) -> None:
+        """Call `tell` with the step and the numbers of each `log`, where no notebook listens.
 
-def is_loading() -> bool:
-    """Return whether the main thread waits for a DataLoader's batch. Any thread."""
-    return _hooks is not None and _hooks.is_loading
-
-
-def pace() -> float:
-    """Return the samples a second that this rank has worked through by itself; 0: not known."""
-    return 0.0 if _hooks is None else _hooks.pace()
-
-
-def rest_s() -> float:
-    """Return the seconds of this rank's recent steps without waiting for data; 0: not known."""
-    return 0.0 if _hooks is None else _hooks.rest_s()
-
-
-@contextmanager
-def unseen() -> Iterator[None]:
-    """Watch nothing: what is computed in it is no training. Main thread.
-
-    The step that is being made has no times of its own, for their beginning is not seen any more.
-    """
-    if _hooks is None:
-        yield
-        return
-    with _hooks.unseen():
-        yield
+        The step is 0 where nothing counts them.
+        """
+        self._tell_log = tell
 
 
 def log(*unnamed: object, **values: object) -> None:
@@ -150,19 +152,7 @@ def log(*unnamed: object, **values: object) -> None:
     if unnamed or not values:
         raise UsageError("nbdist.log takes numbers by name, such as nbdist.log(accuracy=0.93).")
     numbers = {name: _number(name, value) for name, value in values.items()}
-    if _hooks is not None:
-        _hooks.recorder.add("log", _hooks.cell.step, numbers)
-    if _tell_log is not None:
-        _tell_log(current_step(), numbers)
-
-
-def tell_logs(tell: Callable[[int, Mapping[str, float]], None]) -> None:
-    """Call `tell` with the step and the numbers of each `log`, where no notebook listens.
-
-    The step is 0 where nothing counts them.
-    """
-    global _tell_log
-    _tell_log = tell
+    here.log(numbers)
 
 
 def _number(name: str, value: Any) -> float:
@@ -177,3 +167,6 @@ def _number(name: str, value: Any) -> float:
     shape = getattr(value, "shape", None)
     what = type(value).__name__ if shape is None else f"{type(value).__name__} of {tuple(shape)}"
     raise UsageError(f"nbdist.log takes numbers, and {name} is a {what}.")
+
+
+here = Training()

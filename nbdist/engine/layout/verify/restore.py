@@ -33,7 +33,7 @@ def unharmed(model: nn.Module) -> Iterator[None]:
     """
     full_tensors.settle(model)
     kept = _Kept(model)
-    with training.unseen():
+    with training.here.unseen():
         try:
             with untouched(model):
                 try:
@@ -44,11 +44,11 @@ def unharmed(model: nn.Module) -> Iterator[None]:
                 finally:
                     full_tensors.settle(model)
         finally:
-            defer_interrupt.begin(_LONGEST_S)
+            defer_interrupt.here.begin(_LONGEST_S)
             try:
                 kept.put_back()
             finally:
-                defer_interrupt.end()
+                defer_interrupt.here.end()
 
 
 class _Kept:

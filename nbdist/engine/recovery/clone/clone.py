@@ -16,7 +16,7 @@ import os
 import random
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -61,29 +61,27 @@ def _is_of_ipython(name: str) -> bool:
 _MOST_ROUNDS = 8  # each leaves out what the one before could not build; one is the rule, two happen
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    capture: Callable[[], dict[str, Any]]
-    restore: Callable[[dict[str, Any]], None]
-
-
 _PART = "nbdist."  # before the names of what is in no namespace
-_parts: dict[str, _Part] = {}
 
 
-def also(
-    name: str,
-    capture: Callable[[], dict[str, Any]],
-    restore: Callable[[dict[str, Any]], None],
-) -> None:
-    """Have something travel that is in no namespace, in the same pickle: what it shares stays so.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What travels that is in no namespace, in the same pickle: what it shares stays so.
 
-    Args:
+    Attributes:
         name: For messages, such as `steps`.
-        capture: Called on the source; returns what travels, each value by itself.
-        restore: Called on a replacement rank, with those that came whole.
+        hand_over: Called on the source; returns what travels, each value by itself.
+        take_over: Called on a replacement rank, with those that came whole.
     """
-    _parts[f"{_PART}{name}/"] = _Part(capture, restore)
+
+    name: str
+    hand_over: Callable[[], dict[str, Any]]
+    take_over: Callable[[dict[str, Any]], None]
+
+    @property
+    def prefix(self) -> str:
+        """What its names begin with on their way."""
+        return f"{_PART}{self.name}/"
 
 
 def clone_each(
@@ -92,6 +90,7 @@ def clone_each(
     namespace: dict[str, Any] | None = None,
     step: int = 0,
     parts: Iterable[tuple[int, ...]] = (),
+    beside: Sequence[Part] = (),
     arrived: Callable[[], None] = lambda: None,
 ) -> dict[str, Any] | None:
     """Give each new rank what the living rank holds that is most like it. All ranks, main threads.
@@ -101,6 +100,7 @@ def clone_each(
         namespace: As `clone`.
         step: As `clone`.
         parts: Of each model that is cut over ranks, those that hold the same part as this one.
+        beside: What travels that is in no namespace; the same on all ranks.
         arrived: Called on a new rank when all has come, and others are yet to get theirs.
 
     Returns:
@@ -119,7 +119,9 @@ def clone_each(
     chosen = sources.choose(ties, newcomers)
     # One by one: what one replacement rank cannot build another may.
     for source, newcomer in ((source, one) for source, its in chosen.items() for one in its):
-        answer = clone(source, newcomer, dead=newcomers, namespace=namespace, step=step)
+        answer = clone(
+            source, newcomer, dead=newcomers, namespace=namespace, step=step, beside=beside
+        )
         if here == newcomer:
             arrived()
             missed = _name_missed(_Place.of(namespace).namespace, ties, source)
@@ -159,7 +161,7 @@ def _name_missed(
 
 def _name_own(place: "_Place", source: int) -> list[str]:
     """Put placeholders for what only this rank's predecessor held; return what is said of it."""
-    here, client = dist.get_rank(), state.member().client
+    here, client = dist.get_rank(), state.here.member().client
     before, _ = name_record.read(client, here)
     names = name_record.missed(
         before, place.namespace, frozenset().union(*name_record.read(client, source))
@@ -178,7 +180,7 @@ def _name_own(place: "_Place", source: int) -> list[str]:
 
 def namespace() -> dict[str, Any]:
     """Return the namespace in which cells run on this rank."""
-    return keep.names()
+    return keep.here.names()
 
 
 def written_names(namespace: dict[str, Any]) -> dict[str, Any]:
@@ -200,7 +202,7 @@ def _group_names(
     told = [group_record.SurvivorReport(**json.loads(text)) for text in heard.values()]
     own: group_names.Names = {}
     if is_new:
-        own = group_record.names_before(state.member().client, dist.get_rank(), told)
+        own = group_record.names_before(state.here.member().client, dist.get_rank(), told)
     return [one.names for one in told], own
 
 
@@ -225,6 +227,7 @@ def clone(
     dead: Iterable[int] = (),
     namespace: dict[str, Any] | None = None,
     step: int = 0,
+    beside: Sequence[Part] = (),
 ) -> dict[str, Any]:
     """Give a replacement rank what `source` holds. All ranks at once, main threads.
 
@@ -234,6 +237,7 @@ def clone(
         dead: All ranks whose processes are new; this one alone by itself.
         namespace: Where cells run on this rank; that of the rank's kernel by itself.
         step: Optimizer steps made so far: replacement ranks derive their random state from it.
+        beside: As `clone_each`.
 
     Returns:
         On every rank `source`, `names` (that came), `placeholders` (names and why these did not
@@ -248,9 +252,9 @@ def clone(
     here = dist.get_rank()
     place = _Place.of(namespace)
     if here == source:
-        answer = _give(place, newcomer, step)
+        answer = _give(place, newcomer, step, beside)
     elif here == newcomer:
-        answer = _take(place, source, here)
+        answer = _take(place, source, here, beside)
     else:
         answer = P2PTransfer(source).receive()
     if here != newcomer:  # what has come there is whole
@@ -271,7 +275,7 @@ class _Place:
     def of(cls, namespace: dict[str, Any] | None) -> "_Place":
         anchors = {**torch_rebuild.anchors(), "__main__": sys.modules.get("__main__")}
         if namespace is None:
-            namespace, shell = keep.names(), get_ipython()
+            namespace, shell = keep.here.names(), get_ipython()
             assert shell is not None, "only a rank's own namespace is cloned in place"
             anchors |= {"IPython's shell": shell, "the cells' module": shell.user_module}
         return cls(namespace, {**anchors, "namespace": namespace})
@@ -298,11 +302,11 @@ class _Place:
 # ---- The source ------------------------------------------------------------------------------
 
 
-def _give(place: _Place, newcomer: int, step: int) -> dict[str, Any]:
+def _give(place: _Place, newcomer: int, step: int, beside: Sequence[Part]) -> dict[str, Any]:
     channel = P2PTransfer(newcomer)
     sent = place.names()
-    for name, part in _parts.items():
-        sent |= {f"{name}{key}": value for key, value in part.capture().items()}
+    for part in beside:
+        sent |= {f"{part.prefix}{key}": value for key, value in part.hand_over().items()}
     anchors = place.keys()
     refused, excluded = dict[int, str](), dict[str, str]()
     for attempt in range(_MOST_ROUNDS):
@@ -387,17 +391,16 @@ def _say_inexact(newcomer: int) -> list[str]:
 # ---- A new rank ------------------------------------------------------------------------------
 
 
-def _take(place: _Place, source: int, here: int) -> dict[str, Any]:
+def _take(place: _Place, source: int, here: int, beside: Sequence[Part]) -> dict[str, Any]:
     channel = P2PTransfer(source)
     values = _load_from(channel, place)
     answer: dict[str, Any] = channel.receive()
-    for name, part in _parts.items():
-        came = {
-            key.removeprefix(name): values.pop(key) for key in [*values] if key.startswith(name)
-        }
-        part.restore({k: value for k, value in came.items() if type(value) is not Placeholder})
+    for part in beside:
+        mine = [key for key in values if key.startswith(part.prefix)]
+        came = {key.removeprefix(part.prefix): values.pop(key) for key in mine}
+        part.take_over({k: value for k, value in came.items() if type(value) is not Placeholder})
     place.namespace.update(values)
-    ddp_hook_state.snapshot()  # the source's hooks stand at a boundary
+    ddp_hook_state.here.snapshot()  # the source's hooks stand at a boundary
     seed_anew({**answer["random"], "rank": here})
     return answer
 
@@ -453,7 +456,7 @@ def _refuse_lost(place: _Place, answer: Mapping[str, Any], source: int, newcomer
 
     def is_gone(module: nn.Module) -> bool:
         held = newcomer in torch_rebuild.holders(module)
-        return held and not shards.comes_whole(module, source, newcomer)
+        return held and not shards.here.comes_whole(module, source, newcomer)
 
     models: dict[nn.Module, str] = {}
     roots = [module for module, _ in torch_sharded.live_fsdp2_roots()]
@@ -471,4 +474,4 @@ def _refuse_lost(place: _Place, answer: Mapping[str, Any], source: int, newcomer
             why="each rank held a part of its parameters, and that process died",
             do="build it again in a cell, or restore a checkpoint",
         )
-        disabled.refuse(module, error)
+        disabled.here.refuse(module, error)

@@ -23,41 +23,42 @@ _STAGED = "it is cut into stages, and those of this rank died with it"
 _OF_A_STAGE = "it belongs to a stage of a pipeline, and that of this rank died with it"
 _CUT_STATES = "each rank holds a part of its states, and this rank's died with it"
 
-# By new rank, the tensors and modules whose contents it gets from a peer's memory.
-_expected: dict[int, tuple[set[int], list[Any]]] = {}
 
+class Expected:
+    """By new rank, the tensors and modules whose contents it gets from a peer's memory."""
 
-def expect(newcomer: int, objects: Iterable[Any]) -> None:
-    """Have these objects travel to a new rank without the contents of what is cut."""
-    ids, held = _expected.setdefault(newcomer, (set(), []))
-    for one in objects:
-        ids.add(id(one))
-        held.append(one)  # an `id` is its own as long as the object lives
+    def __init__(self) -> None:
+        self._expected: dict[int, tuple[set[int], list[Any]]] = {}
 
+    def expect(self, newcomer: int, objects: Iterable[Any]) -> None:
+        """Have these objects travel to a new rank without the contents of what is cut."""
+        ids, held = self._expected.setdefault(newcomer, (set(), []))
+        for one in objects:
+            ids.add(id(one))
+            held.append(one)  # an `id` is its own as long as the object lives
 
-def expect_nothing() -> None:
-    """Forget what `expect` was told: the recovery is over."""
-    _expected.clear()
+    def expect_nothing(self) -> None:
+        """Forget what `expect` was told: the recovery is over."""
+        self._expected.clear()
 
+    def is_expected(self, newcomer: int, value: object) -> bool:
+        """Return whether a new rank gets the contents of `value` from a peer."""
+        return newcomer in self._expected and id(value) in self._expected[newcomer][0]
 
-def _is_expected(newcomer: int, value: object) -> bool:
-    return newcomer in _expected and id(value) in _expected[newcomer][0]
+    def comes_whole(self, module: nn.Module, source: int, newcomer: int) -> bool:
+        """Return whether a new rank gets its own part of a module, from its source or from a peer.
 
-
-def comes_whole(module: nn.Module, source: int, newcomer: int) -> bool:
-    """Return whether a new rank gets its own part of a module, from its source or from a peer.
-
-    Args:
-        module: On this rank.
-        source: The rank that the new one is cloned from.
-        newcomer: A rank that held a part of it.
-    """
-    if _is_expected(newcomer, module):
-        return True
-    if torch_rebuild.is_staged(module):
-        return source in torch_pipeline.copies_of(module, newcomer)
-    cut = [p for p in module.parameters() if torch_shards.is_cut(p)]
-    return source in torch_shards.common_copies(cut, newcomer)
+        Args:
+            module: On this rank.
+            source: The rank that the new one is cloned from.
+            newcomer: A rank that held a part of it.
+        """
+        if self.is_expected(newcomer, module):
+            return True
+        if torch_rebuild.is_staged(module):
+            return source in torch_pipeline.copies_of(module, newcomer)
+        cut = [p for p in module.parameters() if torch_shards.is_cut(p)]
+        return source in torch_shards.common_copies(cut, newcomer)
 
 
 class Shards:
@@ -88,7 +89,7 @@ class Shards:
             self._check_module(value)
         elif isinstance(value, torch.optim.Optimizer):
             if torch_rebuild.is_sharded_optimizer(value):
-                if not _is_expected(self._newcomer, value):
+                if not here.is_expected(self._newcomer, value):
                     raise LostState(_CUT_STATES)
                 return torch_rebuild_zero.reduce(value)
         elif type(value) is torch_shards.spec_type():
@@ -97,7 +98,7 @@ class Shards:
 
     def _reduce_cut(self, tensor: torch.Tensor) -> tuple[Any, ...]:
         is_same = self._newcomer in torch_shards.copies(tensor, self._source)
-        if not is_same and not _is_expected(self._newcomer, tensor):
+        if not is_same and not here.is_expected(self._newcomer, tensor):
             raise LostState(_CUT)
         function, args = torch_shards.reduce_part(tensor, with_contents=is_same)
         state = torch_rebuild.attributes_of(tensor)
@@ -106,14 +107,17 @@ class Shards:
     def _check_module(self, module: nn.Module) -> None:
         if torch_rebuild.is_fsdp1(module):
             raise LostState(_CUT)
-        if torch_rebuild.is_staged(module) and not comes_whole(
+        if torch_rebuild.is_staged(module) and not here.comes_whole(
             module, self._source, self._newcomer
         ):
             raise LostState(_STAGED)
 
     def _is_of_same_stage(self, tensor: torch.Tensor) -> bool:
         return all(
-            comes_whole(model, self._source, self._newcomer)
+            here.comes_whole(model, self._source, self._newcomer)
             for model in torch_pipeline.laid_models()
             if any(tensor is parameter for parameter in model.parameters())
         )
+
+
+here = Expected()

@@ -111,7 +111,7 @@ def _model(ddp: DistributedDataParallel, names: Mapping[str, Any]) -> Model:
     inner = module.module if isinstance(module, DistributedDataParallel) else module
     called = tuple(name for name, value in names.items() if value is module or value is inner)
     kind = torch_sharded.plain_name(inner)
-    return Model(identity.of(ddp), kind, torch_groups.ranks_of(ddp.process_group), called)
+    return Model(identity.here.of(ddp), kind, torch_groups.ranks_of(ddp.process_group), called)
 
 
 def _ties(told: Mapping[str, Any]) -> Ties:

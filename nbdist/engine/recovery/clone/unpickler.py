@@ -45,8 +45,28 @@ class _Loading:
     serial: int = -1  # of the object that is being filled
 
 
-_loading: _Loading | None = None
 _NOT_HERE = "this process has none"
+
+
+class _Loads:
+    """The `load` under way, of which functions that pickles name need to know."""
+
+    def __init__(self) -> None:
+        self._loading: _Loading | None = None
+
+    @contextlib.contextmanager
+    def began(self, user_globals: dict[str, Any]) -> Iterator[_Loading]:
+        """Be within a `load`, one at a time."""
+        self._loading = now = _Loading(user_globals)
+        try:
+            yield now
+        finally:
+            self._loading = None
+
+    def now(self) -> _Loading:
+        """Return the one under way."""
+        assert self._loading is not None, "only `load` calls these functions"
+        return self._loading
 
 
 def load(
@@ -67,9 +87,7 @@ def load(
         anchors: By the key given to `dump`, what this side has itself.
         user_globals: The globals of functions that were made in cells.
     """
-    global _loading
-    _loading = here = _Loading(user_globals)
-    try:
+    with here.began(user_globals) as loading:
         unpickler = _Unpickler(streams, buffers, anchors)
         values, missing = {}, dict[str, str]()
         for name in names:
@@ -77,18 +95,16 @@ def load(
             if unpickler.missing:
                 missing[name] = f"{', '.join(unpickler.missing)}: {_NOT_HERE}"
                 unpickler.missing.clear()
-        for _, serial, finish in sorted(here.later, key=lambda entry: entry[0]):
+        for _, serial, finish in sorted(loading.later, key=lambda entry: entry[0]):
             with _noted(serial):
                 finish()
-    finally:
-        _loading = None
-    return Loaded(values, here.failures, missing)
+    return Loaded(values, loading.failures, missing)
 
 
 def afterwards(finish: Callable[[], None], order: int = 0) -> None:
     """Have `finish` called when all names are loaded, by rising order. For setters of recipes."""
-    here = _now()
-    here.later.append((order, here.serial, finish))
+    loading = here.now()
+    loading.later.append((order, loading.serial, finish))
 
 
 class _Unpickler(pickle.Unpickler):
@@ -118,11 +134,6 @@ class _Unpickler(pickle.Unpickler):
             return Placeholder(f"{module}.{name}", named(error))
 
 
-def _now() -> _Loading:
-    assert _loading is not None, "only `load` calls these functions"
-    return _loading
-
-
 @contextlib.contextmanager
 def _noted(serial: int) -> Iterator[None]:
     """Note what raises, as a failure of this object."""
@@ -131,12 +142,12 @@ def _noted(serial: int) -> Iterator[None]:
     except Exception as error:
         why = error.why if isinstance(error, PlaceholderError) else ""
         why = why or first_line(named(error))
-        _now().failures.append(UnpickleFailure(serial, why))
+        here.now().failures.append(UnpickleFailure(serial, why))
 
 
 def make(serial: int, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """Return a new object, yet without its contents; a placeholder where that raises."""
-    _now().serial = serial
+    here.now().serial = serial
     with _noted(serial):
         try:
             return function(*args)
@@ -153,7 +164,7 @@ def fill(value: Any, contents: tuple[Any, ...]) -> None:
     serial, state, set_state, items, pairs = contents
     if type(value) is Placeholder:
         return
-    _now().serial = serial
+    here.now().serial = serial
     with _noted(serial):
         if items:
             extend = getattr(value, "extend", None)
@@ -189,7 +200,7 @@ def make_function(
 ) -> types.FunctionType:
     """Return a new function; `module` None stands for the namespace that cells run in."""
     if module is None:
-        globals_ = _now().user_globals
+        globals_ = here.now().user_globals
     else:
         __import__(module)
         globals_ = vars(sys.modules[module])
@@ -205,3 +216,6 @@ def fill_function(function: types.FunctionType, state: tuple[Any, ...]) -> None:
     for cell, content in zip(function.__closure__ or (), contents, strict=True):
         if content:
             cell.cell_contents = content[0]
+
+
+here = _Loads()

@@ -16,75 +16,75 @@ from nbdist.engine.steps import defer_interrupt
 def on_a_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The main thread takes interrupts as a rank's does, and afterwards as before."""
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(interrupts, "_wanted", None)
-    interrupts.end()
+    monkeypatch.setattr(interrupts.here, "_wanted", None)
+    interrupts.here.end()
     yield
-    interrupts.end()
+    interrupts.here.end()
     signal.signal(signal.SIGINT, before)
 
 
 def test_a_message_that_runs_is_interrupted() -> None:
-    interrupts.begin("this")
+    interrupts.here.begin("this")
     with pytest.raises(KeyboardInterrupt):
-        interrupts.order("this")
+        interrupts.here.order("this")
 
 
 def test_a_message_that_was_to_stop_before_it_began_stops_at_once() -> None:
-    assert not interrupts.order("this")
+    assert not interrupts.here.order("this")
     with pytest.raises(KeyboardInterrupt):
-        interrupts.begin("this")
+        interrupts.here.begin("this")
 
 
 def test_what_comes_when_a_message_is_over_strikes_none_that_follows() -> None:
-    interrupts.begin("this")
-    interrupts.end()
-    assert not interrupts.order("this")
-    interrupts.begin("next")
-    assert not interrupts.order("this")
-    assert interrupts.running == "next"
+    interrupts.here.begin("this")
+    interrupts.here.end()
+    assert not interrupts.here.order("this")
+    interrupts.here.begin("next")
+    assert not interrupts.here.order("this")
+    assert interrupts.here.running == "next"
 
 
 def test_one_that_the_program_has_blocked_ends_with_its_message() -> None:
-    interrupts.begin("this")
+    interrupts.here.begin("this")
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    assert interrupts.order("this")
-    interrupts.end()
-    interrupts.begin("next")
+    assert interrupts.here.order("this")
+    interrupts.here.end()
+    interrupts.here.begin("next")
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    assert interrupts.running == "next"
+    assert interrupts.here.running == "next"
 
 
 def test_a_signal_that_names_nothing_is_dropped_between_messages() -> None:
-    interrupts.begin("this")
-    interrupts.end()
+    interrupts.here.begin("this")
+    interrupts.here.end()
     signal.raise_signal(signal.SIGINT)
-    interrupts.begin("next")
+    interrupts.here.begin("next")
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
 
 
 def test_a_message_does_not_end_while_it_is_being_interrupted() -> None:
-    interrupts.begin("this")
+    interrupts.here.begin("this")
     seen: list[str | None] = []
     is_held = threading.Event()
 
     def hold() -> None:
-        with interrupts.while_it_runs("this"):
+        with interrupts.here.while_it_runs("this"):
             is_held.set()
             ending.wait()
-            seen.append(interrupts.running)
+            seen.append(interrupts.here.running)
 
     ending = threading.Event()
     holder = threading.Thread(target=hold)
     holder.start()
     is_held.wait()
-    lock, interrupts._lock = interrupts._lock, _Announced(interrupts._lock, ending)  # type: ignore[assignment]
-    interrupts.end()
-    interrupts._lock = lock
+    lock, interrupts.here._lock = interrupts.here._lock, _Announced(interrupts.here._lock, ending)  # type: ignore[assignment]
+    interrupts.here.end()
+    interrupts.here._lock = lock
     holder.join()
 
     assert seen == ["this"]
-    assert interrupts.running is None
+    assert interrupts.here.running is None
 
 
 def test_an_interrupt_that_waits_for_a_step_strikes_no_message_that_follows(
@@ -92,7 +92,7 @@ def test_an_interrupt_that_waits_for_a_step_strikes_no_message_that_follows(
 ) -> None:
     struck: list[tuple[str | None, bool]] = []
     next_began, has_struck = threading.Event(), threading.Event()
-    strike = interrupts.strike
+    strike = interrupts.here.strike
 
     def strike_late(message: str | None) -> bool:
         next_began.wait()
@@ -100,13 +100,13 @@ def test_an_interrupt_that_waits_for_a_step_strikes_no_message_that_follows(
         has_struck.set()
         return struck[-1][1]
 
-    monkeypatch.setattr(interrupts, "strike", strike_late)
-    interrupts.begin("this")
-    defer_interrupt.begin()
+    monkeypatch.setattr(interrupts.here, "strike", strike_late)
+    interrupts.here.begin("this")
+    defer_interrupt.here.begin()
     signal.raise_signal(signal.SIGINT)
-    defer_interrupt.end()
-    interrupts.end()
-    interrupts.begin("next")
+    defer_interrupt.here.end()
+    interrupts.here.end()
+    interrupts.here.begin("next")
     next_began.set()
     has_struck.wait()
 
@@ -115,7 +115,7 @@ def test_an_interrupt_that_waits_for_a_step_strikes_no_message_that_follows(
 
 def test_only_commands_of_the_message_that_is_named_are_interrupted() -> None:
     with subprocess.Popen(["sleep", "600"]) as command:
-        interrupts.begin("next")
+        interrupts.here.begin("next")
         assert cleanup.interrupt_children("this") == 0
         assert command.poll() is None
         assert cleanup.interrupt_children("next") == 1
@@ -157,3 +157,17 @@ def test_a_worker_says_nothing_of_a_loop_that_no_longer_reads(
     trace = caught.tb.tb_next  # it begins where it was caught
     hook(caught.type, caught.value, trace)
     assert told == [error] * is_told
+
+
+def test_an_interrupt_of_a_step_strikes_when_the_step_is_whole() -> None:
+    held = defer_interrupt.HeldInterrupts()
+
+    def end_step() -> None:
+        held.end()
+        threading.Event().wait(60)
+
+    interrupts.here.begin("this")
+    held.begin(longest_s=60)
+    signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        end_step()

@@ -17,9 +17,9 @@ def run_as_cell(code: str, **names: Any) -> dict[str, Any]:
 
 
 def test_a_cells_file_leads_to_the_prompt_it_came_from() -> None:
-    location.name_cell(CELL, 7)
-    assert location.prompt_of(CELL) == 7
-    assert location.prompt_of("/home/me/train.py") == 0
+    location.here.name_cell(CELL, 7)
+    assert location.here.prompt_of(CELL) == 7
+    assert location.here.prompt_of("/home/me/train.py") == 0
 
 
 def test_the_place_is_the_innermost_line_of_a_cell() -> None:
@@ -30,23 +30,25 @@ def test_the_place_is_the_innermost_line_of_a_cell() -> None:
 
 
 def _look() -> location.Place | None:
-    return location.cell_place(inspect.currentframe())
+    return location.here.cell_place(inspect.currentframe())
 
 
 def test_the_main_thread_is_somewhere_only_in_a_cell() -> None:
-    assert location.main_thread() is None
+    assert location.here.main_thread() is None
 
 
 def test_the_main_threads_place_names_the_innermost_function_that_is_not_ours() -> None:
-    names = run_as_cell("def load():\n    return look()\nfound = load()", look=location.main_thread)
+    names = run_as_cell(
+        "def load():\n    return look()\nfound = load()", look=location.here.main_thread
+    )
     assert names["found"] == {"file_line": f"{CELL}:2", "line": 2, "function": "load"}
-    names = run_as_cell("found = look()", look=location.main_thread)
+    names = run_as_cell("found = look()", look=location.here.main_thread)
     assert names["found"] == {"file_line": f"{CELL}:1", "line": 1, "function": ""}
 
 
 def test_a_function_in_a_folder_called_as_ours_is_the_users_own() -> None:
     file = "/home/me/nbdist/engine/train.py"
-    names: dict[str, Any] = {"look": location.main_thread}
+    names: dict[str, Any] = {"look": location.here.main_thread}
     exec(compile("def load():\n    return look()", file, "exec"), names)
     found = run_as_cell("found = load()", load=names["load"])["found"]
     assert found == {"file_line": f"{CELL}:1", "line": 1, "function": "load"}

@@ -26,7 +26,7 @@ def heard(heading: str) -> str:
 
 
 def test_an_error_within_nbdist_is_at_the_line_of_the_cell_that_called_it() -> None:
-    location.name_cell(CELL, 7)
+    location.here.name_cell(CELL, 7)
     trace = raised_in("x = 1\n\nparse('tp=3', 2)", CELL, parse=parse)
 
     assert heard(tracebacks.place_of(trace)) == "cell 7, line 3"

@@ -48,7 +48,7 @@ def test_a_script_whose_layout_needs_other_ranks_is_started_with_them_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.argv", ["/home/ada/train.py"])
-    monkeypatch.setattr(standalone, "_ranks_on_host", 2)
+    monkeypatch.setattr(standalone.here, "ranks_on_host", 2)
     assert standalone._on_other_ranks(4, 2, "fill one in") == (
         "torchrun --nproc-per-node 4 train.py    (or fill one in)"
     )

@@ -12,22 +12,22 @@ def test_a_refused_module_raises_before_its_other_hooks_run_until_it_is_allowed_
     model, ran = torch.nn.Linear(2, 2), []
     model.register_forward_pre_hook(lambda *_: ran.append("hook"))
 
-    disabled.refuse(model, ClusterError("the shards of `model` are lost", do="build it again"))
+    disabled.here.refuse(model, ClusterError("the shards of `model` are lost", do="build it again"))
 
     for _ in range(2):
         with pytest.raises(ClusterError, match="shards of `model`"):
             model(torch.ones(1, 2))
     assert ran == []
-    assert [module for module, _ in disabled.refused()] == [model]
-    disabled.allow(model)
-    disabled.allow(model)
+    assert [module for module, _ in disabled.here.refused()] == [model]
+    disabled.here.allow(model)
+    disabled.here.allow(model)
     model(torch.ones(1, 2))
-    assert (ran, disabled.refused()) == (["hook"], [])
+    assert (ran, disabled.here.refused()) == (["hook"], [])
 
 
 def test_the_first_refusal_stays() -> None:
     model = torch.nn.Linear(2, 2)
-    disabled.refuse(model, ClusterError("first"))
-    disabled.refuse(model, ClusterError("second"))
+    disabled.here.refuse(model, ClusterError("first"))
+    disabled.here.refuse(model, ClusterError("second"))
 
-    assert [str(error) for module, error in disabled.refused() if module is model] == ["first"]
+    assert [str(error) for module, error in disabled.here.refused() if module is model] == ["first"]

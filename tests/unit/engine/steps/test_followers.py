@@ -40,7 +40,7 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Training:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     names: dict[str, Any] = {"model": model, "opt": optimizer}
-    monkeypatch.setattr(keep, "_names", lambda: names)
+    monkeypatch.setattr(keep.here, "_names", lambda: names)
     return model, optimizer, names
 
 

@@ -239,7 +239,7 @@ class ScheduleRunner:
         loss = _plain(work.loss_fn(output, work.targets[number]))
         work.losses.append(loss.detach())
         if torch.is_grad_enabled() and stages.makes_halves(self.plan.policy.schedule):
-            training.note_loss(loss.detach())
+            training.here.note_loss(loss.detach())
         scaled: torch.Tensor = _Scaled.apply(loss.reshape(1), work.scale)  # type: ignore[no-untyped-call]
         return scaled
 
