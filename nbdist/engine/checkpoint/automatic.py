@@ -128,7 +128,7 @@ class Automatic(Component):
     def install(self) -> None:
         """Be called at each boundary and before each loop. Once a process."""
         step_state.here().then(self._at_boundary)
-        position.before_passes(self._before_pass)
+        position.here.before_pass = self._before_pass
         sync_state.keep_shapes(save.here.has_saved)
 
     def cell_began(self, start: CellStart) -> None:

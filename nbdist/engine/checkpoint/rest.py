@@ -49,7 +49,7 @@ _OF_THE_DEVICE = frozenset({"foreach", "fused", "capturable", "differentiable"})
 
 def moment(training: Training) -> Facts:
     """Return what the next batch moves: this rank's random numbers, and where loaders stand."""
-    newest = position.newest()
+    newest = position.here.newest()
     mark = step_state.here().random_numbers()
     return {
         "random": (mark.rng, mark.cuda_rng, tuple(random_states.told(mark.plain_rng))),
@@ -453,6 +453,6 @@ def _put_loaders(
         if (one := chosen[number]) is not None:
             one.resume(states[number], mark, plan)
         elif not is_part:
-            position.resume_later(states[number], mark, plan)
+            position.here.resume_later(states[number], mark, plan)
     resume.here.stay_where_restored(reversed(restored))
     return [one for one in training.loaders if any(one is other for other in chosen)]

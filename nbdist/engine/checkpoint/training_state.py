@@ -254,7 +254,7 @@ def _find(among: Collection[Optimizer] | None) -> Training:
         optimizers,
         _followers(models, optimizers),
         {n: v for n, v in keep.kept().items() if not isinstance(v, nn.Module | Optimizer)},
-        position.in_order(),
+        position.here.in_order(),
         names,
         _called([model.module for model in models], optimizers),
     )

@@ -150,7 +150,7 @@ def coverage() -> Coverage:
         UsageError: This process is no rank.
     """
     side.require_rank("nbdist.coverage")
-    living = {one.account.loader: one for one in position.in_order()}
+    living = {one.account.loader: one for one in position.here.in_order()}
     is_group = dist.is_available() and dist.is_initialized()
     entries, about = _together(journal.here().entries(), _named(), is_group=is_group)
     if not is_group and not entries:

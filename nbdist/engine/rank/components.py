@@ -11,7 +11,7 @@ from nbdist.engine.checkpoint import automatic, save
 from nbdist.engine.checks.checks import RankChecks
 from nbdist.engine.compat.torch_dist import Functions
 from nbdist.engine.component import Component, EndedCell
-from nbdist.engine.data import resume
+from nbdist.engine.data import position, resume, weighting
 from nbdist.engine.group import group_record, meeting
 from nbdist.engine.group.link_stats import LinkStats
 from nbdist.engine.kernel import chaos
@@ -40,6 +40,8 @@ def of_rank(
         parallelize.here,
         Averaging(),
         Snapshots(),
+        position.here,
+        weighting.here,
         resume.here,
         step_state.here(),
         links,
@@ -58,7 +60,15 @@ def of_rank(
 
 def of_script() -> tuple[Component, ...]:
     """Return the components of a script that torchrun has started: it is one cell."""
-    return (save.here, Averaging(), resume.here, step_state.here(), Training())
+    return (
+        save.here,
+        Averaging(),
+        position.here,
+        weighting.here,
+        resume.here,
+        step_state.here(),
+        Training(),
+    )
 
 
 def begin(components: Sequence[Component], start: CellStart) -> None:
