@@ -168,7 +168,7 @@ def _named() -> dict[int, dict[str, Any]]:
     for name, value in keep.named().items():
         if isinstance(value, Loader) and not name.startswith("_"):
             names.setdefault(value._standing.account.loader, name)
-    return {key: {**told, "name": names.get(key, "")} for key, told in account.about().items()}
+    return {key: {**told, "name": names.get(key, "")} for key, told in account.here.about.items()}
 
 
 def _together(

@@ -275,7 +275,7 @@ def _begin(here: ThisRank, records: str | os.PathLike[str] | None) -> None:
     _kept.append(journals := tempfile.TemporaryDirectory(prefix="nbdist-"))
     (folder := Path(journals.name, "journal")).mkdir()  # of the same name on all ranks
     token = os.environ.get("TORCHELASTIC_RUN_ID", "") + os.environ["MASTER_PORT"]
-    account.keep_in(folder, token, here.rank, here.world_size, is_first=True)
+    account.here.keep_in(folder, token, here.rank, here.world_size, is_first=True)
     if records is not None:
         recorder = _recorder(here.rank, Path(records))
         training.install(recorder)
