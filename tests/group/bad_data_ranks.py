@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from nbdist.engine.compat.torch_loaders import Made, Told
 from nbdist.engine.component import EndedCell
-from nbdist.engine.data import loaders, position
+from nbdist.engine.data import position, services
 from nbdist.engine.data.coverage import coverage
 from nbdist.engine.data.make import loader
 from nbdist.engine.training import training
@@ -239,7 +239,7 @@ def records(workers: int) -> list[tuple[str, dict[str, float]]]:
     allow_workers()
     kept: Any = Kept()
     training.install(kept)
-    loaders.tell_to(lambda facts: kept.add("loader", 0, facts))
+    services.here.tell_loop = lambda facts: kept.add("loader", 0, facts)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     training.begin_cell()

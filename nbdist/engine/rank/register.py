@@ -14,8 +14,7 @@ from nbdist import wire
 from nbdist.engine.checkpoint import automatic
 from nbdist.engine.checks import begun_anew, first_weights, model_facts
 from nbdist.engine.checks.checks import RankChecks
-from nbdist.engine.data import loaders, probe, resume, shards
-from nbdist.engine.data.sources import tars
+from nbdist.engine.data import resume, services
 from nbdist.engine.group import link_stats
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.layout import layout, parallelize, publish, wrapped
@@ -43,8 +42,7 @@ def register() -> None:
     unused.install()
     unseen.install()
     zero1.install()
-    shards.shard_as(layout.data_shard)
-    shards.pace_as(training.pace)
+    services.here.layout_shard, services.here.pace = layout.data_shard, training.pace
     resume.here.install()
     automatic.here.install()
 
@@ -64,14 +62,14 @@ def connect(program: "Program", device: torch.device) -> None:
         lambda told: _tell_published(program, told),
         lambda: program.tracks,
     )
-    tars.note_in(Path(program.logs).parent.parent / "indexes")
+    services.here.indexes = Path(program.logs).parent.parent / "indexes"
     wrapped.look_on()
     first_weights.look_on()
     training.at_new_optimizer("trained", lambda optimizer: model_facts.tell(recorder, optimizer))
     training.at_new_optimizer("going on", lambda _: tell_going_on(recorder))
     training.at_new_optimizer("begun anew", _tell_begun_anew)
-    loaders.tell_to(lambda facts: recorder.add("loader", training.current_step(), facts))
-    probe.rest_as(training.rest_s)
+    services.here.tell_loop = lambda facts: recorder.add("loader", training.current_step(), facts)
+    services.here.rest_s = training.rest_s
     checks = RankChecks(recorder.add)
     training.at_new_optimizer("checks", checks.optimizer_begins)
     training.at_step_end("checks", checks.step_ended)
