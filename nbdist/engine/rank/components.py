@@ -6,7 +6,7 @@ ends: what stands later has ended when one is called, as contexts within each ot
 
 from collections.abc import Iterable, Sequence
 
-from nbdist.engine.averaging.async_sgd import Averaging
+from nbdist.engine.averaging import async_sgd
 from nbdist.engine.checkpoint import automatic, save
 from nbdist.engine.checks.checks import RankChecks
 from nbdist.engine.compat.torch_dist import Functions
@@ -38,7 +38,7 @@ def of_rank(
         save.here,
         automatic.here,
         parallelize.here,
-        Averaging(),
+        async_sgd.here,
         Snapshots(),
         position.here,
         weighting.here,
@@ -62,7 +62,7 @@ def of_script() -> tuple[Component, ...]:
     """Return the components of a script that torchrun has started: it is one cell."""
     return (
         save.here,
-        Averaging(),
+        async_sgd.here,
         position.here,
         weighting.here,
         resume.here,

@@ -122,7 +122,7 @@ def settle(
                 cloned["random"]["is_own"] = True
             _draw_alike(newcomers, decisions, cloned)
             small_values.give_back(newcomers, cloned, clone.namespace)
-        async_sgd.begin_anew()
+        async_sgd.here.begin_anew()
         # What was sent in between is no cell's.
         tap.reset_counts()
         return {

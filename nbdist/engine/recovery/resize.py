@@ -45,7 +45,7 @@ def leave(user_ns: Mapping[str, Any]) -> dict[str, Any]:
         a part.
     """
     stale = _stale_modules()
-    serving.stop()
+    serving.here.stop()
     named = _name_stale(user_ns, {id(module) for module in stale})
     models = {name: user_ns[name] for name in named if isinstance(user_ns[name], nn.Module)}
     parts = {id(module) for module in torch_sharded.live_sharded()}
