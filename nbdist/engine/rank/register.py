@@ -56,8 +56,8 @@ def connect(program: "Program", device: torch.device) -> None:
     training.set_enabled(options.hooks, grad_norm=options.grad_norm)
     recovery.install()
     keep.look_in(lambda: program.kernel.shell.user_ns)
-    parallelize.tell_facts_to(recorder.fact)
-    publish.send_to(
+    parallelize.here.tell = recorder.fact
+    publish.here.place = publish.Place(
         Path(program.logs).parent.parent / "models",
         lambda told: _tell_published(program, told),
         lambda: program.tracks,

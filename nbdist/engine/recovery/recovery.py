@@ -50,7 +50,7 @@ def install() -> None:
     clone.also("steps", step_state.here().hand_over, step_state.here().take_over)
     clone.also("loaders", resume.here.hand_over, resume.here.take_over)
     clone.also("kept", keep.kept, keep.take_over)
-    clone.also("meshes", device_mesh.hand_over, device_mesh.take_over)
+    clone.also("meshes", device_mesh.here.hand_over, device_mesh.here.take_over)
     clone.also("accelerate", third_parties.shared_states, lambda _: None)  # they fill themselves
 
 
