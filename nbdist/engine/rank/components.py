@@ -7,7 +7,7 @@ ends: what stands later has ended when one is called, as contexts within each ot
 from collections.abc import Iterable, Sequence
 
 from nbdist.engine.averaging import async_sgd
-from nbdist.engine.checkpoint import automatic, save
+from nbdist.engine.checkpoint import automatic, save, steady
 from nbdist.engine.checks.checks import RankChecks
 from nbdist.engine.compat.torch_dist import Functions
 from nbdist.engine.component import Component, EndedCell
@@ -35,6 +35,7 @@ def of_rank(
     return (
         SmallValues(),
         group_record.here,
+        steady.here,
         save.here,
         automatic.here,
         parallelize.here,
@@ -61,6 +62,7 @@ def of_rank(
 def of_script() -> tuple[Component, ...]:
     """Return the components of a script that torchrun has started: it is one cell."""
     return (
+        steady.here,
         save.here,
         async_sgd.here,
         position.here,
