@@ -290,7 +290,7 @@ class Averaging(Component):
 
 
 def _live() -> list[AsyncSGD]:
-    return [o for o in torch_live.live(Optimizer) if isinstance(o, AsyncSGD)]
+    return [o for o in torch_live.here.live(Optimizer) if isinstance(o, AsyncSGD)]
 
 
 def _cell() -> int:

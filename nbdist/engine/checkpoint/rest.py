@@ -254,7 +254,7 @@ def _matched(
 def _made(one: Any) -> int:
     """Return when a scheduler or scaler was made."""
     kinds = (LRScheduler, torch.amp.GradScaler)
-    return max((torch_live.number_of(k, one) for k in kinds if isinstance(one, k)), default=0)
+    return max((torch_live.here.number_of(k, one) for k in kinds if isinstance(one, k)), default=0)
 
 
 def _is_cut(state: Any) -> bool:

@@ -49,12 +49,12 @@ def _broken() -> list[str]:
 
 def remember_ddp(module: DistributedDataParallel) -> None:
     """Count in a DDP that was made past its constructor."""
-    torch_live.remember(DistributedDataParallel, module)
+    torch_live.here.remember(DistributedDataParallel, module)
 
 
 def live_ddps() -> list[DistributedDataParallel]:
     """Return the DDP modules that are still alive, also those that `replicate` makes."""
-    return torch_live.live(DistributedDataParallel)
+    return torch_live.here.live(DistributedDataParallel)
 
 
 def kept_alike(module: DistributedDataParallel) -> list[tuple[str, nn.Parameter]]:

@@ -81,10 +81,10 @@ def watch() -> None:
 def snapshot() -> None:
     """Note the state of every live communication hook. Main thread, at a boundary."""
     global _quiet
-    now = torch_live.newest_number(), torch_reducers.remade(), _registered
+    now = torch_live.here.newest_number(), torch_reducers.remade(), _registered
     if now == _quiet:
         return
-    ddps = torch_live.live(DistributedDataParallel)
+    ddps = torch_live.here.live(DistributedDataParallel)
     is_quiet = ddp_buckets.at_boundary(ddps)
     for ddp in ddps:
         _take_notes(ddp)

@@ -45,7 +45,7 @@ def install() -> None:
     # `reset` puts them back.
     torch_hooks.wrap_start_workers(defer_interrupt.start_workers_whole)
     step_state.also(ddp_hook_state.snapshot, lambda _: None)
-    clone.also("pipelines", torch_pipeline.hand_over, torch_pipeline.take_over)
+    clone.also("pipelines", torch_pipeline.here.hand_over, torch_pipeline.here.take_over)
     clone.also("identities", wrapped_models.hand_over, identity.take_over)
     clone.also("steps", step_state.here().hand_over, step_state.here().take_over)
     clone.also("loaders", resume.here.hand_over, resume.here.take_over)

@@ -96,16 +96,16 @@ def _is_orphan(module: nn.Module) -> bool:
 def _refuse(stale: list[nn.Module], why: str, do: str) -> None:
     for module in stale:
         disabled.refuse(module, _refusal(module, why, do))
-        torch_live.forget(module)
+        torch_live.here.forget(module)
     _forget_optimizers(stale)
 
 
 def _forget_optimizers(stale: list[nn.Module]) -> None:
     """Let recoveries leave the optimizers alone whose parameters are in stale modules."""
     parameters = {id(p) for module in stale for p in module.parameters()}
-    for optimizer in torch_live.live(Optimizer):
+    for optimizer in torch_live.here.live(Optimizer):
         if any(id(p) in parameters for group in optimizer.param_groups for p in group["params"]):
-            torch_live.forget(optimizer)
+            torch_live.here.forget(optimizer)
 
 
 def _name_stale(user_ns: Mapping[str, Any], stale: set[int]) -> dict[str, str]:

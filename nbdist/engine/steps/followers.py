@@ -391,7 +391,7 @@ class Followers:
                 self._history.setdefault(name, History(self._turn))
 
     def _search(self) -> Found:
-        return search(keep.kept(), keep.names(), torch_live.live(Optimizer))
+        return search(keep.kept(), keep.names(), torch_live.here.live(Optimizer))
 
     def _find_numbers(self, found: Found) -> None:
         self._names = [name for name in _numbers_in(keep.names(), "") if name not in _OF_RANKS]

@@ -55,7 +55,7 @@ def comes_whole(module: nn.Module, source: int, newcomer: int) -> bool:
     if _is_expected(newcomer, module):
         return True
     if torch_rebuild.is_staged(module):
-        return source in torch_pipeline.copies_of(module, newcomer)
+        return source in torch_pipeline.here.copies_of(module, newcomer)
     cut = [p for p in module.parameters() if torch_shards.is_cut(p)]
     return source in torch_shards.common_copies(cut, newcomer)
 
@@ -114,6 +114,6 @@ class Shards:
     def _is_of_same_stage(self, tensor: torch.Tensor) -> bool:
         return all(
             comes_whole(model, self._source, self._newcomer)
-            for model in torch_pipeline.laid_models()
+            for model in torch_pipeline.here.laid_models()
             if any(tensor is parameter for parameter in model.parameters())
         )
