@@ -116,7 +116,7 @@ def test_what_looks_on_is_gone_with_its_cell_so_that_a_new_rank_can_be_given_the
 def test_a_wrapper_that_is_dropped_is_freed_with_its_snapshots(session: nbdist.Session) -> None:
     session.run(programs.RIGHT["local SGD"], track=False)
     session.run("model = None; import gc; gc.collect()", track=False)
-    alive = "[type(o).__name__ for o in torch_live.live(torch.optim.Optimizer)]"
+    alive = "[type(o).__name__ for o in torch_live.here.live(torch.optim.Optimizer)]"
     found = session.run(f"from nbdist.engine.compat import torch_live; {alive}", track=False)
     assert all("LocalSGD" not in names for names in found.value_list)
 

@@ -268,7 +268,7 @@ def interrupted_once_struck(folder: Path, who: str) -> Iterator[None]:
         while not all((folder / f"rank {rank}").exists() for rank in eval(who)):
             if over.wait(0.01):
                 return
-        [cell] = interrupts._counting
+        [cell] = interrupts.here.entered
         cell.ask()
 
     thread = threading.Thread(target=interrupt)

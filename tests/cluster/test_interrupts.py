@@ -242,7 +242,7 @@ dist.barrier()
     def interrupt() -> None:
         while not inside.exists():
             time.sleep(0.05)
-        [cell] = interrupts._counting
+        [cell] = interrupts.here.entered
         assert cell.ask(rank)
 
     thread = threading.Thread(target=interrupt)

@@ -11,12 +11,15 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from nbdist.engine.compat.torch_loaders import Made, Told
-from nbdist.engine.data import loaders, position
+from nbdist.engine.component import EndedCell
+from nbdist.engine.data import position, services
 from nbdist.engine.data.coverage import coverage
 from nbdist.engine.data.make import loader
 from nbdist.engine.training import training
 from nbdist.errors import DataError
 from tests.group.loader_ranks import allow_workers
+
+ENDED = EndedCell(1, "", has_succeeded=True)
 
 
 class Faulty(Dataset[int]):
@@ -85,7 +88,7 @@ def skips(workers: int, bad: list[int], global_batch: int = 8) -> dict[str, Any]
         "ends": ends,
         "skipped": [(one.epoch, one.sample, one.why) for one in train.skipped],
         "covered": [(e.once, e.skipped, e.missing, e.repeated) for e in coverage().epochs],
-        "notices": [*position.take_notices(), *position.take_notices()],
+        "notices": [*position.here.cell_ended(ENDED), *position.here.cell_ended(ENDED)],
     }
 
 
@@ -236,7 +239,7 @@ def records(workers: int) -> list[tuple[str, dict[str, float]]]:
     allow_workers()
     kept: Any = Kept()
     training.here.install(kept)
-    loaders.tell_to(lambda facts: kept.add("loader", 0, facts))
+    services.here.tell_loop = lambda facts: kept.add("loader", 0, facts)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     training.here.begin_cell()

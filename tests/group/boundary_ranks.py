@@ -23,9 +23,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from nbdist.engine.averaging.diloco import DiLoCo
 from nbdist.engine.averaging.local_sgd import LocalSGD
-from nbdist.engine.data import make, resume
+from nbdist.engine.data import make, position, resume
 from nbdist.engine.group import group
 from nbdist.engine.layout.parallelize import parallelize
+from nbdist.engine.rank import components
 from nbdist.engine.recovery import recovery, send_tensors, snapshot, wrapped_models
 from nbdist.engine.recovery import snapshot_schedule as schedule
 from nbdist.engine.steps import keep, step_state
@@ -323,7 +324,8 @@ def recover_or_not(generation: int) -> str:
 def begin_cell(number: int, failed: int | None = None, again: bool = False) -> None:
     """Begin a cell, as the rank's program does; it may be empty."""
     repeat = Repeat.RETRY if again else Repeat.NO
-    resume.here.cell_began(CellStart(number, (0, 1), number, failed=failed, repeat=repeat))
+    start = CellStart(number, (0, 1), number, failed=failed, repeat=repeat)
+    components.begin((position.here, resume.here), start)
     step_state.begin_cell()
 
 

@@ -22,6 +22,7 @@ from nbdist.engine.compat.torch_hooks import local_part
 from nbdist.engine.data import position
 from nbdist.engine.group import group
 from nbdist.engine.rank import control
+from nbdist.wire import CellStart
 from tests.group.checkpoint_ranks import Training
 from tests.group.parity_cases import Case
 
@@ -95,7 +96,7 @@ def _new_training(seed: int) -> Training:
         _training.end()
     _training = None
     gc.collect()
-    position.forget_pending()
+    position.here.cell_began(CellStart(0, (0, 1), 0))
     _training = Training(CASE, seed=seed)
     return _training
 

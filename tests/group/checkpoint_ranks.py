@@ -132,8 +132,8 @@ class Training:
         """Let nothing of it be found any more."""
         nbdist.keep(average=None)
         for kind in (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler):
-            for living in torch_live.live(kind):
-                torch_live.forget(living)
+            for living in torch_live.here.live(kind):
+                torch_live.here.forget(living)
 
 
 def _dataset(kind: str) -> TensorDataset:
@@ -410,7 +410,7 @@ def restored_from_old_format(folder: str) -> list[Any]:
 
     def facts_of(training: Any, of_moment: Any) -> Any:
         told = native(training, of_moment)
-        made = torch_live.live(torch.optim.lr_scheduler.LRScheduler)
+        made = torch_live.here.live(torch.optim.lr_scheduler.LRScheduler)
         states = [(type(one).__name__, rest.frozen(one.state_dict())) for one in made]
         del told["followers"]
         return told | {"schedulers": states, "scalers": []}
@@ -502,8 +502,8 @@ def end_nets(names: dict[str, Any]) -> None:
     """Let nothing of them be found any more."""
     keep.here.look_in(dict)
     names.clear()
-    for living in torch_live.live(torch.optim.Optimizer):
-        torch_live.forget(living)
+    for living in torch_live.here.live(torch.optim.Optimizer):
+        torch_live.here.forget(living)
     gc.collect()
 
 

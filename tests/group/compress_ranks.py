@@ -134,7 +134,7 @@ def refusals() -> dict[str, str]:
 
 def on_two_ranks() -> dict[str, Any]:
     """Everything that two ranks show, in one process group."""
-    torch_live.watch()
+    torch_live.here.watch()
     ddp_hook_state.here.watch()
     return {
         "bf16": rounding("bf16", feedback=True),

@@ -18,8 +18,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from nbdist import packed
 from nbdist.engine.compat import torch_modules
+from nbdist.engine.layout import parallelize as spreading
 from nbdist.engine.layout.layout import Layout, layout_of
-from nbdist.engine.layout.parallelize import parallelize, tell_facts_to
+from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.tap import tap
 from nbdist.errors import LayoutError
 from tests.group import models
@@ -103,7 +104,7 @@ def looks_like_the_users_model(layout: str) -> dict[str, Any]:
     model = models.make("conv", torch.float32)
     names = [name for name, _ in model.named_parameters()]
     facts: dict[str, str] = {}
-    tell_facts_to(facts.update)
+    spreading.here.tell = facts.update
     spread = parallelize(model, layout)
     return {
         "same names": [name for name, _ in model.named_parameters()] == names,

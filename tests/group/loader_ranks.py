@@ -17,12 +17,13 @@ from torch.utils.data import (
     random_split,
 )
 
-from nbdist.engine.data import resume
+from nbdist.engine.data import position, resume
 from nbdist.engine.data.batches import mix
 from nbdist.engine.data.coverage import coverage
 from nbdist.engine.data.loaders import Loader
 from nbdist.engine.data.make import loader
 from nbdist.engine.layout.parallelize import parallelize
+from nbdist.engine.rank import components
 from nbdist.errors import UsageError
 from nbdist.wire import CellStart
 from tests.group import models
@@ -247,7 +248,8 @@ def coverages() -> dict[str, Any]:
 
     weighted = WeightedRandomSampler([1.0] * 24, 24)
     found["weighted"] = cover(Numbers(24), sampler=weighted)
-    resume.here.cell_began(CellStart(1, (0, 1), 1))  # nobody goes back to the loader any more
+    # Nobody goes back to the loader any more.
+    components.begin((position.here, resume.here), CellStart(1, (0, 1), 1))
     found["gone"] = None, coverage().epochs[-1], coverage().verdict
     found["split"] = cover(random_split(Numbers(12), [8, 4])[0])
     return found

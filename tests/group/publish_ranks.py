@@ -18,7 +18,7 @@ from tests.group.pretrained_ranks import Stages
 
 def into(folder: str, *, tracked: bool = True) -> list[dict[str, Any]]:
     told: list[dict[str, Any]] = []
-    publishing.send_to(Path(folder), told.append, lambda: tracked)
+    publishing.here.place = publishing.Place(Path(folder), told.append, lambda: tracked)
     return told
 
 
@@ -77,7 +77,7 @@ def refused(folder: str) -> dict[str, str]:
         texts[label] = _text_of(model, name, example)
     into(folder, tracked=False)
     texts["untracked"] = _text_of(plain, "a", x)
-    publishing._place = None
+    publishing.here.place = None
     texts["elsewhere"] = _text_of(plain, "a", x)
     assert not told
     return texts

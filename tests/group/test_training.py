@@ -134,7 +134,7 @@ def _several_optimizers() -> Any:
 
     from nbdist.engine.compat import torch_live
 
-    torch_live.watch()  # as a rank does when it joins
+    torch_live.here.watch()  # as a rank does when it joins
     counted = {}
     watch = Watch()
 
@@ -217,7 +217,7 @@ def _dcgan(batches: int, judge_steps: int = 1, left_out: int = 0) -> Any:
 
     from nbdist.engine.compat import torch_live
 
-    torch_live.watch()  # as a rank does when it joins
+    torch_live.here.watch()  # as a rank does when it joins
     watch = Watch()
     made, judging = _model(), _model()
     made.append(torch.nn.Linear(1, 4))
@@ -273,7 +273,7 @@ def _folds() -> Any:
 
     from nbdist.engine.compat import torch_live
 
-    torch_live.watch()
+    torch_live.here.watch()
     watch = Watch()
 
     def fit(*models: Any) -> None:

@@ -318,22 +318,22 @@ def test_a_path_too_long_for_a_socket_leaves_it_to_the_next_folder(
 
 
 def test_an_interrupt_to_stop_counts_on_every_thread_while_one_is_counting() -> None:
-    from nbdist.client.cells.interrupts import interrupt_to_stop
+    from nbdist.client.cells import interrupts
 
     counted = []
 
     def count() -> None:
-        with Interrupts() as interrupts:
-            interrupt_to_stop()
-            counted.append(interrupts.count)
+        with Interrupts() as inside:
+            interrupts.here.interrupt_to_stop()
+            counted.append(inside.count)
 
     thread = threading.Thread(target=count)
     thread.start()
     thread.join(10)
-    with Interrupts() as interrupts:
+    with Interrupts() as before:
         pass
-    interrupt_to_stop()
-    assert (counted, interrupts.count) == ([1], 0)
+    interrupts.here.interrupt_to_stop()
+    assert (counted, before.count) == ([1], 0)
 
 
 def test_asking_from_a_terminal_imports_nothing_heavy() -> None:

@@ -323,12 +323,7 @@ class CellContext:
         require_run(tracker.folder, tracker.experiment, name)
 
     def _tracking(self) -> "Tracker":
-        from nbdist.client.tracking.run import Tracker
-
-        place = (self.folder, self.tracking_uri)
-        if place not in _trackers:
-            _trackers[place] = Tracker(*place)
-        return _trackers[place]
+        return here.get(self.folder, self.tracking_uri)
 
 
 def _no_board_yet(view: str | None) -> ClusterError:
@@ -343,13 +338,30 @@ def _no_board_yet(view: str | None) -> ClusterError:
 
 # One a kernel, also after `%dist stop`: more ranks often come with a new start.
 _trained: deque[Trained] = deque(maxlen=_MOST_CELLS)
-# One a kernel and place, also after `%dist stop`: its process goes on sending what is spooled.
-_trackers: dict[tuple[Path, str | None], "Tracker"] = {}
 
 
-def _close_trackers() -> None:
-    for tracker in _trackers.values():
-        tracker.close(_CLOSE_TIMEOUT_S)
+class Trackers:
+    """The trackers of a kernel, one a place, also after `%dist stop`.
+
+    The process of one goes on sending what is spooled.
+    """
+
+    def __init__(self) -> None:
+        self._by_place: dict[tuple[Path, str | None], Tracker] = {}
+
+    def get(self, folder: Path, uri: str | None) -> "Tracker":
+        """Return the one of a place, made where there is none yet."""
+        from nbdist.client.tracking.run import Tracker
+
+        if (folder, uri) not in self._by_place:
+            self._by_place[folder, uri] = Tracker(folder, uri)
+        return self._by_place[folder, uri]
+
+    def close(self) -> None:
+        """Close all of them, as the kernel ends."""
+        for tracker in self._by_place.values():
+            tracker.close(_CLOSE_TIMEOUT_S)
 
 
-atexit.register(_close_trackers)
+here = Trackers()
+atexit.register(here.close)

@@ -12,20 +12,11 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-_counting: list["Interrupts"] = []  # those entered and not left, of all threads
-
-
-def interrupt_to_stop() -> None:
-    """Interrupt whatever counts interrupts now, for the ranks will be stopped. Any thread."""
-    for interrupts in list(_counting):
-        interrupts.is_to_stop = True
-        interrupts.count += 1
-
 
 class Interrupts:
     """A context manager; `count` tells how often the person has interrupted since.
 
-    On any other thread than the main one only `ask` and `interrupt_to_stop` count: Python
+    On any other thread than the main one only `ask` and `here.interrupt_to_stop` count: Python
     delivers signals to the main one.
 
     Attributes:
@@ -47,7 +38,7 @@ class Interrupts:
 
         Any thread. It reaches nothing that begins later, however late it is called.
         """
-        if self not in _counting:
+        if self not in here.entered:
             return False
         if rank is None:
             self.count += 1
@@ -58,7 +49,7 @@ class Interrupts:
     def __enter__(self) -> "Interrupts":
         if self._is_main:
             self._before = signal.signal(signal.SIGINT, self._on_signal)
-        _counting.append(self)
+        here.entered.append(self)
         return self
 
     def __exit__(
@@ -67,13 +58,30 @@ class Interrupts:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        _counting.remove(self)
+        here.entered.remove(self)
         if self._is_main:
             signal.signal(signal.SIGINT, self._before)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # Nothing but counting: whatever lock the interrupted line holds is not ours to take.
         self.count += 1
+
+
+class Counting:
+    """What counts interrupts now, in a kernel.
+
+    Attributes:
+        entered: Those entered and not left, of all threads.
+    """
+
+    def __init__(self) -> None:
+        self.entered: list[Interrupts] = []
+
+    def interrupt_to_stop(self) -> None:
+        """Interrupt all of it, for the ranks will be stopped. Any thread."""
+        for interrupts in list(self.entered):
+            interrupts.is_to_stop = True
+            interrupts.count += 1
 
 
 @contextlib.contextmanager
@@ -87,3 +95,6 @@ def hold_interrupts() -> Iterator[None]:
         yield
     if interrupts.count and threading.current_thread() is threading.main_thread():
         signal.raise_signal(signal.SIGINT)  # to whoever handles it now, as if it came now
+
+
+here = Counting()

@@ -25,8 +25,8 @@ from nbdist.client.metrics.checks.checks import CellChecks
 from nbdist.client.metrics.profile.gather import Profiled
 from nbdist.client.metrics.profile.words import HOW_TO_OPEN
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
-from nbdist.client.output import merge
-from nbdist.client.output.pages import Pages, pages
+from nbdist.client.output import merge, pages
+from nbdist.client.output.pages import Pages
 from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slots, owns_cell
 from nbdist.ranks import name_ranks
@@ -88,7 +88,7 @@ class ShownCell:
         self._show = show
         static = os.environ.get("NBDIST_STATIC") == "1" or not show
         theme, view = look
-        self._pages = pages() if self.slots.live else None
+        self._pages = pages.here.get() if self.slots.live else None
         if self._pages is not None:
             self._pages.begin(goes_on=bool(above))
         shown = info, telemetry, self.slots, static, theme

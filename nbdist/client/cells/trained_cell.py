@@ -56,9 +56,9 @@ class OpenCell:
             return None
         figures = self._steps.figures(self._telemetry)
         name, ranks = self._info.run_name, len(self._info.ranks)
-        alike = [run for of, run in _runs if of == name and run.world_size == ranks]
+        before = here.newest(name, ranks)
         if ended == "finished" and name is not None and figures is not None:
-            _runs.append((name, figures))
+            here.add(name, figures)
         steps = figures.steps if figures is not None else 0
         return TrainedCell(
             self._info,
@@ -66,9 +66,25 @@ class OpenCell:
             figures,
             self._checks.found,
             self._insight.now().verdicts,
-            alike[-1] if alike else None,
+            before,
             "" if ended == "finished" else f"{_WAYS[ended]} after {counted(steps, 'step')}",
         )
 
 
-_runs: deque[tuple[str, RunFigures]] = deque(maxlen=_MOST_RUNS)  # one a kernel
+class FinishedRuns:
+    """The figures of the runs that went well in a kernel, oldest first."""
+
+    def __init__(self) -> None:
+        self._runs: deque[tuple[str, RunFigures]] = deque(maxlen=_MOST_RUNS)
+
+    def add(self, name: str, figures: RunFigures) -> None:
+        """Note a run that went well."""
+        self._runs.append((name, figures))
+
+    def newest(self, name: str | None, ranks: int) -> RunFigures | None:
+        """Return the newest of that name on so many ranks."""
+        alike = [run for of, run in self._runs if of == name and run.world_size == ranks]
+        return alike[-1] if alike else None
+
+
+here = FinishedRuns()

@@ -241,7 +241,22 @@ def _bytes(text: str, figures: RunFigures) -> float:
     return figures.bytes
 
 
-_made: deque[tuple[Path, RunFigures]] = deque(maxlen=500)  # what this kernel has stored, and where
+class Baselines:
+    """The baselines that a kernel has stored, and where."""
+
+    def __init__(self) -> None:
+        self._made: deque[tuple[Path, RunFigures]] = deque(maxlen=500)
+
+    def add(self, file: Path, run: RunFigures) -> None:
+        """Note a run that is the baseline in a file from here on."""
+        self._made.append((file, run))
+
+    def has(self, file: Path, run: RunFigures) -> bool:
+        """Return whether this very run is the baseline there."""
+        return any(where == file and made is run for where, made in self._made)
+
+
+here = Baselines()
 
 
 class _Compared:
@@ -267,7 +282,7 @@ class _Compared:
         is_of_kernel = asked.other == "last" and self._before is not None
         if self._mode == "write" and not is_of_kernel:
             return self._store("stored anew")
-        if not is_of_kernel and any(file == self._file and run is self._now for file, run in _made):
+        if not is_of_kernel and here.has(self._file, self._now):
             return judge.found(
                 self._text,
                 f"nothing was compared, for this run is the baseline in {self._file.name}",
@@ -335,7 +350,7 @@ class _Compared:
                 do="run it to its end",
             )
         store_run(self._file, self._name, self._now)
-        _made.append((self._file, self._now))
+        here.add(self._file, self._now)
         return judge.found(
             self._text,
             f"nothing was compared, and this run is the baseline in {self._file.name} from here "

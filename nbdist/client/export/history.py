@@ -22,10 +22,16 @@ class _Running:
 
 
 class History:
-    """The cells that a kernel has run. Main thread."""
+    """The cells that a kernel has run. Main thread.
+
+    Attributes:
+        is_watched: Whether it is told of what the kernel runs; it is not where a program has the
+            session.
+    """
 
     def __init__(self) -> None:
         """Begin with nothing run."""
+        self.is_watched = False
         self._cells: dict[str, NotebookCell] = {}  # by the cell's id, or one of the run's own
         self._running = _Running()
         self._failed = ""  # the id of the newest cell of ranks that failed, till it succeeds

@@ -15,35 +15,31 @@ from nbdist.client.export.history import History
 from nbdist.client.notebook.arguments import parse_dist, parse_distributed
 from nbdist.errors import UsageError
 
-_history = History()
-_is_watched = False
-
 
 def watch(shell: Any) -> None:
     """Note what this kernel runs from here on; what it ran before is taken as it stands."""
-    global _is_watched
-    _is_watched = True
+    here.is_watched = True
     earlier = getattr(shell.history_manager, "input_hist_raw", [])
     for number, source in enumerate(earlier[:-1]):  # the last is the cell that loads nbdist
         if source:
             trouble = "has not run: nbdist was not loaded" if "%%distributed" in source else ""
-            _history.note_run(number, source, None, has_failed=False, trouble=trouble)
+            here.note_run(number, source, None, has_failed=False, trouble=trouble)
     shell.events.register("post_run_cell", _note_run)
 
 
 def note_sent(code: str, values: Mapping[str, object], ranks: str) -> None:
     """Note what the cell that runs has sent to ranks: code, or values."""
-    if not _is_watched:
+    if not here.is_watched:
         return  # a program's session
     if code:
-        _history.note_code()
-    _history.note_push(values, ranks)
+        here.note_code()
+    here.note_push(values, ranks)
 
 
 def note_trained(losses: Mapping[int, float]) -> None:
     """Note the losses of the first step that the cell which runs has made, by rank."""
-    if _is_watched:
-        _history.note_losses(losses)
+    if here.is_watched:
+        here.note_losses(losses)
 
 
 def _note_run(result: Any) -> None:
@@ -51,7 +47,7 @@ def _note_run(result: Any) -> None:
     if info is None or not info.store_history or not info.raw_cell:
         return
     cell_id = getattr(info, "cell_id", None)
-    _history.note_run(
+    here.note_run(
         result.execution_count or 0, info.raw_cell, cell_id, has_failed=not result.success
     )
 
@@ -63,7 +59,7 @@ def export_history(asked: argparse.Namespace) -> None:
 
     path = notebook_path()
     running = current.current().options if current.is_running() else None
-    cells = _history.cells()
+    cells = here.cells()
     made = export(
         _request(asked),
         cells,
@@ -114,3 +110,6 @@ def _request(asked: argparse.Namespace) -> ExportRequest:
         asked.nodes,
         tuple(asked.sbatch or ()),
     )
+
+
+here = History()

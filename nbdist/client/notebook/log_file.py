@@ -12,24 +12,21 @@ from typing import cast
 
 MAX_BYTES = 4 << 20
 
-_handler: logging.Handler | None = None
-
 
 def log_to(file: Path) -> None:
     """Send what nbdist logs to `file` (0600) from now on, in the place of the one before.
 
     It is made by the first line. One that cannot be written stops nothing.
     """
-    global _handler
     new = _PrivateFile(file, maxBytes=MAX_BYTES, backupCount=1, delay=True)
     new.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     ours = logging.getLogger("nbdist")
+    before = [one for one in ours.handlers if isinstance(one, _PrivateFile)]
     ours.addHandler(new)
     ours.propagate = False
-    if _handler is not None:
-        ours.removeHandler(_handler)
-        _handler.close()
-    _handler = new
+    for one in before:
+        ours.removeHandler(one)
+        one.close()
 
 
 class _PrivateFile(RotatingFileHandler):

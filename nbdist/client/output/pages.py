@@ -103,19 +103,21 @@ class Pages:
         return kind in _QUESTIONS or (kind in _COMM and content.get("comm_id") == self._comm)
 
 
-_pages: Pages | None = None
+class KernelPages:
+    """The pages of the kernel that this process is, from when they are first asked for."""
 
+    def __init__(self) -> None:
+        self._pages: Pages | None = None
 
-def pages() -> Pages | None:
-    """Return this kernel's; None where pages cannot be answered while a cell runs."""
-    global _pages
-    shell = kernel_shell()
-    thread = getattr(shell.kernel, "shell_channel_thread", None) if shell is not None else None
-    if shell is None or getattr(thread, "shell_stream", None) is None:
-        return None
-    if _pages is None and not check():
-        _pages = Pages(shell.kernel, shell.events)
-    return _pages
+    def get(self) -> Pages | None:
+        """Return them; None where pages cannot be answered while a cell runs."""
+        shell = kernel_shell()
+        thread = getattr(shell.kernel, "shell_channel_thread", None) if shell is not None else None
+        if shell is None or getattr(thread, "shell_stream", None) is None:
+            return None
+        if self._pages is None and not check():
+            self._pages = Pages(shell.kernel, shell.events)
+        return self._pages
 
 
 def check() -> list[str]:
@@ -134,3 +136,6 @@ def check() -> list[str]:
         for name in names
         if not hasattr(owner, name)
     ]
+
+
+here = KernelPages()

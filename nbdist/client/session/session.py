@@ -16,8 +16,9 @@ from typing import Any
 
 from nbdist.client.board.past import Past
 from nbdist.client.board.views import require_view
+from nbdist.client.cells import interrupts
 from nbdist.client.cells.cell_context import CellContext
-from nbdist.client.cells.interrupts import Interrupts, interrupt_to_stop
+from nbdist.client.cells.interrupts import Interrupts
 from nbdist.client.cells.request import CellRequest, check_syntax, find_module, read_script
 from nbdist.client.cells.retries import CellAttempts
 from nbdist.client.cells.status import Stacks, Status
@@ -609,13 +610,13 @@ class Session:
         """End all ranks; what they held is gone. A second call does nothing."""
         if self._stopped_at is None:
             self._stopped_at = time.time()
-            with Interrupts() as interrupts:  # stopped by half, ranks would stay for good
+            with Interrupts() as counted:  # stopped by half, ranks would stay for good
                 for end in self._at_stop:
                     end()
                 self.unreached = tuple(self._cluster.stop())
             atexit.unregister(self.stop)
             atexit.unregister(self.leave)
-            if interrupts.count:
+            if counted.count:
                 raise Interrupted("All ranks have ended.")
 
     @property
@@ -687,16 +688,16 @@ class Session:
         Raises:
             ClusterError: It did not settle; the ranks run on.
         """
-        interrupts = 0
-        while not self._busy.acquire(timeout=_SETTLE_TIMEOUT_S if interrupts else 0.0):
-            if interrupts == _STOP_INTERRUPTS:
+        asked = 0
+        while not self._busy.acquire(timeout=_SETTLE_TIMEOUT_S if asked else 0.0):
+            if asked == _STOP_INTERRUPTS:
                 raise ClusterError(
                     "The cell did not end, so the ranks were not stopped.",
-                    why=f"it was interrupted {interrupts} times.",
+                    why=f"it was interrupted {asked} times.",
                     do="restart the notebook's kernel: its ranks end with it.",
                 )
-            interrupt_to_stop()
-            interrupts += 1
+            interrupts.here.interrupt_to_stop()
+            asked += 1
         try:
             self.stop()
         finally:

@@ -33,9 +33,6 @@ from nbdist.errors import ClusterError, LayoutError, LostStateError
 
 _SHORTEST_S, _LONGEST_S = 0.001, 0.05  # between two questions of a worker that has to wait
 
-# Held here and not by the optimizer: what that holds travels to replacement ranks.
-_masters: "WeakKeyDictionary[AsyncSGD, Master]" = WeakKeyDictionary()
-
 
 class AsyncSGD(Wrapper):
     """Wrap an optimizer, so that ranks train without waiting for each other.
@@ -76,15 +73,15 @@ class AsyncSGD(Wrapper):
         check_alike(whole, self.name)
         broadcast(whole)
         serving.make_groups(server)
-        self._number = _next_number()
+        self._number = here.next_number()
         self._read = 0  # the version of the parameters in the model
         self._seen = Staleness()
         self._is_torn = False  # an exchange was broken off in the midst
         self._unfinished: int | None = None  # the cell that stepped last, if nothing ended it
         if dist.get_rank() == server:
             master = Master(optim, range(dist.get_world_size()), max_staleness)
-            _masters[self] = master
-            serving.serve(self._number, master)
+            here.masters[self] = master
+            serving.here.serve(self._number, master)
         # A worker that came first would find that nobody keeps its parameters: the threads of an
         # older optimizer's server answer already.
         dist.barrier()
@@ -100,7 +97,7 @@ class AsyncSGD(Wrapper):
     @property
     def order(self) -> list[Update]:
         """The updates in the order in which the server applied them; empty on other ranks."""
-        master = _masters.get(self)
+        master = here.masters.get(self)
         return [] if master is None else list(master.order)
 
     def step(self, closure: Closure | None = None) -> Any:
@@ -149,9 +146,9 @@ class AsyncSGD(Wrapper):
             answer = self._ask(messages.FINISH)
         self._take(answer)
         self._unfinished = None
-        master = _masters.get(self)
+        master = here.masters.get(self)
         while master is not None and not master.is_told():  # it must live until then
-            serving.check()
+            serving.here.check()
             time.sleep(_SHORTEST_S)
         if answer.status == "all done":
             average(list(fit.statistics_of(self.modules).values()))
@@ -171,7 +168,7 @@ class AsyncSGD(Wrapper):
         """Tell the server that no update follows for now: the cell has ended. Waits for nobody."""
         if self._is_torn:
             return
-        master = _masters.get(self)
+        master = here.masters.get(self)
         if master is not None:
             master.leave(dist.get_rank(), _cell())
             return
@@ -185,13 +182,13 @@ class AsyncSGD(Wrapper):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the optimizer: on the server's rank the one that steps."""
-        master = _masters.get(self)
+        master = here.masters.get(self)
         return super().state_dict() if master is None else dict(master.state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a `state_dict`. Weights are loaded into the model before it is wrapped."""
         super().load_state_dict(state_dict)
-        master = _masters.get(self)
+        master = here.masters.get(self)
         if master is not None:
             inner = {name: value for name, value in state_dict.items() if name != "wrapper"}
             master.load_state_dict(inner)
@@ -233,10 +230,10 @@ class AsyncSGD(Wrapper):
         return self._checked(answer)
 
     def _ask_here(self, rank: int, kind: int, gradients: Gradients | None) -> Answer:
-        master = _masters.get(self)
+        master = here.masters.get(self)
         if master is None:
             return self._checked(None)
-        serving.check()
+        serving.here.check()
         if gradients is not None:
             return master.update(rank, gradients)
         return master.finish(rank, _cell()) if kind == messages.FINISH else master.ask(rank)
@@ -257,7 +254,16 @@ class AsyncSGD(Wrapper):
 
 
 class Averaging(Component):
-    """What ranks average now and then, and not at each step."""
+    """What ranks average now and then, and not at each step.
+
+    Attributes:
+        masters: Of the optimizers that this rank serves. Held here and not by the optimizer: what
+            that holds travels to replacement ranks.
+    """
+
+    def __init__(self) -> None:
+        self.masters: WeakKeyDictionary[AsyncSGD, Master] = WeakKeyDictionary()
+        self._count = 0  # the newest number
 
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
         """Let the server wait no longer for this rank; return what wrappers tell of the cell."""
@@ -267,35 +273,29 @@ class Averaging(Component):
                 optimizer.leave()
         return optimizer_wrapper.notices() if cell.has_succeeded else ()
 
+    def begin_anew(self) -> None:
+        """Go on after a fault, when the groups have been re-created. Main thread, all ranks."""
+        optimizers = _live()
+        for optimizer in optimizers:
+            optimizer.begin_anew()
+        if optimizers:
+            serving.here.begin_anew()
 
-def begin_anew() -> None:
-    """Go on after a fault, when the groups have been re-created. Main thread, all ranks."""
-    optimizers = _live()
-    for optimizer in optimizers:
-        optimizer.begin_anew()
-    if optimizers:
-        serving.begin_anew()
+    def next_number(self) -> int:
+        """Return a number that no master had; the same on all ranks. Collective."""
+        known = [0] * dist.get_world_size()  # a replacement rank's is behind
+        dist.all_gather_object(known, self._count)
+        self._count = max(known) + 1
+        return self._count
 
 
 def _live() -> list[AsyncSGD]:
-    return [o for o in torch_live.live(Optimizer) if isinstance(o, AsyncSGD)]
+    return [o for o in torch_live.here.live(Optimizer) if isinstance(o, AsyncSGD)]
 
 
 def _cell() -> int:
     """Return the number of the cell that runs; 0 in a script."""
     return location.here.running or 0
-
-
-def _next_number() -> int:
-    """Return a number that no master had; the same on all ranks."""
-    global _count
-    known = [0] * dist.get_world_size()  # a replacement rank's is behind
-    dist.all_gather_object(known, _count)
-    _count = max(known) + 1
-    return _count
-
-
-_count = 0
 
 
 def _check_numbers(server: int, max_staleness: int | None, ranks: int) -> None:
@@ -317,3 +317,6 @@ def _pauses() -> Iterator[float]:
     while True:
         yield pause
         pause = min(2 * pause, _LONGEST_S)
+
+
+here = Averaging()

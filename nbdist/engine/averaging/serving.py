@@ -29,10 +29,6 @@ _PATIENCE = timedelta(days=365)
 
 _log = logging.getLogger("nbdist.serving")
 
-_masters: "WeakValueDictionary[int, Master]" = WeakValueDictionary()
-_threads: dict[int, threading.Thread] = {}  # by worker
-_ended: dict[int, Exception] = {}  # by worker: why its thread has ended
-
 
 def make_groups(server: int) -> None:
     """Make the groups of a server, where there are none yet. All ranks, main threads."""
@@ -52,98 +48,104 @@ def find_group(server: int, worker: int) -> dist.ProcessGroup | None:
     return next((group for group in groups if group.group_desc == title), None)
 
 
-def serve(number: int, master: Master) -> None:
-    """Answer for this master, as long as it lives. On the server's rank."""
-    _masters[number] = master
-    start()
-
-
-def start() -> None:
-    """Start the threads of this rank that it should have, and that do not run."""
-    for worker in range(dist.get_world_size()):
-        group = find_group(dist.get_rank(), worker)
-        running = _threads.get(worker)
-        if group is None or (running is not None and running.is_alive()):
-            continue
-        _ended.pop(worker, None)
-        _threads[worker] = threading.Thread(
-            target=_serve, args=(group, worker), name=f"nbdist-serving-{worker}", daemon=True
-        )
-        _threads[worker].start()
-
-
-def begin_anew() -> None:
-    """Go on when the groups have been re-created. Main thread, after a fault."""
-    for thread in _threads.values():
-        thread.join(10.0)
-    for master in list(_masters.values()):
-        master.begin_anew()
-    start()
-
-
-def stop() -> None:
-    """End the threads of this rank: their groups are no more. Main thread."""
-    for worker, thread in list(_threads.items()):
-        group = find_group(dist.get_rank(), worker) if dist.is_initialized() else None
-        if thread.is_alive() and group is not None:
-            for _, backend in torch_groups.backends_of(group):
-                torch_groups.break_backend(backend)
-        thread.join(10.0)
-        del _threads[worker]
-    _ended.clear()
-
-
-def check() -> None:
-    """Raise where a thread of this rank has ended: its worker does not come through any more.
-
-    Raises:
-        ReleasedError: The groups have let go, because of a fault elsewhere.
-        ClusterError: A worker's process has ended.
-    """
-    error = next(iter(_ended.values()), None)
-    if error is None:
-        return
-    if state.here.place() is not None:
-        raise ReleasedError("this rank aborted its collectives, and serves no worker") from error
-    raise ClusterError("Asynchronous training cannot go on.", why=f"a worker is gone: {error}")
-
-
-def is_serving() -> bool:
-    """Return whether threads of this rank answer workers. Any thread."""
-    return any(thread.is_alive() for thread in list(_threads.values()))
-
-
 def _title(server: int, worker: int) -> str:
     return f"asynchronous training, server {server} and worker {worker}"
 
 
-def _serve(group: dist.ProcessGroup, worker: int) -> None:
-    try:
-        while True:
-            request = messages.receive_request(group, worker)
-            answer = _answer(request)
-            if request.kind != messages.LEAVE:
-                messages.send_answer(group, worker, answer)
-    except Exception as error:
-        # The groups have let go, or the worker is gone: nobody waits for an answer any more.
-        _ended[worker] = error
-        _log.info("Serving rank %d has ended: %s: %s", worker, type(error).__name__, error)
+class Serving:
+    """The threads of a process that answer workers, and the masters that they answer for."""
 
+    def __init__(self) -> None:
+        self._masters: WeakValueDictionary[int, Master] = WeakValueDictionary()
+        self._threads: dict[int, threading.Thread] = {}  # by worker
+        self._ended: dict[int, Exception] = {}  # by worker: why its thread has ended
 
-def _answer(request: messages.Request) -> Answer | None:
-    master = _masters.get(request.number)
-    if master is None:
+    def serve(self, number: int, master: Master) -> None:
+        """Answer for this master, as long as it lives. On the server's rank."""
+        self._masters[number] = master
+        self.start()
+
+    def start(self) -> None:
+        """Start the threads of this rank that it should have, and that do not run."""
+        for worker in range(dist.get_world_size()):
+            group = find_group(dist.get_rank(), worker)
+            running = self._threads.get(worker)
+            if group is None or (running is not None and running.is_alive()):
+                continue
+            self._ended.pop(worker, None)
+            self._threads[worker] = threading.Thread(
+                target=self._serve,
+                args=(group, worker),
+                name=f"nbdist-serving-{worker}",
+                daemon=True,
+            )
+            self._threads[worker].start()
+
+    def begin_anew(self) -> None:
+        """Go on when the groups have been re-created. Main thread, after a fault."""
+        for thread in self._threads.values():
+            thread.join(10.0)
+        for master in list(self._masters.values()):
+            master.begin_anew()
+        self.start()
+
+    def stop(self) -> None:
+        """End the threads of this rank: their groups are no more. Main thread."""
+        for worker, thread in list(self._threads.items()):
+            group = find_group(dist.get_rank(), worker) if dist.is_initialized() else None
+            if thread.is_alive() and group is not None:
+                for _, backend in torch_groups.backends_of(group):
+                    torch_groups.break_backend(backend)
+            thread.join(10.0)
+            del self._threads[worker]
+        self._ended.clear()
+
+    def check(self) -> None:
+        """Raise where a thread of this rank has ended: its worker does not come through any more.
+
+        Raises:
+            ReleasedError: The groups have let go, because of a fault elsewhere.
+            ClusterError: A worker's process has ended.
+        """
+        error = next(iter(self._ended.values()), None)
+        if error is None:
+            return
+        if state.here.place() is not None:
+            why = "this rank aborted its collectives, and serves no worker"
+            raise ReleasedError(why) from error
+        raise ClusterError("Asynchronous training cannot go on.", why=f"a worker is gone: {error}")
+
+    def is_serving(self) -> bool:
+        """Return whether threads of this rank answer workers. Any thread."""
+        return any(thread.is_alive() for thread in list(self._threads.values()))
+
+    def _serve(self, group: dist.ProcessGroup, worker: int) -> None:
+        try:
+            while True:
+                request = messages.receive_request(group, worker)
+                answer = self._answer(request)
+                if request.kind != messages.LEAVE:
+                    messages.send_answer(group, worker, answer)
+        except Exception as error:
+            # The groups have let go, or the worker is gone: nobody waits for an answer any more.
+            self._ended[worker] = error
+            _log.info("Serving rank %d has ended: %s: %s", worker, type(error).__name__, error)
+
+    def _answer(self, request: messages.Request) -> Answer | None:
+        master = self._masters.get(request.number)
+        if master is None:
+            return None
+        if request.body is not None:
+            gradients = messages.unpack_gradients(request.body, request.read, master.like())
+            return master.update(request.worker, gradients)
+        if request.kind == messages.ASK:
+            return master.ask(request.worker)
+        if request.kind == messages.FINISH:
+            return master.finish(request.worker, request.cell)
+        master.leave(request.worker, request.cell)
         return None
-    if request.body is not None:
-        gradients = messages.unpack_gradients(request.body, request.read, master.like())
-        return master.update(request.worker, gradients)
-    if request.kind == messages.ASK:
-        return master.ask(request.worker)
-    if request.kind == messages.FINISH:
-        return master.finish(request.worker, request.cell)
-    master.leave(request.worker, request.cell)
-    return None
 
 
+here = Serving()
 # A thread within gloo when Python ends would end the process with an error.
-atexit.register(stop)
+atexit.register(here.stop)

@@ -128,7 +128,7 @@ class Automatic(Component):
     def install(self) -> None:
         """Be called at each boundary and before each loop. Once a process."""
         step_state.here().then(self._at_boundary)
-        position.before_passes(self._before_pass)
+        position.here.before_pass = self._before_pass
         sync_state.here.keep_shapes(save.here.has_saved)
 
     def cell_began(self, start: CellStart) -> None:
@@ -140,7 +140,7 @@ class Automatic(Component):
         leaving.here.cell_began(saves=self._asked is not None)
         self._rhythm, self._failed, self._began_at, self._steps = Rhythm(), "", 0.0, 0
         self._may_go_on = self._asked is not None and start.repeat is not Repeat.NO
-        self._restored = restore.calls()
+        self._restored = save.here.restores
 
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
         """Return what is to be said of the interval, where the cell went well, and of failures."""
@@ -156,7 +156,7 @@ class Automatic(Component):
 
     def goes_on(self) -> bool:
         """Return whether the cell goes on from a checkpoint, restored by it or for it."""
-        return self._goes_on or restore.calls() > self._restored
+        return self._goes_on or save.here.restores > self._restored
 
     # -- saving
 
@@ -220,7 +220,7 @@ class Automatic(Component):
             return
         assert self._asked is not None
         self._may_go_on, since = False, self._asked.since
-        if restore.calls() > self._restored:  # the cell does so itself
+        if save.here.restores > self._restored:  # the cell does so itself
             resume.here.forget_repeated()
             return
         if not any(together(_is_lost)):

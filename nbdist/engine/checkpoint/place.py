@@ -4,13 +4,16 @@ import os
 
 from nbdist.errors import UsageError
 
-_default = ".nbdist/checkpoints/notebook"
 
+class DefaultFolder:
+    """Where the checkpoints of a process lie that have no name."""
 
-def lie_beside(folder: str) -> None:
-    """Have checkpoints without a name lie in this folder, and words beside it; "": as before."""
-    global _default
-    _default = folder or _default
+    def __init__(self) -> None:
+        self.folder = ".nbdist/checkpoints/notebook"
+
+    def lie_beside(self, folder: str) -> None:
+        """Have checkpoints without a name lie in this folder, words beside it; "": as before."""
+        self.folder = folder or self.folder
 
 
 def place_of(name: str | os.PathLike[str] | None, call: str = "nbdist.save") -> str:
@@ -24,11 +27,14 @@ def place_of(name: str | os.PathLike[str] | None, call: str = "nbdist.save") -> 
         UsageError: It is none of these.
     """
     if name is None:
-        return _default
+        return here.folder
     if isinstance(name, os.PathLike):
         name = os.path.join(os.fspath(name), "")
     if not isinstance(name, str) or not name or name != name.strip():
         raise UsageError(f"{call} takes a name, a folder or a URL, not {name!r}.")
     if "://" in name or os.sep in name or name.startswith(("~", ".")):
         return name
-    return os.path.join(os.path.dirname(_default), name)
+    return os.path.join(os.path.dirname(here.folder), name)
+
+
+here = DefaultFolder()

@@ -49,7 +49,7 @@ _OF_THE_DEVICE = frozenset({"foreach", "fused", "capturable", "differentiable"})
 
 def moment(training: Training) -> Facts:
     """Return what the next batch moves: this rank's random numbers, and where loaders stand."""
-    newest = position.newest()
+    newest = position.here.newest()
     mark = step_state.here().random_numbers()
     return {
         "random": (mark.rng, mark.cuda_rng, tuple(random_states.told(mark.plain_rng))),
@@ -254,7 +254,7 @@ def _matched(
 def _made(one: Any) -> int:
     """Return when a scheduler or scaler was made."""
     kinds = (LRScheduler, torch.amp.GradScaler)
-    return max((torch_live.number_of(k, one) for k in kinds if isinstance(one, k)), default=0)
+    return max((torch_live.here.number_of(k, one) for k in kinds if isinstance(one, k)), default=0)
 
 
 def _is_cut(state: Any) -> bool:
@@ -453,6 +453,6 @@ def _put_loaders(
         if (one := chosen[number]) is not None:
             one.resume(states[number], mark, plan)
         elif not is_part:
-            position.resume_later(states[number], mark, plan)
+            position.here.resume_later(states[number], mark, plan)
     resume.here.stay_where_restored(reversed(restored))
     return [one for one in training.loaders if any(one is other for other in chosen)]

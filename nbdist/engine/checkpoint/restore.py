@@ -107,11 +107,10 @@ def restore(
             'nbdist.restore takes only="model", or a list of models and optimizers or the names of '
             f"their variables, not only={only!r}."
         )
-    global _calls
     save.require_rank("nbdist.restore")
     what = None if only == "model" else only
     same(f"name={name!r}, which={which!r}, only={save.told(only)}", "nbdist.restore")
-    _calls += 1
+    save.here.restores += 1
     save.here.settle()
     url, folder = _one_of(place_of(name, "nbdist.restore"), which)
     place = each(lambda: CheckpointFolder(url, storage_options), url)
@@ -123,18 +122,10 @@ def restore(
     return go_on_from(place, found, only_model=only == "model", what=what)
 
 
-def calls() -> int:
-    """Return how often cells have called `restore` in this process."""
-    return _calls
-
-
 def _one_of(url: str, which: str | int) -> tuple[str, str]:
     """Return the place of the URL of one checkpoint, and its folder's name; of a place, no name."""
     above, _, last = url.rstrip("/").rpartition("/")
     return (above, last) if manifest.order(last) and which == "latest" else (url, "")
-
-
-_calls = 0
 
 
 def go_on_from(

@@ -137,6 +137,7 @@ class Saves(Component):
 
     def __init__(self) -> None:
         self.left_out: dict[str, None] = {}  # models that the cell could have saved, too
+        self.restores = 0  # calls of `nbdist.restore` in this process
         self._newest: Saving | None = None
         self._written: list[Saving] = []  # of this cell
         self._known: WeakSet[torch.optim.Optimizer] = WeakSet()  # of which there is a checkpoint
@@ -145,10 +146,9 @@ class Saves(Component):
 
     def cell_began(self, start: CellStart) -> None:
         """Begin a cell: what an earlier one has saved is told."""
-        place.lie_beside(start.checkpoints)
+        place.here.lie_beside(start.checkpoints)
         self._written.clear()
         self.left_out.clear()
-        steady.begin_cell()
 
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
         """Wait until what the cell has saved is written, and return what is to be said of it."""

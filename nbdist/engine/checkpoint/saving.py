@@ -22,13 +22,13 @@ import torch
 import torch.distributed as dist
 
 import nbdist
-from nbdist.engine.checkpoint import folder, manifest, planning
+from nbdist.engine.checkpoint import folder, manifest, planning, steady
 from nbdist.engine.checkpoint.agreement import one_error
 from nbdist.engine.checkpoint.folder import CheckpointFolder
 from nbdist.engine.checkpoint.manifest import Manifest
 from nbdist.engine.checkpoint.planning import PreparedSave, SaveRequest, writer_of
 from nbdist.engine.checkpoint.staging import Staged
-from nbdist.engine.checkpoint.steady import Copying, is_proven, stage
+from nbdist.engine.checkpoint.steady import Copying, stage
 from nbdist.engine.compat.torch_checkpoint import Writer, Written
 from nbdist.engine.group import state
 from nbdist.engine.tap.interruptible_store import PatientStore, ReleasedError
@@ -241,11 +241,11 @@ class Saving:
             staged = Staged(room)
             staged.borrow(sources)
             return Copying(staged, {}, (), self._blocked, is_trial=True)
-        steady, optimizers = prepared.steady, prepared.optimizers
-        at_once = not steady or not is_proven(optimizers)
-        staged = stage(sources, steady, room, at_once=at_once)
-        waiting = optimizers if steady else ()
-        return Copying(staged, steady, waiting, self._blocked, is_trial=at_once)
+        unchanging, optimizers = prepared.steady, prepared.optimizers
+        at_once = not unchanging or not steady.here.are_proven(optimizers)
+        staged = stage(sources, unchanging, room, at_once=at_once)
+        waiting = optimizers if unchanging else ()
+        return Copying(staged, unchanging, waiting, self._blocked, is_trial=at_once)
 
     def _blocked(self, seconds: float) -> None:
         """Count seconds for which training stood still."""

@@ -12,7 +12,7 @@ Threads: `copy` runs on a save's own; the rest on the main thread.
 
 import threading
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from weakref import WeakSet
 
 import torch
@@ -20,19 +20,37 @@ import torch
 from nbdist.engine.checkpoint.staging import Room, Source, Staged
 from nbdist.engine.checkpoint.trained_models import parameters_of
 from nbdist.engine.checkpoint.training_state import Training, real
+from nbdist.engine.component import Component
 from nbdist.engine.steps import step_state
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
 from nbdist.errors import CheckpointError
+from nbdist.wire import CellStart
 
 Optimizer = torch.optim.Optimizer
 
-_proven: WeakSet[Optimizer] = WeakSet()  # in this cell
-_refuted: WeakSet[Optimizer] = WeakSet()  # ever
 
+class Known(Component):
+    """The optimizers of which it is known whether steps alone change their tensors."""
 
-def begin_cell() -> None:
-    """Begin a cell: what one program has not done, another may."""
-    _proven.clear()
+    def __init__(self) -> None:
+        self._proven: WeakSet[Optimizer] = WeakSet()  # in this cell
+        self._refuted: WeakSet[Optimizer] = WeakSet()  # ever
+
+    def cell_began(self, start: CellStart) -> None:
+        """Begin a cell: what one program has not done, another may."""
+        self._proven.clear()
+
+    def prove(self, optimizers: Iterable[Optimizer]) -> None:
+        """Note that this cell's program has changed their tensors in steps alone."""
+        self._proven.update(optimizers)
+
+    def refute(self, optimizers: Iterable[Optimizer]) -> None:
+        """Note that a program has changed their tensors elsewhere, too. Any thread."""
+        self._refuted.update(optimizers)
+
+    def are_proven(self, optimizers: Iterable[Optimizer]) -> bool:
+        """Return whether this cell's program is known to change their tensors in steps alone."""
+        return all(one in self._proven and one not in self._refuted for one in optimizers)
 
 
 def find(training: Training) -> dict[str, torch.Tensor]:
@@ -41,9 +59,9 @@ def find(training: Training) -> dict[str, torch.Tensor]:
     Nothing where ranks average what they train, or where the steps of an optimizer are not seen;
     no tensor of an accelerator, or of a model that is each rank's own.
     """
-    here = step_state.here()
+    steps = step_state.here().steps
     for optimizer in training.optimizers:
-        counted = here.steps.get(optimizer)
+        counted = steps.get(optimizer)
         if isinstance(optimizer, Wrapper) or counted is None or not counted.whole:
             return {}
     apart = {model.name for model in training.models if model.is_apart}
@@ -64,11 +82,6 @@ def find(training: Training) -> dict[str, torch.Tensor]:
 def _version(tensor: torch.Tensor) -> tuple[int, int]:
     """Return what a change in place moves; that of a DTensor, or of the part that it holds."""
     return tensor._version, getattr(tensor, "_local_tensor", tensor)._version
-
-
-def is_proven(optimizers: Sequence[Optimizer]) -> bool:
-    """Return whether this cell's program is known to change their tensors in steps alone."""
-    return all(one in _proven and one not in _refuted for one in optimizers)
 
 
 def stage(
@@ -147,7 +160,7 @@ class Copying:
         if self._is_to_look:
             self._is_to_look = False
             if self.staged.is_as_copied():
-                _proven.update(self._optimizers)
+                here.prove(self._optimizers)
         self._has_moved()
         self._steady, self.staged.steady = {}, {}  # it holds them no longer
 
@@ -164,7 +177,7 @@ class Copying:
             )
         moved = "" if self._is_trial else self._has_moved() or self.staged.changed()
         if moved:
-            _refuted.update(self._optimizers)
+            here.refute(self._optimizers)
             raise CheckpointError(
                 f"The tensor {moved.partition('.')[2]} was changed while it was copied, and not by "
                 "its optimizer's step.",
@@ -188,3 +201,6 @@ class Copying:
         began = time.monotonic()
         self.settle()
         self._waited(time.monotonic() - began)
+
+
+here = Known()

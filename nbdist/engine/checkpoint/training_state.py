@@ -254,7 +254,7 @@ def _find(among: Collection[Optimizer] | None) -> Training:
         optimizers,
         _followers(models, optimizers),
         {n: v for n, v in keep.here.kept().items() if not isinstance(v, nn.Module | Optimizer)},
-        position.in_order(),
+        position.here.in_order(),
         names,
         _called([model.module for model in models], optimizers),
     )
@@ -286,7 +286,7 @@ def _has_inner(optimizer: Optimizer) -> bool:
 
 def _optimizers() -> list[Optimizer]:
     """Return the living optimizers in the order of making; of one parameter, the newest."""
-    living = torch_live.live(Optimizer)
+    living = torch_live.here.live(Optimizer)
     inner = {id(real(o)) for o in living if _has_inner(o)}
     held: set[int] = set()
     found = []
@@ -304,8 +304,10 @@ def _followers(models: list[TrainedModel], optimizers: list[Optimizer]) -> dict[
     What `nbdist.keep` names, what is of a model, and what says nothing of its state is left out.
     """
     own = {id(o) for o in optimizers} | {id(real(o)) for o in optimizers}
-    found = find_followers.search(keep.here.kept(), _names_here(), torch_live.live(Optimizer))
-    every = found.followers | find_followers.loose_schedulers(found, torch_live.live(Optimizer))
+    found = find_followers.search(keep.here.kept(), _names_here(), torch_live.here.live(Optimizer))
+    every = found.followers | find_followers.loose_schedulers(
+        found, torch_live.here.live(Optimizer)
+    )
     known = {id(one) for one in keep.here.kept().values()}
     known |= {id(part) for model in models for part in model.module.modules()}
 

@@ -132,7 +132,7 @@ class RankChecks(Component):
 
     def _scaling(self) -> dict[str, float]:
         """Return how the step's loss was scaled, and whether gradients were divided again."""
-        scalers = torch_live.live(torch.amp.GradScaler)
+        scalers = torch_live.here.live(torch.amp.GradScaler)
         return {
             "scalers": float(sum(map(torch_modules.has_scaled, scalers))),
             "scaled": float(torch_hooks.count_of_scaled() - self._scaled_before),

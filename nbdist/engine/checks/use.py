@@ -187,7 +187,7 @@ class Use:
         """Note the gradients it stepped with, which may be gone when the cell's step ends."""
         self._stepped = [p.grad for p in _parameters(optimizer)]
         self._has_come = False
-        scalers = [s for s in torch_live.live(torch.amp.GradScaler) if s.is_enabled()]
+        scalers = [s for s in torch_live.here.live(torch.amp.GradScaler) if s.is_enabled()]
         by_itself = getattr(optimizer, "found_inf", None) is not None  # a fused one divides alone
         self.is_unscaled = by_itself or any(
             torch_modules.is_unscaled(scaler, optimizer) for scaler in scalers

@@ -21,8 +21,6 @@ _MOST_FRAMES = 4096  # shapes; of some 2 kB each
 
 Kind = tuple[torch.Size, torch.dtype]
 
-_frames: "dict[Kind, Frame]" = {}
-
 
 @dataclass(frozen=True, slots=True)
 class Frame:
@@ -36,23 +34,32 @@ class Frame:
         return crc.to_bytes(4, "little").join(self.tail)
 
 
-def write_tensor(tensor: torch.Tensor, stream: CountedStream) -> None:
-    """Write a tensor to a stream, as `torch.save` does.
+class Frames:
+    """The frames that a process has seen, by the kind of tensor. Empty until torch has written."""
 
-    Args:
-        tensor: On the CPU; its elements lie one after another.
-        stream: Where it goes.
-    """
-    kind = tensor.shape, tensor.dtype
-    frame = _frames.get(kind)
-    if frame is None:
-        frame = _written_by_torch(tensor, stream)
-        if frame is not None and len(_frames) < _MOST_FRAMES:
-            _frames[kind] = frame
-        return
-    stream.write(frame.head)
-    crc = stream.write_counted(_bytes_of(tensor))
-    stream.write(frame.tail_of(crc))
+    def __init__(self) -> None:
+        self._seen: dict[Kind, Frame] = {}
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def write(self, tensor: torch.Tensor, stream: CountedStream) -> None:
+        """Write a tensor to a stream, as `torch.save` does.
+
+        Args:
+            tensor: On the CPU; its elements lie one after another.
+            stream: Where it goes.
+        """
+        kind = tensor.shape, tensor.dtype
+        frame = self._seen.get(kind)
+        if frame is None:
+            frame = _written_by_torch(tensor, stream)
+            if frame is not None and len(self) < _MOST_FRAMES:
+                self._seen[kind] = frame
+            return
+        stream.write(frame.head)
+        crc = stream.write_counted(_bytes_of(tensor))
+        stream.write(frame.tail_of(crc))
 
 
 def lies_whole(tensor: torch.Tensor) -> bool:
@@ -110,3 +117,6 @@ class _Recorder:
             if len(tail) == 3:
                 found.append(Frame(b"".join(self._pieces[:number]), (tail[0], tail[1], tail[2])))
         return found[0] if len(found) == 1 else None
+
+
+here = Frames()

@@ -62,9 +62,9 @@ def adapt(is_spread: IsSpread, ask_loader: AskLoader, ask_saving: AskSaving, ask
         _adapt_loader(module.Accelerator, ask_loader)
         _refuse_plugin(module.Accelerator)
 
-    on_import.adapt("accelerate.accelerator", adapt_accelerate)
-    on_import.adapt("transformers.trainer", lambda it: _adapt_trainer(it.Trainer, ask_saving))
-    on_import.adapt("deepspeed.runtime.engine", lambda it: _adapt_deepspeed(it, ask))
+    on_import.here.adapt("accelerate.accelerator", adapt_accelerate)
+    on_import.here.adapt("transformers.trainer", lambda it: _adapt_trainer(it.Trainer, ask_saving))
+    on_import.here.adapt("deepspeed.runtime.engine", lambda it: _adapt_deepspeed(it, ask))
 
 
 def shared_states() -> dict[str, Any]:

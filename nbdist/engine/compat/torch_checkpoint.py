@@ -37,8 +37,8 @@ from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
+from nbdist.engine.compat import tensor_frame
 from nbdist.engine.compat.counted_stream import CountedStream, FileFacts
-from nbdist.engine.compat.tensor_frame import write_tensor
 from nbdist.engine.compat.torch_groups import lacking
 
 _planning: Any = planner_helpers
@@ -172,7 +172,7 @@ class Writer:
         with self.torchs.fs.create_stream(path, "wb") as stream:
             for item in plan.mine.items:
                 began = stream.tell()
-                write_tensor(read[_key_of(item)], stream)
+                tensor_frame.here.write(read[_key_of(item)], stream)
                 nbytes = stream.tell() - began
                 place = _files_of_torch._StorageInfo(file, began, nbytes)
                 results.append(WriteResult(item.index, nbytes, place))

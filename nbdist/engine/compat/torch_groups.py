@@ -441,7 +441,7 @@ _native_describe_call: Callable[..., dict[str, Any]] = c10d_logger._get_msg_dict
 
 def group_count() -> int:
     """Return the first number that no group has had for its name; ranks must agree on it."""
-    return max(_highest + 1, int(c10d._world.group_count))
+    return max(here.highest + 1, int(c10d._world.group_count))
 
 
 def watch_names() -> None:
@@ -449,25 +449,35 @@ def watch_names() -> None:
 
     What still knows one of those by its name must not find another.
     """
-    c10d._process_group_name = _name_and_remember
+    c10d._process_group_name = here.name
 
 
-def _name_and_remember(*args: Any, **kwargs: Any) -> Any:
-    global _highest
-    name = _native_group_name(*args, **kwargs)
-    if name.isdecimal():
-        _highest = max(_highest, int(name))
-    return name
+class GroupNumbers:
+    """The numbers that groups have for names, as torch's own function gives them.
 
+    Attributes:
+        highest: That a group of this process has had; -1 before the first.
+    """
 
-_highest = -1
-_native_group_name = c10d._process_group_name
+    def __init__(self, native: Callable[..., Any]) -> None:
+        self.highest = -1
+        self._native = native
+
+    def note(self, number: int) -> None:
+        """Note that groups have had numbers up to this one."""
+        self.highest = max(self.highest, number)
+
+    def name(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the name of a new group, and note its number; torch calls it."""
+        name = self._native(*args, **kwargs)
+        if name.isdecimal():
+            self.note(int(name))
+        return name
 
 
 def set_group_count(count: int) -> None:
     """Set the number from which the next group's name is made."""
-    global _highest
-    _highest = max(_highest, count - 1)
+    here.note(count - 1)
     c10d._world.group_count = count
 
 
@@ -492,3 +502,6 @@ def _broken() -> list[str]:
     if _torch_function("_ZN4c10d16ProcessGroupGloo8RecvWork5abortEv") is None:
         broken.append("RecvWork::abort cannot be called: receives from any source cannot be freed")
     return broken
+
+
+here = GroupNumbers(c10d._process_group_name)

@@ -340,9 +340,7 @@ def remember_unscaled() -> Undo:
         def scale(self: Any, outputs: Any) -> Any:
             scaled = native(self, outputs)
             if isinstance(scaled, torch.Tensor) and scaled is not outputs:
-                global _count_of_scaled
-                _count_of_scaled += 1
-                scaled._nbdist_unscaled = outputs.detach()  # type: ignore[attr-defined]
+                here.remember(scaled, outputs)
             return scaled
 
         return scale
@@ -350,17 +348,30 @@ def remember_unscaled() -> Undo:
     return _replace(torch.amp.GradScaler, "scale", around)
 
 
-_count_of_scaled = 0
+class ScaledLosses:
+    """The losses that GradScalers of a process have scaled.
+
+    Attributes:
+        count: How many so far.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def remember(self, scaled: Any, loss: torch.Tensor) -> None:
+        """Note a loss that was scaled, on the one that it has become."""
+        self.count += 1
+        scaled._nbdist_unscaled = loss.detach()
 
 
 def count_of_scaled() -> int:
     """Return how many losses GradScalers have scaled so far."""
-    return _count_of_scaled
+    return here.count
 
 
 def unscaled(loss: torch.Tensor) -> torch.Tensor:
     """Return the loss before a GradScaler scaled it, or the loss itself."""
-    if not _count_of_scaled:
+    if not here.count:
         return loss
     found = getattr(loss, "_nbdist_unscaled", loss)
     assert isinstance(found, torch.Tensor)
@@ -478,3 +489,6 @@ def step_without_hooks(optimizer: torch.optim.Optimizer) -> None:
     # torch replaces a class's `step` by one that runs the hooks, and marks it so.
     native = step.__wrapped__ if getattr(step, "hooked", False) else step
     native(optimizer)
+
+
+here = ScaledLosses()

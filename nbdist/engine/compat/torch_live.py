@@ -26,73 +26,70 @@ _WATCHED: tuple[type[Any], ...] = (
     torch.optim.lr_scheduler.LRScheduler,
 )
 
-# A dictionary keeps the order of making, which is the same on all ranks; a set would not. The value
-# is the object's number, in the order of making of all.
-_live: dict[type[Any], "WeakKeyDictionary[Any, int]"] = {
-    kind: WeakKeyDictionary() for kind in _WATCHED
-}
-_numbers = itertools.count(1)
-_newest = 0
-
 
 def _do_nothing(_made: object) -> None:
     """Stand for whoever is told of new objects."""
 
 
-_tell: Callable[[Any], None] = _do_nothing
+class LiveObjects:
+    """The living objects of the watched classes, as a process has made them."""
+
+    def __init__(self) -> None:
+        # A dictionary keeps the order of making, which is the same on all ranks; a set would not.
+        # The value is the object's number, in the order of making of all.
+        self._live: dict[type[Any], WeakKeyDictionary[Any, int]] = {
+            kind: WeakKeyDictionary() for kind in _WATCHED
+        }
+        self._numbers = itertools.count(1)
+        self._newest = 0
+        self._tell: Callable[[Any], None] = _do_nothing
+
+    def watch(self, tell: Callable[[Any], None] = _do_nothing) -> None:
+        """Remember every object of the watched classes made from here on.
+
+        Args:
+            tell: Called with each as its constructor ends, and not with what `remember` counts in.
+        """
+        self._tell = tell
+        for kind in _WATCHED:
+            self._watch(kind)
+
+    def remember(self, kind: type[T], made: T) -> None:
+        """Count in an object of a watched class that was made past its constructor."""
+        self._newest = self._live[kind][made] = next(self._numbers)
+
+    def forget(self, gone: Any) -> None:
+        """Count an object out: no recovery has to do with it any more."""
+        for known in self._live.values():
+            known.pop(gone, None)
+
+    def live(self, kind: type[T]) -> list[T]:
+        """Return the living objects of a watched class, in the order of making."""
+        # Faster than the dictionary's own iterator, which is asked at each step.
+        references = self._live[kind].keyrefs()
+        return [made for reference in references if (made := reference()) is not None]
+
+    def newest_number(self) -> int:
+        """Return the number of the watched object that was made last; 0 before the first."""
+        return self._newest
+
+    def number_of(self, kind: type[T], made: T) -> int:
+        """Return an object's number: larger than of all made before it. 0: not watched."""
+        return self._live[kind].get(made, 0)
+
+    def _watch(self, kind: type[Any]) -> None:
+        native = kind.__init__
+        if getattr(native, "_nbdist_watches", False):
+            return
+
+        @functools.wraps(native)
+        def __init__(made: Any, *args: Any, **kwargs: Any) -> None:
+            native(made, *args, **kwargs)
+            self.remember(kind, made)
+            self._tell(made)
+
+        __init__._nbdist_watches = True  # type: ignore[attr-defined]
+        kind.__init__ = __init__
 
 
-def watch(tell: Callable[[Any], None] = _do_nothing) -> None:
-    """Remember every object of the watched classes made from here on.
-
-    Args:
-        tell: Called with each as its constructor ends, and not with what `remember` counts in.
-    """
-    global _tell
-    _tell = tell
-    for kind in _WATCHED:
-        _watch(kind)
-
-
-def remember(kind: type[T], made: T) -> None:
-    """Count in an object of a watched class that was made past its constructor."""
-    global _newest
-    _newest = _live[kind][made] = next(_numbers)
-
-
-def forget(gone: Any) -> None:
-    """Count an object out: no recovery has to do with it any more."""
-    for known in _live.values():
-        known.pop(gone, None)
-
-
-def live(kind: type[T]) -> list[T]:
-    """Return the living objects of a watched class, in the order of making."""
-    # Faster than the dictionary's own iterator, which is asked at each step.
-    references = _live[kind].keyrefs()
-    return [made for reference in references if (made := reference()) is not None]
-
-
-def newest_number() -> int:
-    """Return the number of the watched object that was made last; 0 before the first."""
-    return _newest
-
-
-def number_of(kind: type[T], made: T) -> int:
-    """Return an object's number: larger than of all that were made before it. 0: not watched."""
-    return _live[kind].get(made, 0)
-
-
-def _watch(kind: type[Any]) -> None:
-    native = kind.__init__
-    if getattr(native, "_nbdist_watches", False):
-        return
-
-    @functools.wraps(native)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        native(self, *args, **kwargs)
-        remember(kind, self)
-        _tell(self)
-
-    __init__._nbdist_watches = True  # type: ignore[attr-defined]
-    kind.__init__ = __init__
+here = LiveObjects()

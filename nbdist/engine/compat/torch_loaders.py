@@ -153,33 +153,41 @@ def _open(iterator: Any, made: Any, asked_ns: int) -> Any:
     return made.batch
 
 
-_of_workers: "weakref.WeakSet[_OfWorkers]" = weakref.WeakSet()
+class Iterators:
+    """The iterators of a process that have workers, as long as they live."""
 
+    def __init__(self) -> None:
+        self._alive: weakref.WeakSet[_OfWorkers] = weakref.WeakSet()
 
-def _hold_back_deaths() -> None:
-    """Let a worker's death be told where the loop asks for a batch, and nowhere else.
+    def add(self, made: _OfWorkers) -> None:
+        """Note one whose workers have just started."""
+        self._alive.add(made)
+        self._hold_back_deaths()
 
-    torch's handler of SIGCHLD raises in the midst of whatever the main thread does.
-    """
-    native = signal.getsignal(signal.SIGCHLD)
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or not callable(native) or getattr(native, "is_of_nbdist", False):
-        return
+    def _hold_back_deaths(self) -> None:
+        """Let a worker's death be told where the loop asks for a batch, and nowhere else.
 
-    def handler(number: int, frame: Any) -> None:
-        told: RuntimeError | None = None
-        try:
-            native(number, frame)  # first: it knows no worker that was asked how it ended
-        except RuntimeError as error:  # it tells of one death, and forgets it
-            told = error
-        died = [one for one in list(_of_workers) if dead_workers(one)]
-        for one in died:
-            one.nbdist_has_died = True
-        if any(one.nbdist_waits for one in died) or (told is not None and not died):
-            raise told or RuntimeError(_DIED)
+        torch's handler of SIGCHLD raises in the midst of whatever the main thread does.
+        """
+        native = signal.getsignal(signal.SIGCHLD)
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or not callable(native) or getattr(native, "is_of_nbdist", False):
+            return
 
-    handler.is_of_nbdist = True  # type: ignore[attr-defined]
-    signal.signal(signal.SIGCHLD, handler)
+        def handler(number: int, frame: Any) -> None:
+            told: RuntimeError | None = None
+            try:
+                native(number, frame)  # first: it knows no worker that was asked how it ended
+            except RuntimeError as error:  # it tells of one death, and forgets it
+                told = error
+            died = [one for one in list(self._alive) if dead_workers(one)]
+            for one in died:
+                one.nbdist_has_died = True
+            if any(one.nbdist_waits for one in died) or (told is not None and not died):
+                raise told or RuntimeError(_DIED)
+
+        handler.is_of_nbdist = True  # type: ignore[attr-defined]
+        signal.signal(signal.SIGCHLD, handler)
 
 
 def told_of(iterator: Any) -> Told | None:
@@ -228,8 +236,7 @@ def iterator_of(
     loader.check_worker_number_rationality()
     made = _OfWorkers(asked)
     made.nbdist_loader, made.nbdist_add = number, add
-    _of_workers.add(made)
-    _hold_back_deaths()
+    here.add(made)
     return made
 
 
@@ -272,3 +279,6 @@ def end_workers(iterator: Any) -> None:
     end = getattr(iterator, "_shutdown_workers", None)
     if end is not None:
         end()
+
+
+here = Iterators()

@@ -49,12 +49,12 @@ def _broken() -> list[str]:
 
 def remember_ddp(module: DistributedDataParallel) -> None:
     """Count in a DDP that was made past its constructor."""
-    torch_live.remember(DistributedDataParallel, module)
+    torch_live.here.remember(DistributedDataParallel, module)
 
 
 def live_ddps() -> list[DistributedDataParallel]:
     """Return the DDP modules that are still alive, also those that `replicate` makes."""
-    return torch_live.live(DistributedDataParallel)
+    return torch_live.here.live(DistributedDataParallel)
 
 
 def kept_alike(module: DistributedDataParallel) -> list[tuple[str, nn.Parameter]]:
@@ -227,28 +227,35 @@ def make_replicate_again() -> None:
     _ReplicateState.init = init  # type: ignore[method-assign]
 
 
-_replicated: "WeakKeyDictionary[DistributedDataParallel, ref[nn.Module]]" = WeakKeyDictionary()
+class Replicated:
+    """The modules behind which `replicate` keeps DDPs of a process, as far as they were found."""
+
+    def __init__(self) -> None:
+        self._found: WeakKeyDictionary[DistributedDataParallel, ref[nn.Module]]
+        self._found = WeakKeyDictionary()
+
+    def find(self, ddp: DistributedDataParallel) -> nn.Module | None:
+        """Return the one of this DDP; searched on the heap, once."""
+        known = self._found.get(ddp)
+        if known is None:
+            holders = [
+                h if isinstance(h, dict) else vars(h)
+                for h in gc.get_referrers(ddp)
+                if isinstance(h, dict) or hasattr(h, "__dict__")
+            ]
+            modules = [h["module"] for h in holders if h.get("_ddp") is ddp and "module" in h]
+            if not modules:
+                return None
+            known = self._found[ddp] = ref(modules[0])
+        return known()
 
 
 def replicated_by(ddp: DistributedDataParallel) -> nn.Module | None:
     """Return the module behind which `replicate` keeps this DDP, if it does.
 
-    The DDP itself knows a list of parameters only. Who holds it is searched on the heap, once.
+    The DDP itself knows a list of parameters only.
     """
-    if not isinstance(ddp.module, nn.ParameterList):
-        return None
-    known = _replicated.get(ddp)
-    if known is None:
-        holders = [
-            h if isinstance(h, dict) else vars(h)
-            for h in gc.get_referrers(ddp)
-            if isinstance(h, dict) or hasattr(h, "__dict__")
-        ]
-        modules = [h["module"] for h in holders if h.get("_ddp") is ddp and "module" in h]
-        if not modules:
-            return None
-        known = _replicated[ddp] = ref(modules[0])
-    return known()
+    return here.find(ddp) if isinstance(ddp.module, nn.ParameterList) else None
 
 
 def broadcast_coalesced(
@@ -277,3 +284,6 @@ def register_comm_hook(module: nn.Module, state: object, hook: Callable[..., Any
     ddp = reducer_of(module)
     assert ddp is not None, "only modules that have a reducer get this method"
     ddp.register_comm_hook(state, hook)
+
+
+here = Replicated()

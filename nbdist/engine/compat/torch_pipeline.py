@@ -113,49 +113,57 @@ class _Laid:
     alike: tuple[Ranks, ...]
 
 
-_laid: "WeakKeyDictionary[nn.Module, _Laid]" = WeakKeyDictionary()
+class LaidParts:
+    """The modules of stages that layouts of a process have made of their models."""
 
+    def __init__(self) -> None:
+        self._laid: WeakKeyDictionary[nn.Module, _Laid] = WeakKeyDictionary()
 
-def remember_laid(
-    part: nn.Module, model: nn.Module, ranks: Ranks, alike: tuple[Ranks, ...] = ()
-) -> None:
-    """Know that a stage's module stands for a part of `model`, which these ranks train together.
+    def __contains__(self, part: nn.Module) -> bool:
+        return part in self._laid
 
-    Args:
-        part: The stage's module.
-        model: The whole.
-        ranks: Who trains it.
-        alike: Those of `ranks` that have the same stages, and equal weights, together.
-    """
-    _laid[part] = _Laid(ref(model), ranks, alike)
+    def remember_laid(
+        self, part: nn.Module, model: nn.Module, ranks: Ranks, alike: tuple[Ranks, ...] = ()
+    ) -> None:
+        """Know that a stage's module is a part of `model`, which these ranks train together.
 
+        Args:
+            part: The stage's module.
+            model: The whole.
+            ranks: Who trains it.
+            alike: Those of `ranks` that have the same stages, and equal weights, together.
+        """
+        self._laid[part] = _Laid(ref(model), ranks, alike)
 
-def laid_models() -> dict[nn.Module, tuple[int, ...]]:
-    """Return the models of layouts of which this rank has stages, and the ranks that share them."""
-    return {model: ranks for part in list(_laid) for model, ranks in _laid_of(part)}
+    def laid_models(self) -> dict[nn.Module, Ranks]:
+        """Return the models of which this rank has stages, and the ranks that share them."""
+        return {
+            model: laid.ranks
+            for laid in list(self._laid.values())
+            if (model := laid.model()) is not None
+        }
 
+    def copies_of(self, model: nn.Module, rank: int) -> frozenset[int]:
+        """Return the ranks that hold the same stages of a layout's model as `rank`."""
+        sets = [its for laid in self._laid.values() if laid.model() is model for its in laid.alike]
+        return next((frozenset(its) for its in sets if rank in its), frozenset())
 
-def copies_of(model: nn.Module, rank: int) -> frozenset[int]:
-    """Return the ranks that hold the same stages of a layout's model as `rank`."""
-    sets = [its for laid in _laid.values() if laid.model() is model for its in laid.alike]
-    return next((frozenset(its) for its in sets if rank in its), frozenset())
+    def hand_over(self) -> dict[str, tuple[nn.Module, nn.Module, Ranks, tuple[Ranks, ...]]]:
+        """Return what a new rank must know of the stages that come with models."""
+        known = enumerate(list(self._laid.items()))
+        return {
+            str(i): (part, model, laid.ranks, laid.alike)
+            for i, (part, laid) in known
+            if (model := laid.model()) is not None
+        }
 
-
-def hand_over() -> dict[str, tuple[nn.Module, nn.Module, Ranks, tuple[Ranks, ...]]]:
-    """Return what a new rank must know of the stages that come with models."""
-    known = enumerate(list(_laid.items()))
-    return {
-        str(i): (part, model, laid.ranks, laid.alike)
-        for i, (part, laid) in known
-        if (model := laid.model()) is not None
-    }
-
-
-def take_over(told: dict[str, tuple[nn.Module, nn.Module, Ranks, tuple[Ranks, ...]]]) -> None:
-    """Know, on a new rank, what `hand_over` returned."""
-    for part, model, ranks, alike in told.values():
-        if isinstance(part, nn.Module) and isinstance(model, nn.Module):
-            remember_laid(part, model, ranks, alike)
+    def take_over(
+        self, told: dict[str, tuple[nn.Module, nn.Module, Ranks, tuple[Ranks, ...]]]
+    ) -> None:
+        """Know, on a new rank, what `hand_over` returned."""
+        for part, model, ranks, alike in told.values():
+            if isinstance(part, nn.Module) and isinstance(model, nn.Module):
+                self.remember_laid(part, model, ranks, alike)
 
 
 def live_parts() -> list[tuple[nn.Module, tuple[int, ...]]]:
@@ -163,15 +171,9 @@ def live_parts() -> list[tuple[nn.Module, tuple[int, ...]]]:
 
     Of a layout that is its model, known from the start; of a program's own, a stage's module.
     """
-    own = [stage for stage in live_pipelines()[1] if stage.submod not in _laid]
+    own = [stage for stage in live_pipelines()[1] if stage.submod not in here]
     world: Any = dist.group.WORLD
-    return [*laid_models().items(), *((s.submod, ranks_of(s.group or world)) for s in own)]
-
-
-def _laid_of(part: nn.Module) -> list[tuple[nn.Module, tuple[int, ...]]]:
-    laid = _laid[part]
-    alive = laid.model()
-    return [] if alive is None else [(alive, laid.ranks)]
+    return [*here.laid_models().items(), *((s.submod, ranks_of(s.group or world)) for s in own)]
 
 
 # ---- Making what a layout runs -------------------------------------------------------------------
@@ -246,3 +248,6 @@ def raised_in_stage(error: RuntimeError) -> BaseException | None:
     text = str(error)
     is_torchs = "failed to run forward" in text or "Failed to run stage backward" in text
     return error.__cause__ if is_torchs else None
+
+
+here = LaidParts()

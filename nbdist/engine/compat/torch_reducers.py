@@ -58,7 +58,6 @@ def check() -> list[str]:
 # ---- What is averaged: the parameters that a reducer was made for ------------------------------
 
 
-_made_for: "WeakKeyDictionary[Any, list[bool]]" = WeakKeyDictionary()
 _FOLLOWS = "_nbdist_follows_trained"  # on the module, with which it comes to a new rank
 
 
@@ -68,18 +67,12 @@ def follow_trained(module: DistributedDataParallel) -> None:
     A forward makes it anew where others are. Nothing does that for a module of the user's own.
     """
     setattr(module, _FOLLOWS, True)
-    _note_trained(module)
-
-
-def _note_trained(module: DistributedDataParallel) -> None:
-    if hasattr(module, _FOLLOWS):
-        _made_for[module.reducer] = _trained(module)
+    here.note_made(module, _trained(module))
 
 
 def forget_trained(module: DistributedDataParallel) -> None:
     """Have a layout's module take its reducer for one that was made for other parameters."""
-    if hasattr(module, _FOLLOWS):
-        _made_for[module.reducer] = []
+    here.note_made(module, [])
 
 
 def made_for(module: DistributedDataParallel) -> str:
@@ -87,7 +80,7 @@ def made_for(module: DistributedDataParallel) -> str:
 
     It is "" where it is not known.
     """
-    known = _made_for.get(module.reducer)
+    known = here.made_for(module)
     return "" if known is None else _flags(known) + f" {_flags(_trained(module))}"
 
 
@@ -97,7 +90,7 @@ def _flags(are_trained: list[bool]) -> str:
 
 def is_to_be_remade(module: DistributedDataParallel) -> bool:
     """Return whether the next forward makes a layout's reducer anew."""
-    return module.reducer in _made_for and trains_others(module)
+    return here.made_for(module) is not None and trains_others(module)
 
 
 def trains_others(module: DistributedDataParallel) -> bool:
@@ -106,12 +99,12 @@ def trains_others(module: DistributedDataParallel) -> bool:
     Not where none is trained: there is nothing to average.
     """
     now = _trained(module)
-    return now != _made_for.get(module.reducer) and any(now)
+    return now != here.made_for(module) and any(now)
 
 
 def changed(module: DistributedDataParallel) -> list[torch.Tensor]:
     """Return the parameters that were frozen or thawed since the reducer was made."""
-    before = _made_for.get(module.reducer) or []
+    before = here.made_for(module) or []
     parameters: Any = module._module_parameters
     return [p for p, was in zip(parameters, before, strict=False) if p.requires_grad != was]
 
@@ -126,8 +119,39 @@ def _trained(module: DistributedDataParallel) -> list[bool]:
 
 Buckets = list[list[int]]  # indices of parameters, as DDP counts them; first to be sent first
 
-# The buckets that a reducer began with, where these were not the constructor's.
-_began_with: "WeakKeyDictionary[Any, Buckets]" = WeakKeyDictionary()
+
+class Reducers:
+    """What is known of the reducers of a process, as long as they live.
+
+    Attributes:
+        remade: How many have been built beside those of constructors.
+    """
+
+    def __init__(self) -> None:
+        self.remade = 0
+        # Whether each parameter was trained when a reducer was made, of a layout's module.
+        self._made_for: WeakKeyDictionary[Any, list[bool]] = WeakKeyDictionary()
+        # With which buckets one began, where these were not the constructor's.
+        self._began_with: WeakKeyDictionary[Any, Buckets] = WeakKeyDictionary()
+
+    def note_made(self, module: DistributedDataParallel, trained: list[bool]) -> None:
+        """Note for which parameters the reducer of a layout's module is made."""
+        if hasattr(module, _FOLLOWS):
+            self._made_for[module.reducer] = trained
+
+    def note_built(self, module: DistributedDataParallel, buckets: Buckets | None) -> None:
+        """Note a module's new reducer, and the buckets that it was given."""
+        self.note_made(module, _trained(module))
+        if buckets is not None:
+            self._began_with[module.reducer] = buckets
+
+    def made_for(self, module: DistributedDataParallel) -> list[bool] | None:
+        """Return for which parameters the module's reducer was made; None where not known."""
+        return self._made_for.get(module.reducer)
+
+    def began_with(self, module: DistributedDataParallel) -> Buckets | None:
+        """Return the buckets that it was given."""
+        return self._began_with.get(module.reducer)
 
 
 def reset_ddp(module: DistributedDataParallel) -> None:
@@ -154,10 +178,7 @@ def remake_reducer(module: DistributedDataParallel, buckets: Buckets | None = No
 
 def remade() -> int:
     """Return how many reducers have been built beside those of constructors."""
-    return _count_of_made
-
-
-_count_of_made = 0
+    return here.remade
 
 
 def build_reducer(
@@ -170,8 +191,7 @@ def build_reducer(
         builtin: From `builtin_hook_of`.
         buckets: By itself the constructor's; so where they are not of what is trained now.
     """
-    global _count_of_made
-    _count_of_made += 1
+    here.remade += 1
     with _some_trained(module):
         _build_reducer(module, builtin, buckets)
 
@@ -184,9 +204,7 @@ def _build_reducer(ddp: Any, builtin: str | None, buckets: Buckets | None) -> No
     with _assigned(buckets, ddp.bucket_bytes_cap):
         ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
     ddp._has_rebuilt_buckets = False
-    _note_trained(ddp)
-    if buckets is not None:
-        _began_with[ddp.reducer] = buckets
+    here.note_built(ddp, buckets)
     if ddp.static_graph:
         # A new reducer learns the graph in its first iteration, and reduces at its end.
         ddp._static_graph_delay_allreduce_enqueued = False
@@ -279,7 +297,7 @@ def has_rebuilt_buckets(module: DistributedDataParallel) -> bool:
 
 def began_with(module: DistributedDataParallel) -> Buckets | None:
     """Return the buckets that the module's reducer was made with; None for the constructor's."""
-    return _began_with.get(module.reducer)
+    return here.began_with(module)
 
 
 def buckets_of(module: DistributedDataParallel) -> Buckets | None:
@@ -354,3 +372,6 @@ def _first_bucket_bytes(module: Any) -> int:
         first: int = vars(dist)["_DEFAULT_FIRST_BUCKET_BYTES"]
         return first
     return int((*module.bucket_bytes_cap_list, module.bucket_bytes_cap)[0])
+
+
+here = Reducers()

@@ -369,7 +369,7 @@ def plain_name(module: nn.Module) -> str:
 
 def live_fsdp1() -> list[FullyShardedDataParallel]:
     """Return the FullyShardedDataParallel modules that are still alive, outer and inner ones."""
-    return torch_live.live(FullyShardedDataParallel)
+    return torch_live.here.live(FullyShardedDataParallel)
 
 
 def reset_fsdp1(module: Any) -> None:

@@ -31,65 +31,80 @@ def check() -> list[str]:
     return [f"torch {torch.__version__}: {x}" for x in lacking(FSDPState, ["init"], "FSDPState")]
 
 
-def before_wrapping(ask: Ask) -> None:
-    """Call `ask` before DDP, FSDP1 or `fully_shard` takes a module. Main thread.
-
-    It replaces what an earlier call gave. DDP of a composable `replicate` is seen as well, with a
-    list of the module's parameters in its place.
-    """
-    global _ask
-    _ask = ask
-    _guard(DistributedDataParallel, "__init__", "module", "DistributedDataParallel")
-    _guard(FullyShardedDataParallel, "__init__", "module", "FullyShardedDataParallel")
-    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
-
-    _guard(FSDPState, "init", "modules", "fully_shard")
-
-
-def _nobody(_by: str, _module: nn.Module) -> None:
-    """Where nobody objects."""
-
-
-_ask: Ask = _nobody
-
-
 AskClip = Callable[[list[torch.Tensor]], None]  # gets whose gradients are clipped; may raise
 
 
-def before_clipping(ask: AskClip) -> None:
-    """Call `ask` before `torch.nn.utils.clip_grad_norm_` clips. Main thread.
-
-    It replaces what an earlier call gave. Ranks boot before a cell imports the name from anywhere.
-    """
-    global _ask_clip
-    _ask_clip = ask
-    home = sys.modules["torch.nn.utils.clip_grad"]
-    native = nn.utils.clip_grad_norm_
-    if getattr(native, "_nbdist_asks", False):
-        return
-
-    @functools.wraps(native)
-    def clip_grad_norm_(
-        parameters: torch.Tensor | Iterable[torch.Tensor], *args: Any, **keywords: Any
-    ) -> torch.Tensor:
-        if torch.compiler.is_compiling():
-            return native(parameters, *args, **keywords)
-        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        _ask_clip(given)
-        # torch warns of a generator that is empty.
-        is_generator = isinstance(parameters, GeneratorType)
-        return native((p for p in given) if is_generator else given, *args, **keywords)
-
-    clip_grad_norm_._nbdist_asks = True  # type: ignore[attr-defined]
-    for owner in (nn.utils, home):
-        owner.clip_grad_norm_ = clip_grad_norm_  # type: ignore[attr-defined]
+def _nobody(_by: str, _module: nn.Module) -> None:
+    """Where nobody objects to who spreads a model."""
 
 
 def _nobody_clips(_parameters: list[torch.Tensor]) -> None:
-    """Where nobody objects."""
+    """Where nobody objects to who clips."""
 
 
-_ask_clip: AskClip = _nobody_clips
+class Guards:
+    """Who is asked before a model is spread, and before gradients are clipped. Main thread."""
+
+    def __init__(self) -> None:
+        self._ask: Ask = _nobody
+        self._ask_clip: AskClip = _nobody_clips
+
+    def before_wrapping(self, ask: Ask) -> None:
+        """Call `ask` before DDP, FSDP1 or `fully_shard` takes a module.
+
+        It replaces what an earlier call gave. DDP of a composable `replicate` is seen as well, with
+        a list of the module's parameters in its place.
+        """
+        self._ask = ask
+        self._guard(DistributedDataParallel, "__init__", "module", "DistributedDataParallel")
+        self._guard(FullyShardedDataParallel, "__init__", "module", "FullyShardedDataParallel")
+        from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+
+        self._guard(FSDPState, "init", "modules", "fully_shard")
+
+    def before_clipping(self, ask: AskClip) -> None:
+        """Call `ask` before `torch.nn.utils.clip_grad_norm_` clips.
+
+        It replaces what an earlier call gave. Ranks boot before a cell imports the name from
+        anywhere.
+        """
+        self._ask_clip = ask
+        home = sys.modules["torch.nn.utils.clip_grad"]
+        native = nn.utils.clip_grad_norm_
+        if getattr(native, "_nbdist_asks", False):
+            return
+
+        @functools.wraps(native)
+        def clip_grad_norm_(
+            parameters: torch.Tensor | Iterable[torch.Tensor], *args: Any, **keywords: Any
+        ) -> torch.Tensor:
+            if torch.compiler.is_compiling():
+                return native(parameters, *args, **keywords)
+            given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            self._ask_clip(given)
+            # torch warns of a generator that is empty.
+            is_generator = isinstance(parameters, GeneratorType)
+            return native((p for p in given) if is_generator else given, *args, **keywords)
+
+        clip_grad_norm_._nbdist_asks = True  # type: ignore[attr-defined]
+        for owner in (nn.utils, home):
+            owner.clip_grad_norm_ = clip_grad_norm_  # type: ignore[attr-defined]
+
+    def _guard(self, owner: Any, name: str, parameter: str, by: str) -> None:
+        native = getattr(owner, name)
+        if getattr(native, "_nbdist_asks", False):
+            return
+
+        @functools.wraps(native)
+        def guarded(made: Any, *args: Any, **keywords: Any) -> None:
+            given = args[0] if args else keywords[parameter]
+            # `fully_shard` takes one module or several, and hands on a tuple.
+            for module in given if isinstance(given, tuple) else (given,):
+                self._ask(by, module)
+            native(made, *args, **keywords)
+
+        guarded._nbdist_asks = True  # type: ignore[attr-defined]
+        setattr(owner, name, guarded)
 
 
 Sharded = Callable[[nn.Parameter], None]  # gets the parameter that holds a shard
@@ -117,18 +132,4 @@ def around_sharding(look: Callable[[torch.Tensor], Sharded | None]) -> None:
     FSDPParam.__init__ = __init__  # type: ignore[method-assign]
 
 
-def _guard(owner: Any, name: str, parameter: str, by: str) -> None:
-    native = getattr(owner, name)
-    if getattr(native, "_nbdist_asks", False):
-        return
-
-    @functools.wraps(native)
-    def guarded(self: Any, *args: Any, **keywords: Any) -> None:
-        given = args[0] if args else keywords[parameter]
-        # `fully_shard` takes one module or several, and hands on a tuple.
-        for module in given if isinstance(given, tuple) else (given,):
-            _ask(by, module)
-        native(self, *args, **keywords)
-
-    guarded._nbdist_asks = True  # type: ignore[attr-defined]
-    setattr(owner, name, guarded)
+here = Guards()

@@ -19,10 +19,6 @@ from nbdist.engine.data.journal import JournalEntry
 
 _FILE = "journal-{}-{}"  # the cluster's token, the rank
 
-_session = ""  # that of the cluster; the same on all its ranks
-_made: Counter[int] = Counter()  # loaders by what they were made of, to tell those alike apart
-_about: dict[int, dict[str, Any]] = {}  # by loader: what it is, for people
-
 
 class Account:
     """The entries of one loader. It travels to replacement ranks with its loader."""
@@ -35,25 +31,23 @@ class Account:
             spec: What tells its batches; loaders of a cell with the same are told apart in order.
             about: What it is, for people.
         """
-        alike = _number(cell, *spec)
         # The same in another session, where its cell makes the same loaders.
-        self.kind = _number(*spec, _made[alike])
-        self.loader = _number(session(), cell, self.kind)
-        _made[alike] += 1
+        self.kind = _number(*spec, here.count_alike(cell, *spec))
+        self.loader = _number(here.session(), cell, self.kind)
         self.born = self.loader  # before it went on as another
         self.served = 0  # batches that loops were given; the serial of the next
         self._part = range(0)  # of the newest batch, this rank's positions
-        _about[self.loader] = {"cell": cell, **about}
+        here.about[self.loader] = {"cell": cell, **about}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         about = state.pop("about")
         self.__dict__.update(state)
-        _about.setdefault(self.loader, about)
+        here.about.setdefault(self.loader, about)
         # In a replacement rank, whose predecessor may have been given more.
         journal.here().cut(self.loader, self.served)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "about": _about.get(self.loader, {})}
+        return {**self.__dict__, "about": here.about.get(self.loader, {})}
 
     def give(self, epoch: int, batch: range, part: range, shard: Shard) -> None:
         """Note that a loop gets `part` of the global batch `batch`."""
@@ -102,14 +96,14 @@ class Account:
     def state(self) -> dict[str, Any]:
         """Return what a loader's state says, so that a restored one goes on here."""
         served = {"loader": self.loader, "served": self.served}
-        return {"session": session(), "kind": self.kind, **served}
+        return {"session": here.session(), "kind": self.kind, **served}
 
     def resume(self, state: dict[str, Any] | None, epoch: int, consumed: int) -> None:
         """Go on where a state was taken, or note what was given in another session."""
-        if state is not None and state["session"] and state["session"] == session():
-            about = _about[self.loader]
+        if state is not None and state["session"] and state["session"] == here.session():
+            about = here.about[self.loader]
             self.loader = state["loader"]
-            _about.setdefault(self.loader, about)  # unknown where no rank has outlived it
+            here.about.setdefault(self.loader, about)  # unknown where no rank has outlived it
             self.go_back(state["served"])
         elif epoch or consumed:
             self._note(journal.BEFORE, epoch, 0, consumed)
@@ -129,35 +123,49 @@ def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-def session() -> str:
-    """Return what tells this cluster, or program, from others; "" where nothing does."""
-    return _session or os.environ.get("MASTER_PORT", "")
+class Accounts:
+    """The accounts of a process, and the session that they are of.
 
-
-def about() -> dict[int, dict[str, Any]]:
-    """Return what is known of all loaders, by their number in the journal."""
-    return _about
-
-
-def keep_in(folder: Path, token: str, rank: int, ranks: int, *, is_first: bool) -> None:
-    """Keep the journal in a file that outlives this process, after each join.
-
-    Args:
-        folder: The cluster's on this host.
-        token: Of the cluster.
-        rank: This process's.
-        ranks: How many there are now.
-        is_first: A new cluster begins.
+    Attributes:
+        about: What each loader is, for people, by its number in the journal.
     """
-    global _session
-    here = journal.here()
-    if not _session:
-        here.keep_in(folder / _FILE.format(token, rank), is_new=is_first)
-    _session = f"{folder.name}-{token}"
-    if int(os.environ.get("LOCAL_RANK", rank)) == 0:
-        here.take_over(folder, _FILE.format(token, "{}"), ranks)
+
+    def __init__(self) -> None:
+        self.about: dict[int, dict[str, Any]] = {}
+        self._session = ""  # that of the cluster; the same on all its ranks
+        self._made: Counter[int] = Counter()  # loaders by what they were made of
+
+    def session(self) -> str:
+        """Return what tells this cluster, or program, from others; "" where nothing does."""
+        return self._session or os.environ.get("MASTER_PORT", "")
+
+    def count_alike(self, cell: int, *spec: Any) -> int:
+        """Count a loader that a cell makes; return how many of the same it has made before."""
+        alike = _number(cell, *spec)
+        self._made[alike] += 1
+        return self._made[alike] - 1
+
+    def keep_in(self, folder: Path, token: str, rank: int, ranks: int, *, is_first: bool) -> None:
+        """Keep the journal in a file that outlives this process, after each join.
+
+        Args:
+            folder: The cluster's on this host.
+            token: Of the cluster.
+            rank: This process's.
+            ranks: How many there are now.
+            is_first: A new cluster begins.
+        """
+        entries = journal.here()
+        if not self._session:
+            entries.keep_in(folder / _FILE.format(token, rank), is_new=is_first)
+        self._session = f"{folder.name}-{token}"
+        if int(os.environ.get("LOCAL_RANK", rank)) == 0:
+            entries.take_over(folder, _FILE.format(token, "{}"), ranks)
 
 
 def _number(*parts: Any) -> int:
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+here = Accounts()

@@ -150,7 +150,7 @@ def coverage() -> Coverage:
         UsageError: This process is no rank.
     """
     side.require_rank("nbdist.coverage")
-    living = {one.account.loader: one for one in position.in_order()}
+    living = {one.account.loader: one for one in position.here.in_order()}
     is_group = dist.is_available() and dist.is_initialized()
     entries, about = _together(journal.here().entries(), _named(), is_group=is_group)
     if not is_group and not entries:
@@ -168,7 +168,7 @@ def _named() -> dict[int, dict[str, Any]]:
     for name, value in keep.here.named().items():
         if isinstance(value, Loader) and not name.startswith("_"):
             names.setdefault(value._standing.account.loader, name)
-    return {key: {**told, "name": names.get(key, "")} for key, told in account.about().items()}
+    return {key: {**told, "name": names.get(key, "")} for key, told in account.here.about.items()}
 
 
 def _together(

@@ -5,17 +5,17 @@ Threads: the loop's.
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from nbdist.engine.compat import torch_loaders
-from nbdist.engine.data import bad, probe, shards, weighting
+from nbdist.engine.data import bad, making, probe, services, shards, weighting
 from nbdist.engine.data.batches import mix, part
 from nbdist.engine.data.left_out import Skipped
-from nbdist.engine.data.making import Collate, Init, Items, add_noted
+from nbdist.engine.data.making import Collate, Init, Items
 from nbdist.engine.data.own_generators import own_generators
 from nbdist.engine.data.position import LoaderPosition
 from nbdist.engine.data.probe import Probe
@@ -163,7 +163,7 @@ class Loader(DataLoader[T]):
         weighting.checked(self.weights, data_shard().count, batches.global_batch)
         if not standing.next_pass():
             return iter(())
-        _tell(self._facts())
+        services.here.tell_loop(self._facts())
         loop = Loop(self)
         standing.begin_pass(weakref.ref(loop))
         return loop
@@ -197,8 +197,8 @@ class Loader(DataLoader[T]):
         items = Items(self.dataset, self._standing.batches.skips, seed)
         init = Init(self.dataset, self.worker_init_fn)
         collate = Collate(self.collate_fn)
-        number = self._standing.number
-        return torch_loaders.iterator_of(self, items, collate, init, add_noted, number)
+        add, number = making.here.add_noted, self._standing.number
+        return torch_loaders.iterator_of(self, items, collate, init, add, number)
 
     def _facts(self) -> dict[str, float]:
         """Return what a record of kind "loader" tells, see `wire.Record`."""
@@ -228,19 +228,6 @@ class Loader(DataLoader[T]):
             UsageError: The dataset has another number of samples than the state's.
         """
         self._standing.load_state_dict(state)
-
-
-def _tell_nobody(facts: dict[str, float]) -> None:
-    """Stand for who hears of loaders."""
-
-
-_tell: Callable[[dict[str, float]], None] = _tell_nobody
-
-
-def tell_to(hear: Callable[[dict[str, float]], None]) -> None:
-    """Have `hear` called with what a record of kind "loader" tells, when a loop begins."""
-    global _tell
-    _tell = hear
 
 
 class Loop:

@@ -49,12 +49,12 @@ class BatchScaledLR(LinearLR):
         # Without a rise it is constant: torch would keep the first factor if there were no steps.
         start = 1 / growth if rises else 1.0
         super().__init__(optimizer, start_factor=start, total_iters=warmup_steps if rises else 1)
-        _live.add(self)
+        here.add(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Be known on a rank that got it from another one, too."""
         self.__dict__.update(state)
-        _live.add(self)
+        here.add(self)
 
     def __repr__(self) -> str:
         times = factor(self.global_batch, self.reference_batch, self.rule)
@@ -68,9 +68,6 @@ class BatchScaledLR(LinearLR):
         """Return whether it does what is asked."""
         mine = (self.global_batch, self.reference_batch, self.rule, self.warmup_steps)
         return self.optimizer is optimizer and mine == asked
-
-
-_live: "WeakSet[BatchScaledLR]" = WeakSet()
 
 
 def factor(global_batch: int, reference_batch: int, rule: str) -> float:
@@ -113,10 +110,9 @@ def scale_lr(
     _check(optimizer, global_batch, reference_batch, rule, warmup_steps)
     asked = (global_batch, reference_batch, rule, warmup_steps)
     times = factor(global_batch, reference_batch, rule)
-    if all(group.get("lr_factor") == times for group in optimizer.param_groups):
-        known = next((known for known in _live if known.is_for(optimizer, asked)), None)
-        if known is not None:
-            return known
+    is_scaled = all(group.get("lr_factor") == times for group in optimizer.param_groups)
+    if is_scaled and (known := here.find(optimizer, asked)) is not None:
+        return known
     for group in optimizer.param_groups:
         group["global_batch"] = global_batch
         if group.get("lr_factor") == times and not warmup_steps:
@@ -167,3 +163,21 @@ def _check(
             why="it has noted the rates as they were, and would bring them back",
             do="call nbdist.scale_lr right after the optimizer, and make the scheduler after it",
         )
+
+
+class Schedulers:
+    """The schedulers of this kind that live on a rank: the same call returns the same one."""
+
+    def __init__(self) -> None:
+        self._live: WeakSet[BatchScaledLR] = WeakSet()
+
+    def add(self, one: BatchScaledLR) -> None:
+        """Note one that was made here, or has come from another rank."""
+        self._live.add(one)
+
+    def find(self, optimizer: Optimizer, asked: tuple[int, int, str, int]) -> BatchScaledLR | None:
+        """Return the one that does what is asked."""
+        return next((one for one in self._live if one.is_for(optimizer, asked)), None)
+
+
+here = Schedulers()

@@ -41,43 +41,59 @@ from nbdist.errors import NBDistError
 
 PARTS = ("read", "decode", "transform", "fetch", "collate", "copy")
 
-# By the thread that did it. A deque, not a dict: appending is atomic, and a lock that another
-# thread holds while a worker is forked would never be released there.
-_noted: "deque[tuple[int, str, int]]" = deque(maxlen=100_000)
 
+class Timed:
+    """The parts of making the next batches that threads of one process have timed so far."""
 
-@contextmanager
-def part(name: str) -> Iterator[None]:
-    """Count what is done within as this part of making the next batch.
+    def __init__(self) -> None:
+        # By the thread that did it. A deque, not a dict: appending is atomic, and a lock that
+        # another thread holds while a worker is forked would never be released there.
+        self._noted: deque[tuple[int, str, int]] = deque(maxlen=100_000)
 
-    Args:
-        name: Of `PARTS`. Do not nest them: each counts all that it holds.
-    """
-    began_ns = perf_counter_ns()
-    try:
-        yield
-    finally:
-        _noted.append((threading.get_ident(), name, perf_counter_ns() - began_ns))
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count what is done within as this part of making the next batch.
 
+        Args:
+            name: Of `PARTS`. Do not nest them: each counts all that it holds.
+        """
+        began_ns = perf_counter_ns()
+        try:
+            yield
+        finally:
+            self._noted.append((threading.get_ident(), name, perf_counter_ns() - began_ns))
 
-@contextmanager
-def reading() -> Iterator[None]:
-    """Count what is done within as read and decode: what waits, and what takes processor time.
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Count what is done within as read and decode: what waits, and what takes processor time.
 
-    One thread does both, and few files tell them apart otherwise. Time in which the thread had no
-    core is neither.
-    """
-    began_ns, before = perf_counter_ns(), background.thread_ns()
-    try:
-        yield
-    finally:
-        took_ns, now = perf_counter_ns() - began_ns, background.thread_ns()
-        worked_ns = delayed_ns = 0
-        if now is not None and before is not None:
-            worked_ns, delayed_ns = now[0] - before[0], now[1] - before[1]
-        me = threading.get_ident()
-        _noted.append((me, "decode", min(took_ns, worked_ns)))
-        _noted.append((me, "read", max(0, took_ns - worked_ns - delayed_ns)))
+        One thread does both, and few files tell them apart otherwise. Time in which the thread had
+        no core is neither.
+        """
+        began_ns, before = perf_counter_ns(), background.thread_ns()
+        try:
+            yield
+        finally:
+            took_ns, now = perf_counter_ns() - began_ns, background.thread_ns()
+            worked_ns = delayed_ns = 0
+            if now is not None and before is not None:
+                worked_ns, delayed_ns = now[0] - before[0], now[1] - before[1]
+            me = threading.get_ident()
+            self._noted.append((me, "decode", min(took_ns, worked_ns)))
+            self._noted.append((me, "read", max(0, took_ns - worked_ns - delayed_ns)))
+
+    def add_noted(self, parts_ns: dict[str, int]) -> int:
+        """Add what was noted so far to a batch's parts; return how much of it this thread did."""
+        own_ns, me = 0, threading.get_ident()
+        while self._noted:
+            thread, name, took_ns = self._noted.popleft()
+            parts_ns[name] = parts_ns.get(name, 0) + took_ns
+            own_ns += took_ns if thread == me else 0
+        return own_ns
+
+    def forget(self) -> None:
+        """Forget what was noted, in a worker: what the rank has noted is for the rank to tell."""
+        self._noted.clear()
 
 
 class Portion(Protocol):
@@ -146,7 +162,7 @@ class Items:
             skipped=list(getattr(portion, "skipped", ())),
             repeated=list(getattr(portion, "repeated", ())),
         )
-        add_noted(told.parts_ns)  # this thread may have read a stream for the batch, before
+        here.add_noted(told.parts_ns)  # this thread may have read a stream for the batch, before
         fetched = _Fetched(None, told)
         began_ns = perf_counter_ns()
         try:
@@ -154,7 +170,7 @@ class Items:
         except _Failed as failed:
             told.fault = failed.fault
         fetched.ended_ns = perf_counter_ns()
-        own_ns = fetched.ended_ns - began_ns - add_noted(told.parts_ns)
+        own_ns = fetched.ended_ns - began_ns - here.add_noted(told.parts_ns)
         told.parts_ns["fetch"] = max(0, own_ns)
         return fetched
 
@@ -232,7 +248,7 @@ class Init:
 
     def __call__(self, worker: int) -> None:
         """Begin a worker."""
-        _noted.clear()  # what the rank has noted is for the rank to tell
+        here.forget()
         torch_loaders.show_in_worker(self._dataset)
         if self._init is not None:
             self._init(worker)
@@ -255,11 +271,4 @@ def fault_of(dataset: Any, portion: Portion, nth: int, error: Exception) -> Samp
     return SampleFault(sample, named(error), place, origin, trace, nth, error)
 
 
-def add_noted(parts_ns: dict[str, int]) -> int:
-    """Add what was noted so far to a batch's parts; return how much of it this thread did."""
-    own_ns, me = 0, threading.get_ident()
-    while _noted:
-        thread, name, took_ns = _noted.popleft()
-        parts_ns[name] = parts_ns.get(name, 0) + took_ns
-        own_ns += took_ns if thread == me else 0
-    return own_ns
+here = Timed()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.data import weighting
 from nbdist.engine.data.account import Account
 from nbdist.engine.data.left_out import LeftOut
@@ -22,6 +23,7 @@ from nbdist.engine.data.sampler import Batches
 from nbdist.engine.data.shards import data_shard
 from nbdist.engine.data.weighting import Heed
 from nbdist.engine.steps import step_state
+from nbdist.wire import CellStart
 
 _log = logging.getLogger("nbdist.data")
 
@@ -38,7 +40,7 @@ class LoaderPosition:
             prompt: The number that its errors name; 0 where it is no cell of a notebook.
         """
         self.batches = batches
-        self.number = next(_numbers)  # in the order of making
+        self.number = here.next_number()  # in the order of making
         self.consumed = 0  # samples of this epoch that the loop was given, over all ranks
         self.newest = range(0)  # the positions of the newest batch, over all ranks
         self.heed = Heed()
@@ -53,8 +55,8 @@ class LoaderPosition:
         self._loop: Callable[[], object] = _nobody  # the newest, as long as anything holds it
         self.account = Account(cell, batches.spec(), prompt=prompt or cell, **batches.about())
         self.trail = PassLog(self._position(), cell)
-        _note(self)
-        _take_pending(self)
+        here.add(self)
+        here.take_pending(self)
 
     def __getstate__(self) -> dict[str, Any]:
         # Its loader says so itself when it arrives; a loop does not travel.
@@ -64,9 +66,8 @@ class LoaderPosition:
         self.__dict__.update(state)
         # In a newcomer: what it makes is newer than this one, as on its peers, and from now on a
         # retried cell makes its loader go on.
-        global _numbers
-        _numbers = itertools.count(max(next(_numbers), self.number + 1))
-        _note(self)
+        here.number_after(self.number)
+        here.add(self)
 
     @property
     def epoch(self) -> int:
@@ -94,7 +95,7 @@ class LoaderPosition:
 
     def next_pass(self) -> bool:
         """Stand where the next pass begins; return False if it is done and gets nothing."""
-        _before_pass()
+        here.before_pass()
         self._loop = _nobody
         is_look = self._given == 1 and not self._is_resumed and not self._is_replayed
         if is_look and not self.trail.has_trained:
@@ -122,7 +123,7 @@ class LoaderPosition:
     def begin_pass(self, is_alive: Callable[[], object]) -> None:
         """Note that a loop begins here; `is_alive` as in `PassLog.begin_pass`."""
         self._loop = is_alive
-        for other in live():
+        for other in here.live():
             if other is not self:
                 other.trail.end_left()
         self.trail.begin_pass(self._position(), is_alive)
@@ -136,8 +137,7 @@ class LoaderPosition:
 
     def give(self) -> None:
         """Count the batch that the loop gets."""
-        global _newest
-        _newest = weakref.ref(self)
+        here.gave(self)
         self.newest, part, shard = self.batches.given()
         self.consumed = self.newest.stop
         self._given += 1
@@ -301,22 +301,6 @@ class LoaderPosition:
         self._given = 0
 
 
-def _note(standing: LoaderPosition) -> None:
-    global _were_made
-    _were_made = True
-    _live.add(standing)
-
-
-def live() -> list[LoaderPosition]:
-    """Return the standing of every loader that is alive, or may be gone back to."""
-    return list(_live) if _were_made else []
-
-
-def in_order() -> list[LoaderPosition]:
-    """Return `live` in the order of making."""
-    return sorted(live(), key=lambda one: one.number)
-
-
 class SavedPosition(NamedTuple):
     """What a checkpoint tells of a loader.
 
@@ -392,38 +376,6 @@ def matched(
     return found
 
 
-def resume_later(
-    state: dict[str, Any], random_numbers: Any = None, plan: Iterable[Position | None] = ()
-) -> None:
-    """Have the next loader over as many samples `resume` so, if it is made in this cell."""
-    _pending.append((state, random_numbers, list(plan)))
-
-
-def forget_pending() -> None:
-    """Begin a cell: what no loader of the cell before has taken, none takes any more."""
-    _pending.clear()
-
-
-def _take_pending(new: LoaderPosition) -> None:
-    fitting = [one for one in _pending if one[0]["samples"] == new.batches.samples]
-    for pending in sorted(fitting, key=lambda one: not new.is_kind_of(one[0]))[:1]:
-        _pending.remove(pending)
-        new.resume(*pending)
-
-
-def take_notices() -> tuple[str, ...]:
-    """Return what is to be told of samples that loaders left out, once."""
-    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-    told = (one.left_out.take_notice(rank) for one in in_order())
-    return tuple(notice for notice in told if notice)
-
-
-def before_passes(call: Callable[[], None]) -> None:
-    """Have `call` called before each pass of a loop over a loader."""
-    global _before_pass
-    _before_pass = call
-
-
 def _nobody() -> None:
     """Stand for a loader that is gone."""
 
@@ -432,20 +384,78 @@ def _do_nothing() -> None:
     """Stand for what comes before a pass."""
 
 
-def newest() -> LoaderPosition | None:
-    """Return that of the loader which gave the newest batch of this cell."""
-    return None if _newest is None else _newest()
+class Positions(Component):
+    """The positions of all loaders of a process, and where those stand that a cell is to make.
+
+    Attributes:
+        before_pass: Called before each pass of a loop over a loader.
+    """
+
+    def __init__(self) -> None:
+        self.before_pass: Callable[[], None] = _do_nothing
+        self._next_number = 1
+        self._live: weakref.WeakSet[LoaderPosition] = weakref.WeakSet()
+        # Each step asks, and a weak set takes microseconds to say that it is empty.
+        self._were_made = False
+        self._newest: weakref.ref[LoaderPosition] | None = None
+        self._pending: list[tuple[dict[str, Any], Any, list[Position | None]]] = []
+
+    def cell_began(self, start: CellStart) -> None:
+        """Begin a cell: its batches are others, and no loader takes what was left for one."""
+        self._newest = None
+        self._pending.clear()
+
+    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
+        """Return what is to be told of samples that loaders left out, once."""
+        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        told = (one.left_out.take_notice(rank) for one in self.in_order())
+        return tuple(notice for notice in told if notice)
+
+    def next_number(self) -> int:
+        """Return the number of a loader that is made."""
+        number, self._next_number = self._next_number, self._next_number + 1
+        return number
+
+    def number_after(self, number: int) -> None:
+        """Have the next loader be newer than one that this rank got from another."""
+        self._next_number = max(self._next_number, number + 1)
+
+    def add(self, one: LoaderPosition) -> None:
+        """Note a loader's position, as long as it lives."""
+        self._were_made = True
+        self._live.add(one)
+
+    def live(self) -> list[LoaderPosition]:
+        """Return the position of every loader that is alive, or may be gone back to."""
+        return list(self._live) if self._were_made else []
+
+    def in_order(self) -> list[LoaderPosition]:
+        """Return `live` in the order of making."""
+        return sorted(self.live(), key=lambda one: one.number)
+
+    def gave(self, one: LoaderPosition) -> None:
+        """Note whose loader gives the newest batch."""
+        self._newest = weakref.ref(one)
+
+    def newest(self) -> LoaderPosition | None:
+        """Return that of the loader which gave the newest batch of this cell."""
+        return None if self._newest is None else self._newest()
+
+    def resume_later(
+        self,
+        state: dict[str, Any],
+        random_numbers: Any = None,
+        plan: Iterable[Position | None] = (),
+    ) -> None:
+        """Have the next loader over as many samples `resume` so, if it is made in this cell."""
+        self._pending.append((state, random_numbers, list(plan)))
+
+    def take_pending(self, new: LoaderPosition) -> None:
+        """Have a loader that is made stand where `resume_later` said."""
+        fitting = [one for one in self._pending if one[0]["samples"] == new.batches.samples]
+        for pending in sorted(fitting, key=lambda one: not new.is_kind_of(one[0]))[:1]:
+            self._pending.remove(pending)
+            new.resume(*pending)
 
 
-def forget_newest() -> None:
-    """Begin a cell: what an earlier one was given is not its batch."""
-    global _newest
-    _newest = None
-
-
-_before_pass: Callable[[], None] = _do_nothing
-_numbers = itertools.count(1)
-_pending: list[tuple[dict[str, Any], Any, list[Position | None]]] = []
-_live: "weakref.WeakSet[LoaderPosition]" = weakref.WeakSet()
-_were_made = False  # each step asks, and a weak set takes microseconds to say that it is empty
-_newest: "weakref.ref[LoaderPosition] | None" = None
+here = Positions()

@@ -8,7 +8,7 @@ without workers would take is the time that one worker works on a batch.
 import copy
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -17,7 +17,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from nbdist.engine.compat import torch_loaders
-from nbdist.engine.data.making import PARTS, Collate, Init, Items, add_noted
+from nbdist.engine.data import making, services
+from nbdist.engine.data.making import PARTS, Collate, Init, Items
 from nbdist.engine.data.sampler import Batches
 from nbdist.errors import UsageError
 from nbdist.formatting import aligned, figure
@@ -100,20 +101,6 @@ def _s(seconds: float) -> str:
     return f"{seconds:.2g} s"
 
 
-def _unknown() -> float:
-    """Stand for who knows how long steps take."""
-    return 0.0
-
-
-_ask_rest_s: Callable[[], float] = _unknown
-
-
-def rest_as(ask: Callable[[], float]) -> None:
-    """Have `ask` say how long this rank's steps take without waiting for data, in seconds."""
-    global _ask_rest_s
-    _ask_rest_s = ask
-
-
 def probe(
     loader: DataLoader[Any],
     batches: Batches,
@@ -157,7 +144,8 @@ def probe(
         else:
             tried = _run(loader, parts, workers, left_s / 2)
             rows.append(Tried(workers, tried.batch_s))
-    return Probe(tuple(rows), one.parts, one.cpu_s, cores, loader.num_workers, _ask_rest_s())
+    rest_s = services.here.rest_s()
+    return Probe(tuple(rows), one.parts, one.cpu_s, cores, loader.num_workers, rest_s)
 
 
 def _counts(now: int, limit: float) -> list[int]:
@@ -237,4 +225,5 @@ def _started(loader: DataLoader[Any], parts: Sequence[Any], workers: int) -> Any
         generator=torch.Generator().manual_seed(0),
     )
     items, init = Items(loader.dataset, skips=True), Init(loader.dataset, loader.worker_init_fn)
-    return torch_loaders.iterator_of(asked, items, Collate(loader.collate_fn), init, add_noted)
+    collate, add = Collate(loader.collate_fn), making.here.add_noted
+    return torch_loaders.iterator_of(asked, items, collate, init, add)

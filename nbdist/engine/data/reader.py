@@ -346,7 +346,7 @@ class GroupFeed:
 
     def _read(self, group: int, chunk: int) -> list[Columns | None]:
         where = f"{self._source.name}: {self._source.where(group)}"
-        with making.reading():
+        with making.here.reading():
             found = retry.read(lambda: self._source.read(group), where)
             read = {**found, IDS: self._order.ids(group)}
             rows = self._order.rows(group)

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from nbdist.engine.component import Component, EndedCell
-from nbdist.engine.data import journal, position, weighting
+from nbdist.engine.component import Component
+from nbdist.engine.data import journal, position
 from nbdist.engine.data.account import Account
 from nbdist.engine.data.journal import JournalEntry
 from nbdist.engine.data.passes import Commit, Draws, PassLog, Position
@@ -132,7 +132,7 @@ class _Cell:
                 _Planned(spec, trail.plan(), trail.committed.draws, account, trail.committed.served)
                 for spec, trail, account in self.made
             ],
-            [(weakref.ref(one), _place(one)) for one in position.live()],
+            [(weakref.ref(one), _place(one)) for one in position.here.live()],
             [weakref.ref(one) for one in step_state.here().made()],
             step_state.here().at_cell_begin,
         )
@@ -170,27 +170,27 @@ _Handed = tuple[
 
 def weigh_newest() -> None:
     """Note that the newest batch's gradient is weighed by its part: `layout.step` does."""
-    if (newest := position.newest()) is not None:
+    if (newest := position.here.newest()) is not None:
         newest.heed.weigh()
 
 
 def count_copied() -> None:
     """Note that this rank has copied the step that it had lost: its batches are trained on."""
-    for live in position.live():
+    for live in position.here.live():
         live.trail.count_copied()
 
 
 def _take() -> _Mark:
     """Note every loader's position: an optimizer has stepped on what was given."""
-    if (newest := position.newest()) is not None:
+    if (newest := position.here.newest()) is not None:
         newest.heed.step()
-    return [(live.trail, live.commit()) for live in position.live()]
+    return [(live.trail, live.commit()) for live in position.here.live()]
 
 
 def _restore(mark: _Mark) -> None:
     """Put every loader back where it stood at a boundary; one made since stands at its begin."""
     commits = {id(trail): commit for trail, commit in mark}
-    for live in position.live():
+    for live in position.here.live():
         commit = commits.get(id(live.trail), live.trail.began)
         if live.trail.goes_back_to(commit):
             live.go_back(commit)
@@ -209,8 +209,6 @@ class Loops(Component):
 
         A rank on which the cell that failed has ended well learns so that it failed elsewhere.
         """
-        position.forget_newest()
-        position.forget_pending()
         if self._again is None or self._again.number != start.failed:
             self._again = None
             if self._cell.number == start.failed:
@@ -225,17 +223,13 @@ class Loops(Component):
                 entries=journal.here().entries() if again.entries is None else again.entries,
             )
         self._cell = _Cell(start.number, repeats=again)
-        for live in position.live():
+        for live in position.here.live():
             live.plan.clear()
         line = None if again is None else self._prepare(again)
-        for live in position.live():
+        for live in position.here.live():
             live.begin_cell(start.number)
         if line and dist.get_rank() == 0:
             print(line)
-
-    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
-        """Return what is to be said of loaders."""
-        return (*weighting.take_notices(), *position.take_notices())
 
     def add(self, new: LoaderPosition) -> None:
         """Note a loader that the cell makes."""
@@ -264,7 +258,7 @@ class Loops(Component):
     def are_loops_begun(self) -> bool:
         """Return whether loops of the cell have trained: run by hand, they would begin anew."""
         trails = [trail for _, trail, _ in self._cell.made]
-        trails += [live.trail for live in position.live()]
+        trails += [live.trail for live in position.here.live()]
         return any(trail.plan() for trail in trails)
 
     def forget_repeated(self) -> None:

@@ -97,7 +97,7 @@ def as_is(batch: Any) -> Any:
 def transformed(transform: Transform, samples: Any, ids: Sequence[int], seed: Seeds) -> list[Any]:
     """Return samples transformed, each with random numbers of its own."""
     samples = list(samples)  # what a dataset's items take is not the transform's time
-    with generators.kept(), making.part("transform"):
+    with generators.kept(), making.here.part("transform"):
         made = []
         for sample, number in zip(samples, ids, strict=True):
             generators.seed_all(seed.of_sample(number))

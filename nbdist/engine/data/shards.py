@@ -1,14 +1,12 @@
 """Which part of every batch is this rank's, and how large parts are to be by the ranks' pace.
 
-What spreads a model, and what watches steps, stand above the loader and tell it here. Main thread.
+Main thread.
 """
-
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-from nbdist.engine.data import weighting
+from nbdist.engine.data import services, weighting
 from nbdist.engine.data.batches import Shard
 
 
@@ -19,7 +17,7 @@ def data_shard() -> Shard:
     there is one shard.
     """
     if dist.is_available() and dist.is_initialized():
-        return _ask_layout() or by_rank()
+        return services.here.layout_shard() or by_rank()
     return Shard(0, 1)
 
 
@@ -28,41 +26,13 @@ def by_rank() -> Shard:
     return Shard(dist.get_rank(), dist.get_world_size())
 
 
-def _no_layout() -> Shard | None:
-    """Where layouts are asked until one is made."""
-    return None
-
-
-_ask_layout: Callable[[], Shard | None] = _no_layout
-
-
-def shard_as(ask: Callable[[], Shard | None]) -> None:
-    """Have `ask` say what this rank's shard is; None leaves it to the number of ranks."""
-    global _ask_layout
-    _ask_layout = ask
-
-
-def _no_pace() -> float:
-    """The samples a second of a rank whose steps nobody watches."""
-    return 0.0
-
-
-_ask_pace: Callable[[], float] = _no_pace
-
-
-def pace_as(ask: Callable[[], float]) -> None:
-    """Have `ask` say how many samples a second this rank works through; 0: not known."""
-    global _ask_pace
-    _ask_pace = ask
-
-
 def measured_weights() -> tuple[float, ...] | None:
     """Return the weights that all ranks' paces ask for, the same on each. Collective."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
     shard = data_shard()
     has_gloo = "gloo" in str(dist.get_backend_config())
-    mine = torch.tensor([shard.index, _ask_pace()], device="cpu" if has_gloo else "cuda")
+    mine = torch.tensor([shard.index, services.here.pace()], device="cpu" if has_gloo else "cuda")
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, mine)
     paces = [(int(index), pace) for index, pace in (one.tolist() for one in everyone)]

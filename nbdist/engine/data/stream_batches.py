@@ -122,7 +122,7 @@ class StreamBatches(Batches):
         samples = self.stream.read(epoch, start)
         ahead: list[tuple[int, Any]] = []
         while True:
-            with making.part("read"):
+            with making.here.part("read"):
                 ahead += itertools.islice(samples, size + shard.count - len(ahead))
             self._read = start + len(ahead)
             length = _length(len(ahead), size, shard.count, self.drop_last)

@@ -12,14 +12,12 @@ Main thread.
 import math
 from collections.abc import Iterable, Sequence
 
+from nbdist.engine.component import Component, EndedCell
 from nbdist.errors import UsageError
 from nbdist.formatting import counted
 
 MEASURED = "measured"
 ALIKE = 0.9  # what differs by less is one: noise must not move samples, or be told of
-
-_notices: list[str] = []
-_is_rest_told = False  # of a rest that is shared unequally a session is told once
 
 UNHEEDED = (
     "weights= gives the ranks parts of different size, and this loop averages the ranks' gradients "
@@ -122,18 +120,30 @@ class Heed:
 
     def step(self) -> None:
         """Note that an optimizer has stepped; tell, once, of gradients that were not weighed."""
-        global _is_rest_told
-        if not self._untold or self._is_told:
-            return
-        self._is_told = True
-        if self._untold != UNHEEDED and _is_rest_told:
-            return
-        _is_rest_told |= self._untold != UNHEEDED
-        _notices.append(self._untold)
+        if self._untold and not self._is_told:
+            self._is_told = True
+            here.note(self._untold)
 
 
-def take_notices() -> tuple[str, ...]:
-    """Return what is to be told of loops, once."""
-    taken = tuple(_notices)
-    _notices.clear()
-    return taken
+class Unweighed(Component):
+    """What is to be told of loops whose gradients were not weighed."""
+
+    def __init__(self) -> None:
+        self._notices: list[str] = []
+        self._is_rest_told = False  # of a rest that is shared unequally a session is told once
+
+    def note(self, notice: str) -> None:
+        """Note what is to be told of a loop: `UNHEEDED`, or of an `uneven` batch."""
+        if notice != UNHEEDED and self._is_rest_told:
+            return
+        self._is_rest_told |= notice != UNHEEDED
+        self._notices.append(notice)
+
+    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
+        """Return what is to be told of loops, once."""
+        taken = tuple(self._notices)
+        self._notices.clear()
+        return taken
+
+
+here = Unweighed()

@@ -84,10 +84,10 @@ class HookStates:
 
     def snapshot(self) -> None:
         """Note the state of every live communication hook. Main thread, at a boundary."""
-        now = torch_live.newest_number(), torch_reducers.remade(), self._registered
+        now = torch_live.here.newest_number(), torch_reducers.remade(), self._registered
         if now == self._quiet:
             return
-        ddps = torch_live.live(DistributedDataParallel)
+        ddps = torch_live.here.live(DistributedDataParallel)
         is_quiet = ddp_buckets.here.at_boundary(ddps)
         for ddp in ddps:
             self._take_notes(ddp)

@@ -120,7 +120,7 @@ def join(
     torch_init.take_as_done(lambda asked: gloo_setup.agree(here, asked))
     torch_groups.watch_names()
     torch_groups.watch_destroy(new_backends.here.end)
-    torch_live.watch(_note_made)
+    torch_live.here.watch(_note_made)
     ddp_hook_state.here.watch()
     torch_modules.make_replicate_again()
     state.here.enter(here)

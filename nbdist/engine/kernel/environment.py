@@ -99,7 +99,7 @@ def refuse_more_ranks() -> None:
     modules: tuple[Any, ...] = (multiprocessing, spawning)
     for module in modules:
         module.start_processes, module.spawn = start_processes, spawn
-    on_import.adapt("accelerate.launchers", _refuse_notebook_launcher)
+    on_import.here.adapt("accelerate.launchers", _refuse_notebook_launcher)
 
 
 def _refuse_notebook_launcher(module: Any) -> None:
@@ -131,7 +131,7 @@ def refuse_second_rpc() -> None:
     torch's RPC notes once and for all that its references (RRefs) are gone: of a second life the
     owners wait 100 s in C++ for what users do not tell them any more (torch 2.11 to 2.15).
     """
-    on_import.adapt("torch.distributed.rpc", _refuse_second_rpc)
+    on_import.here.adapt("torch.distributed.rpc", _refuse_second_rpc)
 
 
 def _refuse_second_rpc(module: Any) -> None:

@@ -1,7 +1,6 @@
 """What `nbdist.parallelize` hands out: a `Layout`, which its model holds."""
 
 import copy
-import itertools
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,15 +31,6 @@ from nbdist.errors import LayoutError
 from nbdist.formatting import name_bytes
 
 _KEY = "_nbdist_layout"  # where a model keeps its layout; in __dict__, so no part of its state
-
-living: "weakref.WeakSet[Layout]" = weakref.WeakSet()
-_made = itertools.count()  # numbers of the layouts that are made on this rank
-
-
-def _go_on_after(number: int) -> None:
-    """Have the next layout be newer than one that this rank got from another."""
-    global _made
-    _made = itertools.count(max(next(_made), number + 1))
 
 
 class Layout(Trainable):
@@ -89,7 +79,7 @@ class Layout(Trainable):
         self.proof: Proof | None = None
         self._axes = axes
         self._forgetting = dict(forgetting)
-        self._number = next(_made)
+        self._number = here.next_number()
         if self.shape.is_cut:
             self.model.register_load_state_dict_pre_hook(_before_load)
         self._begin()
@@ -101,14 +91,14 @@ class Layout(Trainable):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Be known as a living layout on a rank that got it from another one, too."""
         self.__dict__.update(state)
-        _go_on_after(self._number)
+        here.number_after(self._number)
         self._begin()
 
     def _begin(self) -> None:
-        living.add(self)
-        unused.watch(self.model)
+        here.add(self)
+        unused.here.watch(self.model)
         if self.shape.shards_states:
-            zero1.watch(self.model)
+            zero1.here.watch(self.model)
 
     @property
     def number(self) -> int:
@@ -356,14 +346,46 @@ def layout_facts(known: Layout) -> dict[str, str]:
     }
 
 
+class Layouts:
+    """The layouts of a process, made here or got from another rank."""
+
+    def __init__(self) -> None:
+        self._living: weakref.WeakSet[Layout] = weakref.WeakSet()
+        self._next_number = 0
+
+    def next_number(self) -> int:
+        """Return the number of a layout that is made."""
+        number, self._next_number = self._next_number, self._next_number + 1
+        return number
+
+    def number_after(self, number: int) -> None:
+        """Have the next layout be newer than one that this rank got from another."""
+        self._next_number = max(self._next_number, number + 1)
+
+    def add(self, layout: Layout) -> None:
+        """Note a layout, as long as its model lives."""
+        self._living.add(layout)
+
+    def newest(self) -> Layout | None:
+        """Return the one that was made last, of those whose models are alive."""
+        return max(self._living, key=lambda layout: layout.number, default=None)
+
+    def in_order(self) -> list[Layout]:
+        """Return those whose models are alive, in the order in which they were made."""
+        return sorted(self._living, key=lambda layout: layout.number)
+
+
 def live_layouts() -> list[Layout]:
-    """Return the layouts whose models are alive, in the order in which they were made."""
-    return sorted(living, key=lambda layout: layout.number)
+    """Return the layouts of this process whose models are alive, in the order of making."""
+    return here.in_order()
 
 
 def data_shard() -> Shard | None:
     """Return which part of every batch is this rank's, as the newest living layout says."""
-    newest = max(living, key=lambda layout: layout.number, default=None)
+    newest = here.newest()
     if newest is None or newest.shape.world_size != dist.get_world_size():
         return None  # the group has another size since: whoever scaled it tells what follows
     return Shard(*newest.shape.data_part(dist.get_rank()))
+
+
+here = Layouts()

@@ -39,13 +39,6 @@ from nbdist.errors import LayoutError
 from nbdist.wire import CellStart
 
 
-def _tell_nobody(**_facts: str) -> None:
-    """Where facts go until the rank has a recorder."""
-
-
-_tell: Callable[..., None] = _tell_nobody
-
-
 def parallelize(
     model: nn.Module | Callable[[], nn.Module], layout: str, *policies: object
 ) -> Layout:
@@ -148,17 +141,8 @@ def with_weights(
     with torch_modules.as_written():
         result = spread(model, shape, asked, source)
     attach(result)
-    _tell(**layout_facts(result))
+    here.tell(**layout_facts(result))
     return result
-
-
-def tell_facts_to(tell: Callable[..., None]) -> None:
-    """Have the facts of a run told to `tell`, as texts by keyword: layout, model, parameters.
-
-    The rank gives its recorder's `fact` here when it boots.
-    """
-    global _tell
-    _tell = tell
 
 
 def _with_groups(asked: Policies, world_size: int, ranks_on_host: int) -> Policies:
@@ -199,11 +183,21 @@ def _refuse_meta(model: nn.Module) -> None:
         )
 
 
+def _tell_nobody(**_facts: str) -> None:
+    """Where facts go until the rank has a recorder."""
+
+
 class AskedLayouts(Component):
-    """The layouts that the newest cell has asked for, as texts."""
+    """The layouts that the newest cell has asked for, as texts.
+
+    Attributes:
+        tell: Gets the facts of a run, as texts by keyword: layout, model, parameters. A rank gives
+            its recorder's `fact` when it boots.
+    """
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.tell: Callable[..., None] = _tell_nobody
 
     def cell_began(self, start: CellStart) -> None:
         """Begin with none."""

@@ -59,29 +59,25 @@ class Published:
 
 
 @dataclass(slots=True)
-class _Place:
-    """Where published models go from this rank."""
+class Place:
+    """Where published models go from a rank.
+
+    Attributes:
+        folder: Where models lie until the notebook takes them.
+        tell: Gets what the notebook must know of one.
+        is_tracked: Returns whether the cell that runs is tracked.
+    """
 
     folder: Path
     tell: Callable[[dict[str, Any]], None]
     is_tracked: Callable[[], bool]
 
 
-_place: _Place | None = None
+class Publishing:
+    """How a process publishes: through the notebook, from when its rank has joined."""
 
-
-def send_to(
-    folder: Path, tell: Callable[[dict[str, Any]], None], is_tracked: Callable[[], bool]
-) -> None:
-    """Have models published through the notebook: the rank calls it when it joins.
-
-    Args:
-        folder: Where models lie until the notebook takes them.
-        tell: Gets what the notebook must know of one.
-        is_tracked: Whether the cell that runs is tracked.
-    """
-    global _place
-    _place = _Place(folder, tell, is_tracked)
+    def __init__(self) -> None:
+        self.place: Place | None = None
 
 
 def publish(
@@ -129,14 +125,15 @@ def publish(
     return Published(name, alias)
 
 
-def _checked(name: str, alias: str | None) -> _Place:
-    if _place is None:
+def _checked(name: str, alias: str | None) -> Place:
+    place = here.place
+    if place is None:
         raise PublishError(
             "There is no notebook here that a model could be published through.",
             do="call it in a %%distributed cell; elsewhere layout.save_pretrained(folder) writes "
             "the weights",
         )
-    if not _place.is_tracked():
+    if not place.is_tracked():
         raise PublishError(
             "This cell is not tracked, so there is no run that a model could be published with.",
             do="run the cell without --no-track",
@@ -147,7 +144,7 @@ def _checked(name: str, alias: str | None) -> _Place:
                 f"{word!r} is no {what} of a registered model.",
                 do='give a short text without quotes, "/", ":" and "@", such as "small-gpt"',
             )
-    return _place
+    return place
 
 
 @torch.no_grad()
@@ -212,3 +209,6 @@ def _write(
         "python": platform.python_version(),
         "size_bytes": size,
     }
+
+
+here = Publishing()

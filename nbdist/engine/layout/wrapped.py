@@ -28,8 +28,8 @@ _WRAPPERS = {
 
 def look_on() -> None:
     """Have torch, Accelerate and DeepSpeed ask here before they spread a model, or clip."""
-    torch_wrappers.before_wrapping(refuse_again)
-    torch_wrappers.before_clipping(refuse_own_norm)
+    torch_wrappers.here.before_wrapping(refuse_again)
+    torch_wrappers.here.before_clipping(refuse_own_norm)
     third_parties.adapt(is_spread, refuse_own_samples, refuse_saving, refuse_again)
 
 

@@ -293,7 +293,7 @@ def join(
     here.variables.update(environment.rank_variables(here.rank, asked, place_))
     here.variables.update(environment.group_variables(asked.address, store_port))
     environment.restore(here.variables)
-    account.keep_in(
+    account.here.keep_in(
         Path(here.logs),
         str(store_port),
         here.rank,

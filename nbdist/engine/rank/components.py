@@ -6,12 +6,12 @@ ends: what stands later has ended when one is called, as contexts within each ot
 
 from collections.abc import Iterable, Sequence
 
-from nbdist.engine.averaging.async_sgd import Averaging
-from nbdist.engine.checkpoint import automatic, save
+from nbdist.engine.averaging import async_sgd
+from nbdist.engine.checkpoint import automatic, save, steady
 from nbdist.engine.checks.checks import RankChecks
 from nbdist.engine.compat.torch_dist import Functions
 from nbdist.engine.component import Component, EndedCell
-from nbdist.engine.data import resume
+from nbdist.engine.data import position, resume, weighting
 from nbdist.engine.group import group_record, meeting
 from nbdist.engine.group.link_stats import LinkStats
 from nbdist.engine.kernel import chaos
@@ -33,12 +33,15 @@ def of_rank(
     return (
         small_values.here,
         group_record.here,
+        steady.here,
         save.here,
         automatic.here,
         parallelize.here,
-        Averaging(),
+        async_sgd.here,
         peers.here,
         snapshot.here,
+        position.here,
+        weighting.here,
         resume.here,
         step_state.here(),
         links,
@@ -57,7 +60,16 @@ def of_rank(
 
 def of_script() -> tuple[Component, ...]:
     """Return the components of a script that torchrun has started: it is one cell."""
-    return (save.here, Averaging(), resume.here, step_state.here(), training.here)
+    return (
+        steady.here,
+        save.here,
+        async_sgd.here,
+        position.here,
+        weighting.here,
+        resume.here,
+        step_state.here(),
+        training.here,
+    )
 
 
 def begin(components: Sequence[Component], start: CellStart) -> None:

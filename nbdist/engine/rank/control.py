@@ -62,7 +62,7 @@ def state() -> dict[str, Any]:
         "sent": tap.sent(),
         "received": tap.received(),
         "tagged": tap.tagged(),
-        "serves": serving.is_serving(),
+        "serves": serving.here.is_serving(),
         "step": training.here.current_step(),
         "last": tap.last_kind(),
         "group": group_state.here.status(),

@@ -14,8 +14,7 @@ from nbdist import wire
 from nbdist.engine.checkpoint import automatic
 from nbdist.engine.checks import begun_anew, first_weights, model_facts
 from nbdist.engine.checks.checks import RankChecks
-from nbdist.engine.data import loaders, probe, resume, shards
-from nbdist.engine.data.sources import tars
+from nbdist.engine.data import resume, services
 from nbdist.engine.group import link_stats
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.layout import layout, parallelize, publish, wrapped
@@ -46,8 +45,8 @@ class Registration:
         unused.install()
         unseen.install()
         zero1.install()
-        shards.shard_as(layout.data_shard)
-        shards.pace_as(training.here.pace)
+        services.here.layout_shard = layout.data_shard
+        services.here.pace = training.here.pace
         resume.here.install()
         automatic.here.install()
 
@@ -61,21 +60,23 @@ def connect(program: "Program", device: torch.device) -> None:
     training.here.set_enabled(options.hooks, grad_norm=options.grad_norm)
     recovery.install()
     keep.here.look_in(lambda: program.kernel.shell.user_ns)
-    parallelize.tell_facts_to(recorder.fact)
-    publish.send_to(
+    parallelize.here.tell = recorder.fact
+    publish.here.place = publish.Place(
         Path(program.logs).parent.parent / "models",
         lambda told: _tell_published(program, told),
         lambda: program.tracks,
     )
-    tars.note_in(Path(program.logs).parent.parent / "indexes")
+    services.here.indexes = Path(program.logs).parent.parent / "indexes"
     wrapped.look_on()
     first_weights.look_on()
     training.here.at_new_optimizer("trained", lambda one: model_facts.tell(recorder, one))
     training.here.at_new_optimizer("going on", lambda _: tell_going_on(recorder))
     loops = begun_anew.BegunAnew()
     training.here.at_new_optimizer("begun anew", lambda one: _tell_begun_anew(loops, one))
-    loaders.tell_to(lambda facts: recorder.add("loader", training.here.current_step(), facts))
-    probe.rest_as(training.here.rest_s)
+    services.here.tell_loop = lambda facts: recorder.add(
+        "loader", training.here.current_step(), facts
+    )
+    services.here.rest_s = training.here.rest_s
     checks = RankChecks(recorder.add)
     training.here.at_new_optimizer("checks", checks.optimizer_begins)
     training.here.at_step_end("checks", checks.step_ended)

@@ -270,7 +270,7 @@ def _begin(this: ThisRank, records: str | os.PathLike[str] | None) -> None:
     here.kept.append(journals := tempfile.TemporaryDirectory(prefix="nbdist-"))
     (folder := Path(journals.name, "journal")).mkdir()  # of the same name on all ranks
     token = os.environ.get("TORCHELASTIC_RUN_ID", "") + os.environ["MASTER_PORT"]
-    account.keep_in(folder, token, this.rank, this.world_size, is_first=True)
+    account.here.keep_in(folder, token, this.rank, this.world_size, is_first=True)
     if records is not None:
         recorder = _recorder(this.rank, Path(records))
         training.here.install(recorder)

@@ -53,12 +53,12 @@ def _beside_names() -> tuple[clone.Part, ...]:
     """Return what new ranks get beside the namespace, in the order in which they take it over."""
     steps = step_state.here()
     return (
-        clone.Part("pipelines", torch_pipeline.hand_over, torch_pipeline.take_over),
+        clone.Part("pipelines", torch_pipeline.here.hand_over, torch_pipeline.here.take_over),
         clone.Part("identities", wrapped_models.hand_over, identity.here.take_over),
         clone.Part("steps", steps.hand_over, steps.take_over),
         clone.Part("loaders", resume.here.hand_over, resume.here.take_over),
         clone.Part("kept", keep.here.kept, keep.here.take_over),
-        clone.Part("meshes", device_mesh.hand_over, device_mesh.take_over),
+        clone.Part("meshes", device_mesh.here.hand_over, device_mesh.here.take_over),
         clone.Part("accelerate", third_parties.shared_states, lambda _: None),  # it fills itself
     )
 
@@ -131,7 +131,7 @@ def settle(
                 cloned["random"]["is_own"] = True
             _draw_alike(newcomers, decisions, cloned)
             small_values.here.give_back(newcomers, cloned, clone.namespace)
-        async_sgd.begin_anew()
+        async_sgd.here.begin_anew()
         # What was sent in between is no cell's.
         tap.reset_counts()
         return {

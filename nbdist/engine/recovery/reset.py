@@ -112,7 +112,7 @@ def _reset_scalers(progress: Progress) -> list[str]:
     """
     living = step_state.here().followers.living()
     lacking = {id(living[name]) for name in progress.lacking if name in living}
-    scalers = torch_live.live(torch.amp.GradScaler)
+    scalers = torch_live.here.live(torch.amp.GradScaler)
     reset = [torch_modules.reset_grad_scaler(one) for one in scalers if id(one) not in lacking]
     return [f"GradScaler: {sum(reset)} reset, their scale kept"] if any(reset) else []
 
@@ -120,7 +120,7 @@ def _reset_scalers(progress: Progress) -> list[str]:
 def _reset_optimizers() -> list[str]:
     """Gradients of parameters that no wrapper holds."""
     lines = []
-    for optimizer in torch_live.live(torch.optim.Optimizer):
+    for optimizer in torch_live.here.live(torch.optim.Optimizer):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if any(p.grad is not None for p in parameters):
             dropped = _drop_gradients(parameters)

@@ -60,7 +60,7 @@ def leave(user_ns: Mapping[str, Any]) -> dict[str, Any]:
         a part.
     """
     stale = _stale_modules()
-    serving.stop()
+    serving.here.stop()
     named = here.find(user_ns, {id(module) for module in stale})
     models = {name: user_ns[name] for name in named if isinstance(user_ns[name], nn.Module)}
     parts = {id(module) for module in torch_sharded.live_sharded()}
@@ -111,16 +111,16 @@ def _is_orphan(module: nn.Module) -> bool:
 def _refuse(stale: list[nn.Module], why: str, do: str) -> None:
     for module in stale:
         disabled.here.refuse(module, _refusal(module, why, do))
-        torch_live.forget(module)
+        torch_live.here.forget(module)
     _forget_optimizers(stale)
 
 
 def _forget_optimizers(stale: list[nn.Module]) -> None:
     """Let recoveries leave the optimizers alone whose parameters are in stale modules."""
     parameters = {id(p) for module in stale for p in module.parameters()}
-    for optimizer in torch_live.live(Optimizer):
+    for optimizer in torch_live.here.live(Optimizer):
         if any(id(p) in parameters for group in optimizer.param_groups for p in group["params"]):
-            torch_live.forget(optimizer)
+            torch_live.here.forget(optimizer)
 
 
 def _is_sharded(model: nn.Module, parts: set[int]) -> bool:

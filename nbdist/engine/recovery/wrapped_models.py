@@ -79,7 +79,7 @@ class Unit:
     @property
     def fixed(self) -> list[torch.Tensor]:
         """What of its modules is cut and not trained, as a frozen model beside adapters."""
-        trained = {id(p) for o in torch_live.live(Optimizer) for p in parameters_of(o)}
+        trained = {id(p) for o in torch_live.here.live(Optimizer) for p in parameters_of(o)}
         found = {id(p): p for module in self.modules for p in module.parameters()}
         return [p for p in found.values() if id(p) not in trained and torch_shards.is_cut(p)]
 
@@ -204,8 +204,8 @@ def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
 
 def _optimizers() -> list[Optimizer]:
     """Return the living optimizers in the order of making, without those inside others."""
-    inner = {id(getattr(o, "optim", None)) for o in torch_live.live(Optimizer)}
-    return [o for o in torch_live.live(Optimizer) if id(o) not in inner]
+    inner = {id(getattr(o, "optim", None)) for o in torch_live.here.live(Optimizer)}
+    return [o for o in torch_live.here.live(Optimizer) if id(o) not in inner]
 
 
 def _called(named: dict[str, Any], parts: list[_Part]) -> list[nn.Module]:
@@ -263,10 +263,10 @@ def _sharded_unit(
 
 def _copies(parameters: Iterable[torch.Tensor], modules: Iterable[nn.Module]) -> Ranks:
     """Return the ranks that hold the same parts as this one, itself among them; () if unknown."""
-    staged = torch_pipeline.laid_models()
+    staged = torch_pipeline.here.laid_models()
     for module in modules:
         if module in staged:
-            return tuple(sorted(torch_pipeline.copies_of(module, dist.get_rank())))
+            return tuple(sorted(torch_pipeline.here.copies_of(module, dist.get_rank())))
     cut = [p for p in parameters if torch_shards.is_cut(p)]
     return tuple(sorted(torch_shards.common_copies(cut, dist.get_rank())))
 

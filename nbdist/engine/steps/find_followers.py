@@ -214,7 +214,7 @@ def loose_schedulers(found: Found, active: Iterable[Optimizer]) -> dict[str, Any
     """Return schedulers and scalers that no name leads to, by class: of optimizers that step."""
     stepped = {id(o) for o in active}
     loose: dict[str, Any] = {}
-    living = [one for kind in _WITHOUT_NAME for one in torch_live.live(kind)]
+    living = [one for kind in _WITHOUT_NAME for one in torch_live.here.live(kind)]
     inner = {id(i) for one in living for i in _schedulers_in(one)}
     for one in living:
         optimizer = getattr(one, "optimizer", None)

@@ -392,7 +392,7 @@ class Followers:
                 self._history.setdefault(name, History(self._turn))
 
     def _search(self) -> Found:
-        return search(keep.here.kept(), keep.here.names(), torch_live.live(Optimizer))
+        return search(keep.here.kept(), keep.here.names(), torch_live.here.live(Optimizer))
 
     def _find_numbers(self, found: Found) -> None:
         self._names = [name for name in _numbers_in(keep.here.names(), "") if name not in _OF_RANKS]

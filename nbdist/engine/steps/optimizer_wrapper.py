@@ -26,7 +26,7 @@ def notices() -> tuple[str, ...]:
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return ()
-    living = torch_live.live(Optimizer)
+    living = torch_live.here.live(Optimizer)
     return tuple(said for o in living if isinstance(o, Wrapper) and (said := o.left_open()))
 
 

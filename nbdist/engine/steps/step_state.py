@@ -308,7 +308,7 @@ class Boundary(Component):
         """Note the state in which a cell begins."""
         self._cell += 1
         self._inside = None
-        self._before_cell = WeakSet([*torch_live.live(Optimizer), *self.steps])
+        self._before_cell = WeakSet([*torch_live.here.live(Optimizer), *self.steps])
         self._has_stepped = self._goes_on = False
         self._is_failed = self._is_recording = True
         self._record(self._watch_unstepped)
@@ -379,7 +379,7 @@ class Boundary(Component):
 
     def made(self) -> list[Optimizer]:
         """Return the optimizers that the last cell has made: those that stepped, if any has."""
-        found = self.stepped() if self._has_stepped else torch_live.live(Optimizer)
+        found = self.stepped() if self._has_stepped else torch_live.here.live(Optimizer)
         return [one for one in found if one not in self._before_cell]
 
     def note_made(self, made: object) -> None:
@@ -395,7 +395,7 @@ class Boundary(Component):
 
     def whole(self) -> list[Optimizer]:
         """Return the optimizers that a new rank gets: those of which each rank has all, mostly."""
-        living = torch_live.live(Optimizer)
+        living = torch_live.here.live(Optimizer)
         inner = {id(getattr(optimizer, "optim", None)) for optimizer in living}
         return [
             one
@@ -420,7 +420,7 @@ class Boundary(Component):
         self._has_stepped, self._goes_on = told.pop("cell")
         for optimizer, whole, cells_ago in told.values():
             self.made_in[optimizer] = self._cell - cells_ago
-            torch_live.remember(Optimizer, optimizer)
+            torch_live.here.remember(Optimizer, optimizer)
             self.steps.setdefault(optimizer, OptimizerSteps()).settle(whole)
 
     def take(self) -> StepState:

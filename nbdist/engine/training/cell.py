@@ -261,7 +261,7 @@ class Cell:
             return False
         rule = self._rule
         if not rule.leads(key):
-            made = torch_live.number_of(torch.optim.Optimizer, optimizer)
+            made = torch_live.here.number_of(torch.optim.Optimizer, optimizer)
             if not rule.closes(key, is_new=made > self._made_by_then):
                 if self._holds_newest:
                     self._add_to_newest()
@@ -285,7 +285,7 @@ class Cell:
 
     def _close_step(self, now_ns: int) -> None:
         self.step += 1
-        self._made_by_then = torch_live.newest_number()
+        self._made_by_then = torch_live.here.newest_number()
         if self.is_measured:
             self._measuring.measured(self.step, now_ns)
             self._is_second = self._measuring.measures(self.step + 1)
@@ -363,7 +363,7 @@ class Cell:
         """Record a step, at once where all its numbers are here."""
         losses = self._losses
         self._is_newest_held = (
-            self._rule.is_open and len(torch_live.live(torch.optim.Optimizer)) > 1
+            self._rule.is_open and len(torch_live.here.live(torch.optim.Optimizer)) > 1
         )
         if not (losses.copies or self._held or self._shares or self._is_newest_held):
             if found := losses.values:

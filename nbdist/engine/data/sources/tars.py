@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nbdist.engine.data import services
 from nbdist.engine.data.sources import agreed, urls
 from nbdist.engine.data.sources.source import Columns, fingerprint
 from nbdist.errors import DataError, UsageError
@@ -28,8 +29,6 @@ ENDING = ".tar"
 KEY = "__key__"
 GROUP_BYTES = 32 << 20
 _BLOCK = 1 << 20  # read ahead in headers of a store
-
-_indexes: Path | None = None  # where indexes are noted
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,22 +146,17 @@ class TarSource:
         return index
 
 
-def note_in(folder: Path) -> None:
-    """Note the headers of tars in this folder, for the next loader over them."""
-    global _indexes
-    _indexes = folder
-
-
 def _note_of(file: urls.Listed, about: Mapping[str, Any]) -> Path | None:
-    if _indexes is None:
+    folder = services.here.indexes
+    if folder is None:
         return None
     # What tells another version of it, in the words of its filesystem.
     version = [str(about.get(key)) for key in ("mtime", "LastModified", "last_modified", "ETag")]
     if not any(one != "None" for one in version):
         return None
-    _indexes.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     told = repr((file.path, file.size_bytes, version, GROUP_BYTES)).encode()
-    return _indexes / f"{hashlib.blake2b(told, digest_size=16).hexdigest()}.json"
+    return folder / f"{hashlib.blake2b(told, digest_size=16).hexdigest()}.json"
 
 
 def _index(tar: tarfile.TarFile) -> _Index:

@@ -27,17 +27,6 @@ from nbdist.errors import LayoutError
 
 _SHOWN = 4  # names in an error
 
-_models: "WeakSet[nn.Module]" = WeakSet()
-_checked: "WeakSet[Optimizer]" = WeakSet()  # what they train was there at parallelize
-_is_used = False  # a weak set takes some microseconds a step to say that it is empty
-
-
-def watch(model: nn.Module) -> None:
-    """Have steps of optimizers refused while gradients of `model` are not averaged."""
-    global _is_used
-    _is_used = True
-    _models.add(model)
-
 
 def refuse(model: nn.Module) -> None:
     """Refuse to go on with gradients of which DDP still waits for some.
@@ -127,22 +116,36 @@ def _refuse_unlike(model: nn.Module, group: dist.ProcessGroup) -> None:
             )
 
 
-def _before_step(optimizer: Optimizer, _args: Any, _keywords: Any) -> None:
-    """Refuse a step on gradients that are not averaged; others' models do not matter to it."""
-    if not _is_used:
-        return
-    for model in list(_models):
-        reducer = torch_modules.reducer_of(model)
-        if reducer is None:
-            continue
-        is_new = optimizer not in _checked
-        if is_new or torch_reducers.is_unfinished(reducer):
-            own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            trained = {name: p for name, p in model.named_parameters() if id(p) in own}
-            if trained:
-                _refuse_strangers(reducer, trained)
-                refuse(model)
-    _checked.add(optimizer)
+class Unused:
+    """The models of one process whose gradients a step asks for, and the optimizers it knows."""
+
+    def __init__(self) -> None:
+        self._models: WeakSet[nn.Module] = WeakSet()
+        self._checked: WeakSet[Optimizer] = WeakSet()  # what they train was there at parallelize
+        # A weak set takes some microseconds a step to say that it is empty.
+        self._is_used = False
+
+    def watch(self, model: nn.Module) -> None:
+        """Have steps of optimizers refused while gradients of `model` are not averaged."""
+        self._is_used = True
+        self._models.add(model)
+
+    def before_step(self, optimizer: Optimizer, _args: Any, _keywords: Any) -> None:
+        """Refuse a step on gradients that are not averaged; others' models do not matter to it."""
+        if not self._is_used:
+            return
+        for model in list(self._models):
+            reducer = torch_modules.reducer_of(model)
+            if reducer is None:
+                continue
+            is_new = optimizer not in self._checked
+            if is_new or torch_reducers.is_unfinished(reducer):
+                own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+                trained = {name: p for name, p in model.named_parameters() if id(p) in own}
+                if trained:
+                    _refuse_strangers(reducer, trained)
+                    refuse(model)
+        self._checked.add(optimizer)
 
 
 def _refuse_strangers(reducer: Any, trained: dict[str, nn.Parameter]) -> None:
@@ -159,4 +162,7 @@ def _refuse_strangers(reducer: Any, trained: dict[str, nn.Parameter]) -> None:
 def install() -> None:
     """Refuse such steps from now on; before `step_state` counts them, so that none has begun."""
     torch_hooks.keep_uncompiled(before_forward)
-    register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_pre_hook(here.before_step)
+
+
+here = Unused()

@@ -18,11 +18,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from nbdist.errors import LayoutError
 
-_models: "WeakSet[nn.Module]" = WeakSet()  # whose states are shared
-_is_used = False  # a weak set takes a microsecond a step to say that it is empty
-_sharing: "WeakSet[Any]" = WeakSet()  # ZeroRedundancyOptimizers
-_checked: "WeakSet[Optimizer]" = WeakSet()
-
 
 def make(
     kind: type[Optimizer], params: Iterable[Any], group: dist.ProcessGroup, **options: Any
@@ -52,41 +47,51 @@ def is_quantized(parameter: torch.Tensor) -> bool:
     return not is_plain or is_traceable_wrapper_subclass(parameter)
 
 
-def watch(model: nn.Module) -> None:
-    """Have every optimizer refused, at its first step, that keeps all states of `model`."""
-    global _is_used
-    _is_used = True
-    _models.add(model)
+class SharedStates:
+    """The models of one process whose optimizers' states are shared, and the optimizers known."""
 
+    def __init__(self) -> None:
+        self._models: WeakSet[nn.Module] = WeakSet()
+        self._sharing: WeakSet[Any] = WeakSet()  # ZeroRedundancyOptimizers
+        self._checked: WeakSet[Optimizer] = WeakSet()
+        self._is_used = False  # a weak set takes a microsecond a step to say that it is empty
 
-def _before_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-    """Refuse a plain optimizer; one inside a ZeroRedundancyOptimizer has a part, and may step.
+    def watch(self, model: nn.Module) -> None:
+        """Have every optimizer refused, at its first step, that keeps all states of `model`."""
+        self._is_used = True
+        self._models.add(model)
 
-    Raises:
-        LayoutError: It holds parameters of a model whose states are to be shared.
-    """
-    if not _is_used or optimizer in _checked:
-        return
-    if hasattr(optimizer, "consolidate_state_dict"):  # a ZeroRedundancyOptimizer, whoever made it
-        _sharing.add(optimizer)  # it steps before the one inside it
-    elif not any(one.optim is optimizer for one in _sharing):
-        _refuse(optimizer)
-    _checked.add(optimizer)
+    def before_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        """Refuse a plain optimizer; one inside a ZeroRedundancyOptimizer has a part, and may step.
 
+        Raises:
+            LayoutError: It holds parameters of a model whose states are to be shared.
+        """
+        if not self._is_used or optimizer in self._checked:
+            return
+        # A ZeroRedundancyOptimizer, whoever made it; it steps before the one inside it.
+        if hasattr(optimizer, "consolidate_state_dict"):
+            self._sharing.add(optimizer)
+        elif not any(one.optim is optimizer for one in self._sharing):
+            self._refuse(optimizer)
+        self._checked.add(optimizer)
 
-def _refuse(optimizer: Optimizer) -> None:
-    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if not any(id(p) in own for model in _models for p in model.parameters()):
-        return
-    name = type(optimizer).__name__
-    raise LayoutError(
-        f'This {name} would keep all of its states on every rank, and the layout is "zero1".',
-        why="zero1 cuts an optimizer's states over the ranks, and torch's own are whole",
-        do=f'opt = layout.optimizer(torch.optim.{name}, lr=...); or the layout "zero2", which '
-        "works with any optimizer",
-    )
+    def _refuse(self, optimizer: Optimizer) -> None:
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not any(id(p) in own for model in self._models for p in model.parameters()):
+            return
+        name = type(optimizer).__name__
+        raise LayoutError(
+            f'This {name} would keep all of its states on every rank, and the layout is "zero1".',
+            why="zero1 cuts an optimizer's states over the ranks, and torch's own are whole",
+            do=f'opt = layout.optimizer(torch.optim.{name}, lr=...); or the layout "zero2", which '
+            "works with any optimizer",
+        )
 
 
 def install() -> None:
     """Refuse such optimizers from now on; before `step_state` counts steps, so that none begins."""
-    register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_pre_hook(here.before_step)
+
+
+here = SharedStates()

@@ -15,9 +15,37 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from nbdist.engine.compat import torch_sharded
 from nbdist.engine.layout.spec.mesh import MeshShape
 
-_meshes: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Any, DeviceMesh]]" = (
-    weakref.WeakKeyDictionary()
-)
+
+class Meshes:
+    """The meshes that layouts of a process share, by process group."""
+
+    def __init__(self) -> None:
+        self._made: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Any, DeviceMesh]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def get(self, device_type: str, dims: Mapping[str, int]) -> DeviceMesh:
+        """Return the mesh of these dims, made where there is none yet. Collective."""
+        made = self._made.setdefault(_world(), {})
+        key = (device_type, tuple(dims.items()))
+        # A newcomer may have come without it: nobody can tell it of a dim whose ranks all died in
+        # the cell that made the mesh. Then all ranks make it anew.
+        held = [False] * dist.get_world_size()
+        dist.all_gather_object(held, key in made)
+        if not all(held):
+            sizes = tuple(dims.values())
+            made[key] = init_device_mesh(device_type, sizes, mesh_dim_names=tuple(dims))
+        return made[key]
+
+    def hand_over(self) -> dict[str, tuple[Any, DeviceMesh]]:
+        """Return the meshes: a newcomer makes no new groups where others do not."""
+        made = self._made.get(_world(), {})
+        return {str(i): (key, mesh) for i, (key, mesh) in enumerate(made.items())}
+
+    def take_over(self, told: dict[str, tuple[Any, DeviceMesh]]) -> None:
+        """Share, on a newcomer, the meshes that `hand_over` returned."""
+        whole = {key: made for key, made in told.values() if isinstance(made, DeviceMesh)}
+        self._made.setdefault(_world(), {}).update(whole)
 
 
 def device_mesh(device_type: str, shape: MeshShape) -> DeviceMesh:
@@ -25,7 +53,7 @@ def device_mesh(device_type: str, shape: MeshShape) -> DeviceMesh:
 
     Collective.
     """
-    return _mesh_of(device_type, shape.axes)
+    return here.get(device_type, shape.axes)
 
 
 def two_levels(device_type: str, inside: int) -> DeviceMesh:
@@ -34,19 +62,7 @@ def two_levels(device_type: str, inside: int) -> DeviceMesh:
     Collective.
     """
     groups = dist.get_world_size() // inside
-    return _mesh_of(device_type, {"between": groups, "inside": inside})
-
-
-def _mesh_of(device_type: str, dims: Mapping[str, int]) -> DeviceMesh:
-    made = _meshes.setdefault(_world(), {})
-    key = (device_type, tuple(dims.items()))
-    # A newcomer may have come without it: nobody can tell it of a dim whose ranks all died in the
-    # cell that made the mesh. Then all ranks make it anew.
-    held = [False] * dist.get_world_size()
-    dist.all_gather_object(held, key in made)
-    if not all(held):
-        made[key] = init_device_mesh(device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))
-    return made[key]
+    return here.get(device_type, {"between": groups, "inside": inside})
 
 
 def averaging(mesh: DeviceMesh, shape: MeshShape) -> DeviceMesh:
@@ -64,19 +80,10 @@ def _as_one(mesh: DeviceMesh, axes: list[str]) -> DeviceMesh:
     return torch_sharded.flattened(mesh[tuple(axes)]) if len(axes) > 1 else mesh[axes[0]]
 
 
-def hand_over() -> dict[str, tuple[Any, DeviceMesh]]:
-    """Return the meshes that layouts share: a newcomer makes no new groups where others do not."""
-    made = _meshes.get(_world(), {})
-    return {str(i): (key, mesh) for i, (key, mesh) in enumerate(made.items())}
-
-
-def take_over(told: dict[str, tuple[Any, DeviceMesh]]) -> None:
-    """Share, on a newcomer, the meshes that `hand_over` returned."""
-    whole = {key: made for key, made in told.values() if isinstance(made, DeviceMesh)}
-    _meshes.setdefault(_world(), {}).update(whole)
-
-
 def _world() -> dist.ProcessGroup:
     world = dist.group.WORLD
     assert world is not None
     return world
+
+
+here = Meshes()

@@ -460,7 +460,7 @@ def _refuse_lost(place: _Place, answer: Mapping[str, Any], source: int, newcomer
 
     models: dict[nn.Module, str] = {}
     roots = [module for module, _ in torch_sharded.live_fsdp2_roots()]
-    for module in (*roots, *torch_pipeline.laid_models()):
+    for module in (*roots, *torch_pipeline.here.laid_models()):
         if is_gone(module):
             models[module] = torch_sharded.plain_name(module)
     for name in answer["lost"]:

@@ -137,10 +137,12 @@ def _weights(module: nn.Module) -> str:
     """Return what tells a plain module's parameters apart; "" of one that ranks train together."""
     parameters = list(islice(module.parameters(), _MOST_ITEMS))
     wrapped = [*torch_modules.live_ddps(), *torch_sharded.live_sharded()]
-    averaged = (o for o in torch_live.live(torch.optim.Optimizer) if isinstance(o, ApartWrapper))
+    averaged = (
+        o for o in torch_live.here.live(torch.optim.Optimizer) if isinstance(o, ApartWrapper)
+    )
     together = {id(p) for one in wrapped for p in one.parameters()}
     together |= {id(p) for one in averaged for p in one.parameters()}
-    if any(id(p) in together for p in parameters) or torch_pipeline.laid_models():
+    if any(id(p) in together for p in parameters) or torch_pipeline.here.laid_models():
         return ""
     return " ".join(map(_numbers, parameters))
 

@@ -139,7 +139,7 @@ def _reduce_optimizer(optimizer: torch.optim.Optimizer) -> tuple[Any, ...] | Non
     """The whole optimizer: its own way drops the step hooks and what a scheduler has put on it."""
     if type(optimizer).__getstate__ is not torch.optim.Optimizer.__getstate__:
         return None
-    if not torch_live.number_of(torch.optim.Optimizer, optimizer):
+    if not torch_live.here.number_of(torch.optim.Optimizer, optimizer):
         # It only looks like one (Fabric's), and steps another: nobody counts its steps here.
         return make_bare, (type(optimizer),), vars(optimizer), None, None, _fill_attributes
     return _make_optimizer, (type(optimizer),), vars(optimizer)
@@ -149,13 +149,13 @@ def _make_optimizer(kind: type[torch.optim.Optimizer]) -> Any:
     optimizer: Any = object.__new__(kind)
     # Before anything refers to the class's `step`: torch replaces it by one that runs hooks.
     optimizer._patch_step_function()
-    torch_live.remember(torch.optim.Optimizer, optimizer)
+    torch_live.here.remember(torch.optim.Optimizer, optimizer)
     return optimizer
 
 
 def _reduce_scheduler(scheduler: LRScheduler) -> tuple[Any, ...] | None:
     """A scheduler that is counted on this rank is counted on the new rank, named or not."""
-    if not torch_live.number_of(LRScheduler, scheduler):
+    if not torch_live.here.number_of(LRScheduler, scheduler):
         return None
     if type(scheduler).__getstate__ is not object.__getstate__:
         return None
@@ -164,7 +164,7 @@ def _reduce_scheduler(scheduler: LRScheduler) -> tuple[Any, ...] | None:
 
 def _fill_scheduler(scheduler: LRScheduler, state: dict[str, Any]) -> None:
     vars(scheduler).update(state)
-    torch_live.remember(LRScheduler, scheduler)
+    torch_live.here.remember(LRScheduler, scheduler)
 
 
 def _reduce_scaler(scaler: Any) -> tuple[Any, ...]:
@@ -176,7 +176,7 @@ def _reduce_scaler(scaler: Any) -> tuple[Any, ...]:
 
 def _fill_scaler(scaler: torch.amp.GradScaler, state: dict[str, Any]) -> None:
     vars(scaler).update(state)
-    torch_live.remember(torch.amp.GradScaler, scaler)
+    torch_live.here.remember(torch.amp.GradScaler, scaler)
 
 
 def _reduce_dataloader(loader: DataLoader[Any]) -> tuple[Any, ...]:

@@ -56,7 +56,7 @@ class Expected:
         if self.is_expected(newcomer, module):
             return True
         if torch_rebuild.is_staged(module):
-            return source in torch_pipeline.copies_of(module, newcomer)
+            return source in torch_pipeline.here.copies_of(module, newcomer)
         cut = [p for p in module.parameters() if torch_shards.is_cut(p)]
         return source in torch_shards.common_copies(cut, newcomer)
 
@@ -115,7 +115,7 @@ class Shards:
     def _is_of_same_stage(self, tensor: torch.Tensor) -> bool:
         return all(
             here.comes_whole(model, self._source, self._newcomer)
-            for model in torch_pipeline.laid_models()
+            for model in torch_pipeline.here.laid_models()
             if any(tensor is parameter for parameter in model.parameters())
         )
 

@@ -120,21 +120,21 @@ def is_sharded_module(value: object) -> bool:
 
 def is_staged(module: nn.Module) -> bool:
     """Return whether a layout has cut a module into the stages of a pipeline."""
-    return module in torch_pipeline.laid_models()
+    return module in torch_pipeline.here.laid_models()
 
 
 def is_of_a_stage(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is a parameter of a stage."""
     return isinstance(tensor, nn.Parameter) and any(
         tensor is parameter
-        for model in torch_pipeline.laid_models()
+        for model in torch_pipeline.here.laid_models()
         for parameter in model.parameters()
     )
 
 
 def holders(module: nn.Module) -> set[int]:
     """Return the global ranks that hold a part of a sharded module."""
-    found = set(torch_pipeline.laid_models().get(module, ()))
+    found = set(torch_pipeline.here.laid_models().get(module, ()))
     for parameter in module.parameters():
         if torch_shards.is_cut(parameter):
             mesh = parameter.device_mesh  # type: ignore[attr-defined]

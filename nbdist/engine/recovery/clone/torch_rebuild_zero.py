@@ -52,7 +52,7 @@ def _make(kind: type[torch.optim.Optimizer]) -> Any:
     optimizer: Any = object.__new__(kind)
     # Before anything refers to the class's `step`: torch replaces it by one that runs hooks.
     optimizer._patch_step_function()
-    torch_live.remember(torch.optim.Optimizer, optimizer)
+    torch_live.here.remember(torch.optim.Optimizer, optimizer)
     return optimizer
 
 

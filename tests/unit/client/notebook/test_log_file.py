@@ -15,8 +15,9 @@ def logger() -> Iterator[logging.Logger]:
     before = ours.propagate
     yield ours.getChild("somewhere")
     ours.propagate = before
-    assert log_file._handler is not None
-    ours.removeHandler(log_file._handler)
+    (handler,) = (one for one in ours.handlers if isinstance(one, log_file._PrivateFile))
+    ours.removeHandler(handler)
+    handler.close()
 
 
 def test_tracebacks_go_to_a_private_file_and_not_to_standard_error(

@@ -22,7 +22,7 @@ def test_what_is_gone_from_ipykernel_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_plain_script_has_no_pages() -> None:
-    assert pages.pages() is None
+    assert pages.here.get() is None
 
 
 class Events:

@@ -9,21 +9,21 @@ from unittest import mock
 import pytest
 import torch
 
-from nbdist.engine.compat import tensor_frame
 from nbdist.engine.compat.counted_stream import CountedStream, FileFacts, joined_crc
-from nbdist.engine.compat.tensor_frame import write_tensor
+from nbdist.engine.compat.tensor_frame import Frames
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8]
 SHAPES = [(), (1,), (3,), (6,), (40,), (160,), (5, 7), (300, 301), (0,), (0, 4)]
 
 
-def written(*tensors: torch.Tensor) -> list[bytes]:
+def written(*tensors: torch.Tensor, frames: Frames | None = None) -> list[bytes]:
     """Return the file of each tensor; size and checksum of all are compared with what is told."""
     content, facts = io.BytesIO(), FileFacts()
     stream, files = CountedStream(content, facts, lambda: None), []
+    frames = Frames() if frames is None else frames
     for tensor in tensors:
         began = stream.tell()
-        write_tensor(tensor, stream)
+        frames.write(tensor, stream)
         stream.flush()
         files.append(content.getvalue()[began : stream.tell()])
     assert (facts.size, facts.crc) == (len(content.getvalue()), zlib.crc32(content.getvalue()))
@@ -49,10 +49,7 @@ def test_torch_loads_each_of_a_kind_and_zip_finds_its_checksums_right(
 
 
 def test_torch_writes_one_of_a_kind_only() -> None:
-    with (
-        mock.patch.dict(tensor_frame._frames, clear=True),
-        mock.patch.object(torch, "save", side_effect=torch.save) as save,
-    ):
+    with mock.patch.object(torch, "save", side_effect=torch.save) as save:
         written(*(torch.rand(70, 80) for _ in range(5)), torch.rand(80, 70))
     assert save.call_count == 2
 
@@ -65,21 +62,19 @@ def test_of_a_larger_tensor_a_part_alone_is_written(
     part: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     parts = [part(torch.rand(50, 31)).detach() for _ in range(2)]
-    with mock.patch.dict(tensor_frame._frames, clear=True):
-        for tensor, file in zip(parts, written(*parts), strict=True):
-            found = torch.load(io.BytesIO(file), weights_only=True)
-            assert torch.equal(found, tensor)
-            assert found.untyped_storage().nbytes() == tensor.nbytes
+    for tensor, file in zip(parts, written(*parts), strict=True):
+        found = torch.load(io.BytesIO(file), weights_only=True)
+        assert torch.equal(found, tensor)
+        assert found.untyped_storage().nbytes() == tensor.nbytes
 
 
 def test_without_checksums_of_torch_each_is_written_by_torch() -> None:
     torch.serialization.set_crc32_options(False)
     try:
-        with mock.patch.dict(tensor_frame._frames, clear=True):
-            tensors = [torch.rand(7, 9) for _ in range(2)]
-            for tensor, file in zip(tensors, written(*tensors), strict=True):
-                assert torch.equal(torch.load(io.BytesIO(file), weights_only=True), tensor)
-            assert not tensor_frame._frames
+        tensors, frames = [torch.rand(7, 9) for _ in range(2)], Frames()
+        for tensor, file in zip(tensors, written(*tensors, frames=frames), strict=True):
+            assert torch.equal(torch.load(io.BytesIO(file), weights_only=True), tensor)
+        assert len(frames) == 0
     finally:
         torch.serialization.set_crc32_options(True)
 

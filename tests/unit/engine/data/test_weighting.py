@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 
+from nbdist.engine.component import EndedCell
 from nbdist.engine.data import weighting
 from nbdist.errors import UsageError
+
+ENDED = EndedCell(1, "", has_succeeded=True)
 
 
 def test_weights_are_kept_as_numbers_and_none_is_equal_parts() -> None:
@@ -34,18 +37,18 @@ def test_only_a_step_whose_newest_batch_was_not_weighed_is_told_and_once() -> No
     heed.step()
     heed.give("")
     heed.step()
-    assert weighting.take_notices() == ()
+    assert weighting.here.cell_ended(ENDED) == ()
     for _ in range(2):
         heed.give(weighting.UNHEEDED)
         heed.step()
-    assert weighting.take_notices() == (weighting.UNHEEDED,)
-    assert weighting.take_notices() == ()
+    assert weighting.here.cell_ended(ENDED) == (weighting.UNHEEDED,)
+    assert weighting.here.cell_ended(ENDED) == ()
 
 
 def test_a_rest_that_is_shared_unequally_is_told_with_its_numbers_once_a_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(weighting, "_is_rest_told", False)
+    monkeypatch.setattr(weighting, "here", weighting.Unweighed())
     text = weighting.uneven(7, 2)
     assert "Of a batch of 7 samples some ranks had 4 and others 3" in text
     assert "count 33% more" in text
@@ -53,7 +56,7 @@ def test_a_rest_that_is_shared_unequally_is_told_with_its_numbers_once_a_session
         heed = weighting.Heed()
         heed.give(text)
         heed.step()
-    assert weighting.take_notices() == (text,)
+    assert weighting.here.cell_ended(ENDED) == (text,)
 
 
 @pytest.mark.parametrize(("samples", "parts"), [(8, 2), (41, 2), (1, 2), (7, 1), (400, 3)])

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-import pytest
-
 from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.rank import components
 from nbdist.wire import CellStart
@@ -41,9 +39,7 @@ def test_a_component_does_nothing_by_itself() -> None:
     assert list(part.cell_ended(ENDED)) == []
 
 
-@pytest.mark.parametrize("part", components.of_script(), ids=lambda part: type(part).__name__)
-def test_each_component_of_a_script_ends_a_cell_that_did_nothing_without_a_word(
-    part: Component,
-) -> None:
-    part.cell_began(CellStart(1, (0,), 1))
-    assert list(part.cell_ended(EndedCell(1, "", has_succeeded=True))) == []
+def test_the_components_of_a_script_end_a_cell_that_did_nothing_without_a_word() -> None:
+    parts = components.of_script()
+    components.begin(parts, CellStart(1, (0,), 1))
+    assert list(components.end(parts, EndedCell(1, "", has_succeeded=True))) == []

@@ -111,7 +111,7 @@ class ScheduleRunner:
         for part in self._parts:
             # All ranks: what dp and fsdp average is as much a step of all as what pp sends.
             ranks = tuple(range(dist.get_world_size()))
-            torch_pipeline.remember_laid(part, forward.model, ranks, alike)
+            torch_pipeline.here.remember_laid(part, forward.model, ranks, alike)
         self._schedules: dict[Any, tuple[Any, ForwardTrace]] = {}
         self._work: _Work | None = None
         self._largest = 0  # share that a step has taken, in samples

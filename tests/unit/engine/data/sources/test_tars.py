@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import webdataset
 
-from nbdist.engine.data import decode
+from nbdist.engine.data import decode, services
 from nbdist.engine.data.sources import tars
 from nbdist.engine.data.sources.source import Columns
 from nbdist.errors import DataError, UsageError
@@ -112,7 +112,7 @@ def test_large_tars_are_read_in_parts_that_begin_at_a_sample(
 def test_headers_are_read_once_a_session_and_again_when_a_tar_has_changed(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tars, "_indexes", tmp_path / "indexes")
+    monkeypatch.setattr(services.here, "indexes", tmp_path / "indexes")
     path = folder / "train-0.tar"
     tars.open_tars([path], None, None)
     (noted,) = (tmp_path / "indexes").iterdir()

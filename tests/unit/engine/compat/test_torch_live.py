@@ -1,0 +1,31 @@
+"""Which objects of the watched classes live, and in what order they were made."""
+
+import gc
+
+import torch
+
+from nbdist.engine.compat.torch_live import LiveObjects
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+
+
+def test_objects_are_known_in_the_order_of_making_as_long_as_they_live() -> None:
+    objects, first, second = LiveObjects(), optimizer(), optimizer()
+    assert objects.newest_number() == objects.number_of(torch.optim.Optimizer, first) == 0
+    for one in (first, second):
+        objects.remember(torch.optim.Optimizer, one)
+    assert objects.live(torch.optim.Optimizer) == [first, second]
+    assert objects.newest_number() == objects.number_of(torch.optim.Optimizer, second) == 2
+    del one, second
+    gc.collect()
+    assert objects.live(torch.optim.Optimizer) == [first]
+    assert objects.newest_number() == 2
+
+
+def test_what_is_forgotten_is_alive_and_not_known() -> None:
+    objects, one = LiveObjects(), optimizer()
+    objects.remember(torch.optim.Optimizer, one)
+    objects.forget(one)
+    assert objects.live(torch.optim.Optimizer) == []
