@@ -3,7 +3,6 @@
     run     what the session calls: a Tracker, a TrackedRun a cell      (kernel)
     begin   decides what a run is; writing writes it                    (kernel)
     story   what a run can be made again from, with provenance          (kernel)
-    machine processor, memory, disk, network, GPUs                      (kernel)
     study   the run under which those of a sweep are nested             (kernel)
     series  records in, points out; flat: one step as a few numbers     (pure)
     curves  what stays of a run to compare it by                        (pure)

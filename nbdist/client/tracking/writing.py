@@ -33,7 +33,6 @@ from nbdist.client.tracking.description import TAG, description
 from nbdist.client.tracking.flat import mean
 from nbdist.client.tracking.folder import make_private_folder
 from nbdist.client.tracking.hiding import hide_secrets
-from nbdist.client.tracking.machine import HostFacts
 from nbdist.client.tracking.names import merge_facts, params_of
 from nbdist.client.tracking.series import Point, RunSeries
 from nbdist.client.tracking.spool import SpoolWriter, spool_of
@@ -117,7 +116,6 @@ class RunWriter:
         self._steps_before = int(told_before.get(steps, 0))
         # A run keeps its params, as in MLflow; the newest cell's own stand above them.
         self._params = told_before.get("params", {}) | params_of(info.params)
-        self._machine = HostFacts()
         self._facts_told: set[str] = set()
         self._taken = {*own_params(info)}
         self._summary_at = self._curves_at = time.monotonic()
@@ -168,7 +166,6 @@ class RunWriter:
     def tick(self) -> None:
         """Write what is due now and then, and hand all to the operating system."""
         now_s = time.monotonic()
-        self._spool.points(self._machine.points(now_s))
         if now_s - self._recent_at > self._recent_every_s:
             self._write_recent()
             self._recent_at = time.monotonic()
@@ -189,7 +186,6 @@ class RunWriter:
         spool = self._spool
         self._write_points(self.series.finish(), is_last=True)
         self._write_recent()
-        spool.points(self._machine.points(time.monotonic(), is_last=True))
         self._write_facts(settled_only=False)
         if end.error:
             text = hide_secrets(_ANSI.sub("", end.error))

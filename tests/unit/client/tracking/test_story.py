@@ -6,7 +6,6 @@ from pathlib import Path
 
 from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.tracking import provenance
-from nbdist.client.tracking.machine import PERIOD_S, HostFacts, system_metrics
 from nbdist.client.tracking.settings import split_password, whole_uri
 from nbdist.client.tracking.story import cells_text, kept_patch, notebook_text, story
 
@@ -94,26 +93,3 @@ def test_a_password_is_split_from_what_may_be_written_down() -> None:
     assert whole_uri(uri, secrets) == "postgresql://me:hunter2@db/runs"
     assert whole_uri("sqlite:///x.db", secrets) == "sqlite:///x.db"
     assert split_password("http://ml:5000") == ("http://ml:5000", {})
-
-
-def test_a_host_is_measured_every_period_and_at_the_end_of_a_short_run() -> None:
-    machine = HostFacts()
-    assert machine.points(100.0) == []
-    assert machine.points(100.0 + PERIOD_S / 2) == []
-    (first,) = machine.points(100.0 + PERIOD_S)
-    assert machine.points(101.0 + PERIOD_S) == []
-    assert machine.points(101.0 + PERIOD_S, is_last=True) == []
-    host = f"system/{machine.host}"
-    assert 0 <= first.values[f"{host}/cpu_utilization_percentage"] <= 100
-    assert 0 < first.values[f"{host}/system_memory_usage_percentage"] <= 100
-    short = HostFacts()
-    assert len(short.points(1.0, is_last=True)) == 1
-
-
-def test_hosts_stand_beside_each_other_under_mlflows_names() -> None:
-    both = system_metrics("node-a", {"cpu_utilization_percentage": 12.34})
-    both |= system_metrics("node/b", {"cpu_utilization_percentage": 5})
-    assert both == {
-        "system/node-a/cpu_utilization_percentage": 12.3,
-        "system/node_b/cpu_utilization_percentage": 5,
-    }
