@@ -1,4 +1,4 @@
-"""Put one spooled run into MLflow: create it, send its chunks, end it.
+"""Put one spooled run into MLflow: create it, send its entries, end it.
 
 Runs in the shipping process (`ship`), the only place that imports mlflow.
 """
@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 from nbdist.client.tracking import description, models
 from nbdist.client.tracking.hiding import hide_secrets
+from nbdist.client.tracking.series import Point
 from nbdist.client.tracking.spool import (
     CONTINUED_UNSENT,
-    MOST_POINTS,
     STUDY_UNSENT,
     Begin,
-    Chunk,
+    Entry,
     SpooledRun,
     SpoolState,
 )
@@ -105,17 +105,17 @@ class RunSender:
             calling(self._find_or_create)
             self._run.save(self._state)
 
-    def send(self, chunk: Chunk) -> None:
-        """Send one chunk."""
-        if chunk.end is not None:
-            self.end(chunk.end["status"], chunk.end["time_ms"])
-        elif chunk.file:
-            self._attempt(f"artifact {chunk.file}", lambda: self._send_file(chunk.file))
-        elif chunk.model is not None:
-            facts = chunk.model
-            self._attempt(f"model {facts['name']}", lambda: self._send_model(facts))
-        else:
-            self._send_values(chunk)
+    def send(self, entries: Sequence[Entry]) -> None:
+        """Send the entries of one batch."""
+        match entries:
+            case [{"op": "end", "status": status, "time_ms": time_ms}]:
+                self.end(status, time_ms)
+            case [{"op": "file", "name": name}]:
+                self._attempt(f"artifact {name}", lambda: self._send_file(name))
+            case [{"op": "model", "facts": facts}]:
+                self._attempt(f"model {facts['name']}", lambda: self._send_model(facts))
+            case _:
+                self._send_values(entries)
 
     def end(self, status: str, time_ms: int) -> None:
         """End the MLflow run."""
@@ -224,16 +224,21 @@ class RunSender:
         state.run_id, state.resumed = found.info.run_id, "there"
         state.first_step = _last_step(self._client, found) - begin.first_step
 
-    def _send_values(self, chunk: Chunk) -> None:
+    def _send_values(self, entries: Sequence[Entry]) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
         state = self._state
-        entries: list[Any] = [
-            Metric(key, value, point.time_ms, point.step + state.first_step)
-            for point in chunk.points
-            for key, value in point.values.items()
-        ]
-        params, tags = dict(chunk.params), dict(chunk.tags)
+        metrics: list[Metric] = []
+        params: dict[str, str] = {}
+        tags: dict[str, str] = {}
+        for entry in entries:
+            if isinstance(entry, Point):
+                step = entry.step + state.first_step
+                metrics += [Metric(k, v, entry.time_ms, step) for k, v in entry.values.items()]
+            elif entry["op"] == "params":
+                params |= entry["values"]
+            elif entry["op"] == "tags":
+                tags |= entry["values"]
         if description.TAG in tags:
             ids = state.run_id, state.experiment_id
             tags[description.TAG] = description.addressed(tags[description.TAG], *ids)
@@ -244,19 +249,18 @@ class RunSender:
                 value = params.pop(key)
                 if value != known[key]:
                     tags[f"nbdist.resumed.{key}"] = value
-        entries += [Param(key, value) for key, value in params.items()]
-        entries += [RunTag(key, value) for key, value in tags.items()]
-        # One row may hold more than MLflow takes at once.
-        for start in range(0, len(entries), MOST_POINTS):
-            self._send_entries(entries[start : start + MOST_POINTS])
+        logged: list[Any] = [*metrics, *(Param(*item) for item in params.items())]
+        self._log([*logged, *(RunTag(*item) for item in tags.items())])
 
-    def _send_entries(self, entries: Sequence[Any]) -> None:
-        """Send metrics, params and tags; halve what is refused until the culprits stand alone."""
+    def _log(self, entities: Sequence[Any]) -> None:
+        """Log metrics, params and tags; halve what is refused until the culprits stand alone."""
         from mlflow.entities import Metric, Param, RunTag
 
         def of(kind: type) -> list[Any]:
-            return [entry for entry in entries if isinstance(entry, kind)]
+            return [entity for entity in entities if isinstance(entity, kind)]
 
+        if not entities:
+            return
         state, metrics = self._state, of(Metric)
         try:
             calling(
@@ -268,14 +272,13 @@ class RunSender:
             if not error.is_final:
                 raise
             self._raise_if_deleted(error)
-            if len(entries) == 1:
+            if len(entities) == 1:
                 state.refused += 1
-                state.why_refused = str(error)
-                _log.warning("MLflow refused %s: %s", entries[0].key, error)
+                _log.warning("MLflow refused %s: %s", entities[0].key, error)
                 return
-            middle = len(entries) // 2
-            self._send_entries(entries[:middle])
-            self._send_entries(entries[middle:])
+            middle = len(entities) // 2
+            self._log(entities[:middle])
+            self._log(entities[middle:])
             return
         state.sent += len(metrics)
 
@@ -304,7 +307,6 @@ class RunSender:
             if state.attempts < _ARTIFACT_ATTEMPTS:
                 raise NotTaken(why) from error
             state.refused += 1
-            state.why_refused = why
             _log.warning("run %s goes on without %s", self._run.key, why)
         state.attempts = 0
 

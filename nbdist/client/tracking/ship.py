@@ -71,21 +71,30 @@ _MOST_VIEWED = 50  # runs whose metrics the prepared view looks at
 _log = logging.getLogger("nbdist.tracking")
 
 
-@dataclass(slots=True)
-class _Pause:
-    """When to try something again that failed: after 1, 2, 4 ... 30 s."""
+class _Pauses:
+    """When to try again what has failed: after 1, 2, 4 ... 30 s, by the URI or the run's key."""
 
-    length_s: float = 0.0
-    until: float = 0.0
+    def __init__(self) -> None:
+        self._paused: dict[str, tuple[float, float]] = {}  # length and end
 
-    def longer(self) -> None:
+    def longer(self, key: str) -> None:
         """It has failed again."""
-        self.length_s = min(max(1.0, self.length_s * 2), LONGEST_PAUSE_S)
-        self.until = time.monotonic() + self.length_s
+        length_s, _ = self._paused.get(key, (0.5, 0.0))
+        length_s = min(2 * length_s, LONGEST_PAUSE_S)
+        self._paused[key] = length_s, time.monotonic() + length_s
 
-    def is_on(self) -> bool:
+    def is_on(self, key: str) -> bool:
         """Return whether it is too early to try again."""
-        return time.monotonic() < self.until
+        return time.monotonic() < self._paused.get(key, (0.0, 0.0))[1]
+
+    def end(self, *keys: str) -> None:
+        """They have succeeded."""
+        for key in keys:
+            self._paused.pop(key, None)
+
+    def clear(self) -> None:
+        """Try all again now."""
+        self._paused.clear()
 
 
 class Replaced(Exception):
@@ -94,7 +103,7 @@ class Replaced(Exception):
 
 @dataclass(slots=True)
 class _Server:
-    """What we know of one tracking URI: its client, and when to try it next.
+    """What we know of one tracking URI: its client, and why it was not reached.
 
     `file` is a descriptor of the database file that the client has opened, and stays open as long
     as the client: its number cannot be another file's, and closing it would free SQLite's locks.
@@ -103,7 +112,6 @@ class _Server:
     uri: str
     client: "MlflowClient | None" = None
     file: int | None = None
-    pause: "_Pause" = field(default_factory=lambda: _Pause())
     why: str = ""
     most_points: int = MOST_POINTS
     views: dict[str, str] = field(default_factory=dict)
@@ -143,7 +151,7 @@ class Shipper:
         self._folder = folder
         self._kernel_pid = kernel_pid
         self._servers: dict[str, _Server] = {}
-        self._pauses: dict[str, _Pause] = {}  # runs that MLflow, though it answers, did not take
+        self._pauses = _Pauses()
         self._next_at: dict[str, float] = {}  # when more of a run is sent that goes on
         self.sent = 0
 
@@ -158,8 +166,6 @@ class Shipper:
         """
         if not patient:
             self._pauses.clear()
-            for server in self._servers.values():
-                server.pause = _Pause()
         unfinished = False
         for run in reversed(list(spooled_runs(self._folder))):
             if not run.ops.exists():
@@ -167,7 +173,7 @@ class Shipper:
             is_owned = run.is_owned()
             if is_owned and run.key.split("-")[1] != str(self._kernel_pid):
                 continue
-            if patient and is_owned and self._has_just_sent(run.key):
+            if patient and is_owned and time.monotonic() < self._next_at.get(run.key, 0.0):
                 unfinished = True
                 continue
             with try_lock(run.folder / "ship.lock") as mine:
@@ -176,9 +182,6 @@ class Shipper:
                 elif run.ops.exists():
                     unfinished |= not self._ship(run, is_owned)
         return unfinished
-
-    def _has_just_sent(self, key: str) -> bool:
-        return time.monotonic() < self._next_at.get(key, 0.0)
 
     def _ship(self, run: SpooledRun, is_owned: bool) -> bool:
         """Send what is new in `run`; return whether it is finished."""
@@ -190,10 +193,10 @@ class Shipper:
             run.ops.rename(run.ops.with_suffix(".damaged"))
             return True
         server = self._servers.setdefault(begin.uri, _Server(begin.uri))
-        if server.pause.is_on():
+        if self._pauses.is_on(server.uri):
             self._note(run, state, server.why)
             return False
-        if self._pauses.setdefault(run.key, _Pause()).is_on():
+        if self._pauses.is_on(run.key):
             return False
         if server.is_replaced():
             raise Replaced
@@ -215,10 +218,10 @@ class Shipper:
             self._note(run, state, why or str(error))
             return False
         except Deleted:
-            state.is_done, state.why_refused = True, "the run was deleted in MLflow"
+            _log.warning("run %s was deleted in MLflow: the rest is not sent", run.key)
+            state.is_done = True
             run.save(state)
-        server.pause = _Pause()
-        del self._pauses[run.key]
+        self._pauses.end(server.uri, run.key)
         if state.error:
             state.error = ""
             run.save(state)
@@ -263,7 +266,7 @@ class Shipper:
         """
         if why:
             server.why = why
-            server.pause.longer()
+            self._pauses.longer(server.uri)
             return
         # A server that is only slow may still manage a smaller bite within its time.
         server.most_points = max(_FEWEST_POINTS, server.most_points // 2)
@@ -272,9 +275,9 @@ class Shipper:
             calling(lambda: client.search_experiments(max_results=1))
         except NotTaken as error:
             server.why = str(error)
-            server.pause.longer()
+            self._pauses.longer(server.uri)
         else:
-            self._pauses[run.key].longer()
+            self._pauses.longer(run.key)
 
     def _note(self, run: SpooledRun, state: SpoolState, why: str) -> None:
         if state.error != why:
@@ -289,14 +292,14 @@ class Shipper:
         sender.open()
         sent_before = state.sent
         while not state.is_done:
-            chunk = run.read(state.offset, server.most_points)
-            if chunk.offset == state.offset:
+            batch = run.read(state.offset, server.most_points)
+            if batch.offset == state.offset:
                 break
-            sender.send(chunk)
-            state.offset = chunk.offset
-            if chunk.damaged:
-                state.refused += chunk.damaged
-                state.why_refused = "lines of the spool were damaged"
+            sender.send(batch.entries)
+            state.offset = batch.offset
+            if batch.damaged:
+                state.refused += batch.damaged
+                _log.warning("run %s has %d damaged lines", run.key, batch.damaged)
             run.save(state)
             server.most_points = min(MOST_POINTS, server.most_points * 2)
         if not state.is_done and not is_owned:
