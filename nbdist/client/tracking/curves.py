@@ -1,7 +1,7 @@
 """Keep of a run what comparing runs needs, a few kilobytes that stay when the run has been sent.
 
 `loss` is a curve with a band over the ranks, thinned to `MOST_POINTS`; `end` has each rank's loss,
-throughput (with the error that the steps tell), the mean and median time of a step, and its exposed
+throughput (with the error that the steps tell), the mean time of a step, and its exposed
 communication, over the last steps. Plain values of JSON, pure functions.
 """
 
@@ -46,7 +46,6 @@ def end_of(series: GetSeries) -> dict[str, dict[str, float | None]]:
             {r: v * _error(recent[r].times_ms) for r, v in rates.items()}
         ),
         "step_ms": _named({r: steps.step_ms for r, steps in recent.items()}),
-        "step_median_ms": _named({r: float(np.median(s.times_ms)) for r, s in recent.items()}),
         "comm_ms": _named({r: s.parts["comm"] for r, s in recent.items() if "comm" in s.parts}),
     }
 

@@ -18,7 +18,6 @@ _MOST_PARAMS = 4
 _MOST_LOGGED = 3
 _MOST_NAMED = 8
 _MOST_LOSSES = 4  # of trainings in one cell, before the newest
-_UNEVEN = 0.2  # of a step's mean: its median is shown too
 _BEFORE = ("continues", "starts_over")  # what names an earlier run that is no row of its own
 _MOST_SEARCHED = 1000  # runs, for one of a name
 
@@ -278,7 +277,7 @@ def cells(rows: Sequence[RunRow]) -> tuple[list[str], list[list[str]]]:
     logged = list(dict.fromkeys(key for row in rows for key in row.logged if key != "loss"))
     header = ["#", "run", "state", "attempt", "layout", "ranks", *params, "steps", "last loss"]
     header += [f"last {key}" for key in logged[:_MOST_LOGGED]]
-    header += ["step ms", "median ms", "samples/s", "comm %", "data %", "seconds", "started"]
+    header += ["step ms", "samples/s", "comm %", "data %", "seconds", "started"]
     header += ["in MLflow"]
     body = []
     for place, row in enumerate(rows, 1):
@@ -289,9 +288,8 @@ def cells(rows: Sequence[RunRow]) -> tuple[list[str], list[list[str]]]:
         texts += [str(row.world_size), *(row.params.get(key, "") for key in params)]
         texts += [str(row.steps) if row.kind == "run" else "", _last_losses(row)]
         texts += [number(value(key)) for key in logged[:_MOST_LOGGED]]
-        texts += _step_ms(value("step_ms"), value("step_median_ms"))
-        texts += [number(value("samples_per_s")), whole(value("comm_pct"))]
-        texts += [whole(value("data_pct"))]
+        texts += [number(value("step_ms")), number(value("samples_per_s"))]
+        texts += [whole(value("comm_pct")), whole(value("data_pct"))]
         texts += [f"{row.seconds:.1f}", f"{row.started:%m-%d %H:%M}"]
         texts += ["lost" if row.is_lost else "yes" if row.is_sent else "not yet"]
         body.append(texts)
@@ -302,12 +300,3 @@ def _last_losses(row: RunRow) -> str:
     losses = [*row.losses_before[-_MOST_LOSSES:], row.values.get("loss")]
     cut = "..., " if len(row.losses_before) > _MOST_LOSSES else ""
     return cut + ", ".join(map(number, losses))
-
-
-def _step_ms(mean: float | None, median: float | None) -> list[str]:
-    """Return the mean and the median of a step's milliseconds; the median where it is another one.
-
-    Some steps are then much longer than most, as those that evaluate or save.
-    """
-    is_other = mean is not None and median is not None and abs(mean - median) > _UNEVEN * mean
-    return [number(mean), number(median) if is_other else ""]

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import numpy as np
-
 from nbdist.client.metrics.analysis.values import ExplainedStep, RankStep, Verdict
 from nbdist.client.metrics.recent import recent_steps, values_of_run
 from nbdist.client.metrics.telemetry import CellInfo
@@ -30,7 +28,6 @@ from nbdist.client.tracking.begin import (
 )
 from nbdist.client.tracking.curves import curves_of, joined
 from nbdist.client.tracking.description import TAG, description
-from nbdist.client.tracking.flat import mean
 from nbdist.client.tracking.folder import make_private_folder
 from nbdist.client.tracking.hiding import hide_secrets
 from nbdist.client.tracking.names import merge_facts, params_of
@@ -121,7 +118,6 @@ class RunWriter:
         self._summary_at = self._curves_at = time.monotonic()
         self._curves_every_s = CURVES_S
         self._held: list[Point] | None = []  # until the mean loss of a step is known
-        self._medians: dict[str, float] = {}
         self._recent_at, self._recent_every_s = 0.0, RECENT_S
         self.lost = 0  # records that the run had to leave out
         self.models: dict[str, str] = {}  # published ones: what is said, by their folders
@@ -221,9 +217,6 @@ class RunWriter:
     def _write_recent(self) -> None:
         """Write what the last steps were like: the numbers that the board shows."""
         steps = recent_steps(self._feed.series)
-        if steps:
-            medians = [float(np.median(of_rank.times_ms)) for of_rank in steps.values()]
-            self._medians = {"step_median_ms": mean(medians)}
         self._spool.points(self.series.recent(values_of_run(steps, self._explained())))
 
     def _write_curves(self) -> None:
@@ -308,7 +301,7 @@ class RunWriter:
             "steps": self._steps_before + series.steps,
             "steps_before": self._steps_before,
             "last_step": series.last_step,
-            "values": self._medians | series.last,
+            "values": series.last,
             "losses_before": series.losses_before,
             "user_keys": series.user_keys,
             "params": self._params,
