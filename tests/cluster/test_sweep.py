@@ -119,7 +119,7 @@ def test_runs_are_compared_by_the_name_of_their_study_with_a_picture(notebook: K
     assert not plain.mimes
     refused = notebook.run("%dist runs lr0.11")
     assert refused.error is not None
-    assert refused.error[1] == "There is no run 'lr0.11'; did you mean lr0.1?"
+    assert refused.error[1].startswith("No run is called 'lr0.11'; did you mean lr0.1? The newest")
 
 
 @pytest.mark.slow
