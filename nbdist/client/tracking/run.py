@@ -327,7 +327,6 @@ class TrackedRun:
             self._written += len(records)
         while self._explained:
             writer.add_explained(self._explained.popleft())
-        writer.lost = self._lost
 
 
 def resume_text(name: str, state: SpoolState) -> str:

@@ -25,6 +25,7 @@ _SAME_FIELDS = (
     *("name", "cell", "layout", "world_size", "steps", "params", "values"),
     *("kind", "study", "facts", "attempt", "losses_before"),
 )
+_OF_A_STUDY: Mapping[str, Any] = {"layout": "", "steps": 0, "values": {}, "user_keys": ()}
 _NO_BOARD_YET = {
     "running": ("its cell still runs in another kernel", "wait until it has ended"),
     "killed": (
@@ -283,6 +284,7 @@ def runs_table(folder: Path, experiment: str | None = None, limit: int = 20) -> 
 
 def _row(run: SpooledRun, summary: dict[str, Any]) -> RunRow:
     state = run.state()
+    summary = {**_OF_A_STUDY, **summary}
     status = summary["status"]
     if status == "running" and not run.is_owned():
         status = "killed"

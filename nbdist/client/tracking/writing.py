@@ -119,7 +119,6 @@ class RunWriter:
         self._curves_every_s = CURVES_S
         self._held: list[Point] | None = []  # until the mean loss of a step is known
         self._recent_at, self._recent_every_s = 0.0, RECENT_S
-        self.lost = 0  # records that the run had to leave out
         self.models: dict[str, str] = {}  # published ones: what is said, by their folders
         self.begin = make_begin(place, info, self._facts(), before, time_ms)
         self.series = RunSeries(info.ranks, self.begin.first_step)
@@ -307,7 +306,6 @@ class RunWriter:
             "params": self._params,
             "facts": self._params | own_params(info) | params_of(facts) | _versions(begin.tags),
             "layout": facts.get("layout", ""),
-            "lost": self.lost,
         }
 
 
