@@ -28,10 +28,6 @@ ALLOWED_VARIABLES = (
     "SLURM_JOB_ID",
 )
 _GIT_TIMEOUT_S = 2.0
-_NOT_IN_PATCH = tuple(
-    f":(exclude,icase,top,glob)**/{name}"
-    for name in ("*.ipynb", ".env*", "*.pem", "*.key", "*secret*", "*credential*", "*password*")
-)
 
 
 def notebook_path(
@@ -109,16 +105,6 @@ def git_tags(folder: Path) -> dict[str, str]:
     changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
     state = "unknown" if changes is None else str(bool(changes)).lower()
     return {"mlflow.source.git.commit": commit, "nbdist.git_dirty": state}
-
-
-def changes(folder: Path, most_bytes: int) -> str:
-    """Return what the repository's tracked files differ in from their commit, as a patch.
-
-    Notebooks are left out (a run keeps its own, and their outputs are long), and files that by
-    their names hold secrets. Empty without changes, outside of a repository, or when too long.
-    """
-    patch = _git(folder, "diff", "--no-color", "--no-ext-diff", "HEAD", "--", ":/", *_NOT_IN_PATCH)
-    return patch + "\n" if patch and len(patch) < most_bytes else ""
 
 
 def _git(folder: Path, *command: str) -> str | None:
