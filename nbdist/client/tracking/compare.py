@@ -1,6 +1,6 @@
 """Compare runs: what differs between them, and who wins, if anybody does. Pure.
 
-Losses are compared over the same steps (`losses`). Error bars are two standard errors over the
+Losses are compared over the same steps (`curves`). Error bars are two standard errors over the
 ranks or over these steps, whichever is larger: what a run's figure might as well have been with
 other batches, or another machine under a rank. They say nothing of another seed. Two runs whose
 bars overlap have no clear winner.
@@ -15,7 +15,7 @@ from typing import Any
 
 from nbdist.client.metrics.analysis.values import RECENT
 from nbdist.client.metrics.recent import percent
-from nbdist.client.tracking.losses import StepRange, has_steps, loss_over, window_of
+from nbdist.client.tracking.curves import StepRange, has_steps, loss_over, window_of
 from nbdist.client.tracking.tables import html_table, number, text_table, used_columns, whole
 
 WHAT_RECENT_IS = f"Speed and comm %: the last {RECENT} measured steps, without a cell's first step."
