@@ -27,6 +27,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,32 +70,6 @@ _FEWEST_POINTS = 50
 _MOST_VIEWED = 50  # runs whose metrics the prepared view looks at
 
 _log = logging.getLogger("nbdist.tracking")
-
-
-class _Pauses:
-    """When to try again what has failed: after 1, 2, 4 ... 30 s, by the URI or the run's key."""
-
-    def __init__(self) -> None:
-        self._paused: dict[str, tuple[float, float]] = {}  # length and end
-
-    def longer(self, key: str) -> None:
-        """It has failed again."""
-        length_s, _ = self._paused.get(key, (0.5, 0.0))
-        length_s = min(2 * length_s, LONGEST_PAUSE_S)
-        self._paused[key] = length_s, time.monotonic() + length_s
-
-    def is_on(self, key: str) -> bool:
-        """Return whether it is too early to try again."""
-        return time.monotonic() < self._paused.get(key, (0.0, 0.0))[1]
-
-    def end(self, *keys: str) -> None:
-        """They have succeeded."""
-        for key in keys:
-            self._paused.pop(key, None)
-
-    def clear(self) -> None:
-        """Try all again now."""
-        self._paused.clear()
 
 
 class Replaced(Exception):
@@ -151,7 +126,8 @@ class Shipper:
         self._folder = folder
         self._kernel_pid = kernel_pid
         self._servers: dict[str, _Server] = {}
-        self._pauses = _Pauses()
+        self._failures: Counter[str] = Counter()  # in a row, of a server or a run
+        self._retry_at: dict[str, float] = {}  # likewise
         self._next_at: dict[str, float] = {}  # when more of a run is sent that goes on
         self.sent = 0
 
@@ -165,7 +141,8 @@ class Shipper:
             Replaced: This process has to begin anew.
         """
         if not patient:
-            self._pauses.clear()
+            self._failures.clear()
+            self._retry_at.clear()
         unfinished = False
         for run in reversed(list(spooled_runs(self._folder))):
             if not run.ops.exists():
@@ -193,10 +170,10 @@ class Shipper:
             run.ops.rename(run.ops.with_suffix(".damaged"))
             return True
         server = self._servers.setdefault(begin.uri, _Server(begin.uri))
-        if self._pauses.is_on(server.uri):
+        if self._is_early(server.uri):
             self._note(run, state, server.why)
             return False
-        if self._pauses.is_on(run.key):
+        if self._is_early(run.key):
             return False
         if server.is_replaced():
             raise Replaced
@@ -213,15 +190,16 @@ class Shipper:
         except NotTaken as error:
             if server.is_replaced():
                 raise Replaced from error
-            why = database.trouble(server.uri)
-            self._pause(run, server, why)
-            self._note(run, state, why or str(error))
+            server.why = self._why_down(server)
+            self._retry_later(server.uri if server.why else run.key)
+            self._note(run, state, server.why or str(error))
             return False
         except Deleted:
             _log.warning("run %s was deleted in MLflow: the rest is not sent", run.key)
             state.is_done = True
             run.save(state)
-        self._pauses.end(server.uri, run.key)
+        for key in (server.uri, run.key):
+            self._failures.pop(key, None)
         if state.error:
             state.error = ""
             run.save(state)
@@ -256,28 +234,27 @@ class Shipper:
         """Make the folder's own database if it is not there, for the UI to open."""
         self._client(_Server(own_database(self._folder)))
 
-    def _pause(self, run: SpooledRun, server: _Server, why: str) -> None:
-        """Wait before the next attempt: with the server when it is down, else with this run.
+    def _is_early(self, key: str) -> bool:
+        """Return whether a server or a run failed a moment ago."""
+        return time.monotonic() < self._retry_at.get(key, 0.0)
 
-        Args:
-            run: The run that was not taken.
-            server: Who has not taken it.
-            why: What is known to be wrong with its database.
-        """
-        if why:
-            server.why = why
-            self._pauses.longer(server.uri)
-            return
+    def _retry_later(self, key: str) -> None:
+        pause_s = min(2 ** min(self._failures[key], 9), LONGEST_PAUSE_S)
+        self._failures[key] += 1
+        self._retry_at[key] = time.monotonic() + pause_s
+
+    def _why_down(self, server: _Server) -> str:
+        """Return why a server takes nothing now; "" when it answers."""
+        if why := database.trouble(server.uri):
+            return why
         # A server that is only slow may still manage a smaller bite within its time.
         server.most_points = max(_FEWEST_POINTS, server.most_points // 2)
         try:
             client = self._client(server)
             calling(lambda: client.search_experiments(max_results=1))
         except NotTaken as error:
-            server.why = str(error)
-            self._pauses.longer(server.uri)
-        else:
-            self._pauses.longer(run.key)
+            return str(error)
+        return ""
 
     def _note(self, run: SpooledRun, state: SpoolState, why: str) -> None:
         if state.error != why:

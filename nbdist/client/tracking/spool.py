@@ -86,7 +86,7 @@ class SpoolState:
     take (the log says why), `attempts` the failures to store the artifact that comes next.
     `first_step` is added to
     steps when another run is continued than the kernel knew of; `resumed` says which was:
-    "here", "there" (only MLflow had it), "none" of that name, or "" as long as it is not known.
+    "there" (only MLflow had it), "none" of that name, or "" (ours, or not known yet).
     `is_done` says that MLflow has all of it, `is_lost` that it has lost it since.
     """
 
