@@ -23,7 +23,6 @@ A flat point needs every rank's record of its step. It is made when the last one
 clock: ranks' wall clocks differ, and jump. A value that comes later still enters its rank's series.
 """
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -121,8 +120,7 @@ class RunSeries:
         self._ranks = frozenset(ranks)
         self._first_step = first_step
         self._pending: dict[Group, _Pending] = {}
-        self._done: set[Group] = set()
-        self._done_order: deque[Group] = deque()
+        self._done: dict[Group, None] = {}  # in the order they were closed
         self._now_s = 0.0
         self._losses = _KeptSteps(MOST_LOSSES, 2 * MOST_LOSSES)
         self._timings = _KeptSteps(MOST_TIMINGS, FIRST_TIMINGS)
@@ -181,11 +179,10 @@ class RunSeries:
         """
         points = []
         for explained in steps:
-            values: dict[str, float] = {}
             if not self._timings.is_one(explained.step):
                 continue
-            if explained.skew_ms is not None:
-                values["skew_ms"] = explained.skew_ms
+            skew_ms = explained.skew_ms
+            values = {} if skew_ms is None else {"skew_ms": skew_ms}
             if len(self._ranks) > MOST_RANK_SERIES:
                 values |= spread("wait_ms", explained.waiting_ms)
             else:
@@ -296,10 +293,9 @@ class RunSeries:
 
     def _close(self, group: Group) -> Point:
         pending = self._pending.pop(group)
-        self._done.add(group)
-        self._done_order.append(group)
-        if len(self._done_order) > _MOST_PENDING:
-            self._done.discard(self._done_order.popleft())
+        self._done[group] = None
+        if len(self._done) > _MOST_PENDING:
+            del self._done[next(iter(self._done))]
         key, step, nth = group
         if key:
             values = {key: mean(v[key] for v in pending.by_rank.values())}
