@@ -6,10 +6,10 @@
     study   the run under which those of a sweep are nested             (kernel)
     series  records in, points out; flat: one step as a few numbers     (pure)
     curves  what stays of a run to compare it by, over the same steps   (pure)
-    spool   a run on disk, as operations                                (both processes)
-    ship    sends the spool to MLflow                                   (a process of its own)
+    spool   a run on disk: its journal, and how far MLflow has it       (both processes)
+    ship    sends the spool to MLflow, each run by a sender             (a process of its own)
     shipper starts, watches and ends that process                       (kernel)
-    runs    `%dist runs`                                                (kernel)
+    runs    `%dist runs`, and a run by its name                         (kernel)
     ui      `%dist ui`                                                  (kernel)
 
 Only `ship` imports mlflow, so importing this package costs milliseconds.
