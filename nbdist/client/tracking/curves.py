@@ -24,7 +24,7 @@ from nbdist.client.metrics.telemetry import Series
 
 MOST_POINTS = 400
 _FEW = 10  # steps, of which the last one tells more than a mean
-_FEWEST = 5  # points that a spread over steps is told from
+_FEWEST = 5  # points that a spread over steps takes at least
 _FEWEST_ROWS = 10  # of a thinned curve in a window
 
 Floats = npt.NDArray[np.float64]
@@ -94,7 +94,7 @@ def window_of(curves: Iterable[Curve]) -> StepRange | None:
         return None
     last = min(int(curve[-1][0]) for curve in known)
     spacing = max(-(-int(c[-1][0] - c[0][0]) // (len(c) - 1)) for c in known)
-    # Of a handful of steps no spread can be told, and half of them would be the start's.
+    # Of a handful of steps no spread is known, and half of them would be the start's.
     half = last // 2 if last >= 2 * _FEWEST else 1
     length = min(max(RECENT, _FEWEST_ROWS * spacing), half)
     return StepRange(last - length + 1, last)

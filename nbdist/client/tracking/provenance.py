@@ -33,7 +33,7 @@ _GIT_TIMEOUT_S = 2.0
 def notebook_path(
     environment: Mapping[str, str] = os.environ, names: Mapping[str, object] | None = None
 ) -> Path | None:
-    """Return the notebook this kernel serves, as far as its editor has told it.
+    """Return the notebook this kernel serves, as far as its editor says.
 
     A Jupyter server tells it in the environment, VS Code in a variable of the notebook's own.
 
@@ -58,7 +58,7 @@ def _variables() -> Mapping[str, object]:
 def notebook_name(
     environment: Mapping[str, str] = os.environ, names: Mapping[str, object] | None = None
 ) -> str:
-    """Return the notebook's name without its ending; "notebook" when nobody told it."""
+    """Return the notebook's name without its ending; "notebook" when it is not known."""
     path = notebook_path(environment, names)
     return path.stem if path else "notebook"
 
@@ -128,7 +128,7 @@ def _git(folder: Path, *command: str) -> str | None:
 def environment_text(
     search_path: Iterable[str] | None = None, variables: Mapping[str, str] = os.environ
 ) -> str:
-    """Return the installed packages as `name==version`, and the variables that may be told.
+    """Return the installed packages as `name==version`, and the variables that are no secret.
 
     Reads the names of `*.dist-info` folders alone: milliseconds, where reading the metadata of
     some hundred packages takes a good part of a second of the kernel's GIL.

@@ -37,7 +37,7 @@ _NO_BOARD_YET = {
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One run, as the kernel that made it has last told.
+    """One run, as the kernel that made it has last written it.
 
     `state` is "running", "finished", "failed", "interrupted", or "killed" when its kernel died.
     `values` are the last flat values (`loss`, `step_ms`, ..., and what was logged). `is_sent` says
@@ -230,7 +230,7 @@ def _runs_of(folder: Path, experiment: str | None, study: RunRow) -> list[RunRow
 def require_run(folder: Path, experiment: str, name: str) -> None:
     """Check that a cell can go on with the run called `name`, as far as `folder` knows.
 
-    A name that nobody here knows may still be one in MLflow. An older run of a sweep's name is not
+    A name that is not known here may still be one in MLflow. An older run of a sweep's name is not
     what is meant: the newest of a name goes on, and that is the sweep.
 
     Raises:
@@ -253,7 +253,7 @@ def compare(folder: Path, rows: Sequence[RunRow]) -> Comparison:
     names = [row.name for row in rows]
     entries = []
     for row in rows:
-        # Runs of one name are told apart by their cells.
+        # Runs of one name differ in their cells.
         name = row.name if names.count(row.name) == 1 else f"{row.name} (cell {row.cell})"
         facts = {**row.params, "layout": row.layout, "ranks": str(row.world_size)}
         facts |= {k: v for k, v in row.facts.items() if k not in (*facts, "world_size")}
@@ -306,7 +306,7 @@ def _row(run: SpooledRun, summary: dict[str, Any]) -> RunRow:
 
 
 def cells(rows: Sequence[RunRow]) -> tuple[list[str], list[list[str]]]:
-    """Return the table's header and its rows as texts; a column nobody fills is left out."""
+    """Return the table's header and its rows as texts; an empty column is left out."""
     params = list(dict.fromkeys(key for row in rows for key in row.params))[:_MOST_PARAMS]
     logged = list(dict.fromkeys(key for row in rows for key in row.logged if key != "loss"))
     header = ["#", "run", "state", "attempt", "layout", "ranks", *params, "steps", "last loss"]

@@ -125,7 +125,7 @@ class RunSender:
         self.state.is_done = True
 
     def end_with_kernel(self) -> None:
-        """End a run whose kernel died at the time it last told of itself."""
+        """End a run whose kernel died at the time of its last summary."""
         state = self.state
         calling(lambda: self.client.set_tag(state.run_id, "nbdist.ended", "with its kernel"))
         self.end("KILLED", self.run.summary().get("updated_ms", self.begin.time_ms))

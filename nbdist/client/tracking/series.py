@@ -71,7 +71,7 @@ class _Pending:
 class _KeptSteps:
     """Which steps have points: one in a stride that doubles while that is too many a second.
 
-    It is the same for all ranks: a new one holds from a step on that no rank has told yet.
+    It is the same for all ranks: a new one holds from a step on that no rank has reached yet.
     """
 
     def __init__(self, most_a_second: float, at_first: int) -> None:
@@ -307,7 +307,7 @@ class RunSeries:
             if len(self._ranks) > MOST_RANK_SERIES:
                 own = {rank: of_rank(values) for rank, values in pending.by_rank.items()}
                 for quantity in MEASURED_BY_RANK:
-                    known = {r: told[quantity] for r, told in own.items() if quantity in told}
+                    known = {r: its[quantity] for r, its in own.items() if quantity in its}
                     values |= spread(quantity, known)
             for name in self._user_keys & values.keys():
                 del values[name]  # what the user logs by that name is what they mean by it

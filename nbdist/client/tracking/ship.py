@@ -10,7 +10,7 @@ stored once, for MLflow keys a point by run, key, time, step and value.
 What MLflow cannot take now stays and is tried again, later and later (up to 30 s). What it never
 will take (a point already there under another spelling, a key it does not like) is searched for
 by halving, left out and counted. A run that MLflow does not know any more, for its database was
-deleted, is sent anew from its beginning: the spool keeps all of a run until its end was sent.
+deleted, is sent again from its beginning: the spool keeps all of a run until its end was sent.
 
 The kernel holds our standard input. When that closes, the kernel has ended or wants us to: we
 send what we can within a few seconds and end. A run whose kernel died ends as KILLED.
@@ -138,7 +138,7 @@ class Shipper:
             patient: Leave alone what failed a moment ago.
 
         Raises:
-            Replaced: This process has to begin anew.
+            Replaced: This process has to start over.
         """
         if not patient:
             self._failures.clear()

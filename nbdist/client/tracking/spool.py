@@ -37,7 +37,7 @@ from nbdist.client.tracking.folder import (
 from nbdist.client.tracking.series import Point
 
 VERSION = 1
-# Why a run waits that needs nobody's help: it passes by itself.
+# Why a run waits without anything to do: it passes by itself.
 PREPARING = "another process is preparing the database"
 CONTINUED_UNSENT = "the run that it continues has not been sent yet"
 STUDY_UNSENT = "the study that it belongs to has not been sent yet"
@@ -235,7 +235,7 @@ class SpooledRun:
         write_private(self.folder / "state.json", json.dumps(asdict(state)).encode())
 
     def summary(self) -> dict[str, Any]:
-        """Return what the kernel last told of the run; empty when it told nothing yet."""
+        """Return the kernel's newest summary of the run; empty when it has written none."""
         return read_json(self.folder / "summary.json")
 
     def curves(self) -> dict[str, Any]:

@@ -72,12 +72,12 @@ def notebook_text(path: Path | None, folder: Path) -> str:
 def _without_secrets(notebook: str) -> str:
     """Return a notebook's text without secrets: its code is read as code, its outputs as text."""
     try:
-        told = json.loads(notebook)
-        for cell in told["cells"]:
+        content = json.loads(notebook)
+        for cell in content["cells"]:
             if cell["cell_type"] == "code":
                 code = hide_in_code("".join(cell["source"]))
                 cell["source"] = code.splitlines(keepends=True)
-        notebook = json.dumps(told, indent=1, ensure_ascii=False) + "\n"
+        notebook = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     except (ValueError, LookupError, TypeError):
         pass  # not as notebooks are; text all the same
     # Line by line: one search through all of it would hold the GIL for long.
