@@ -149,7 +149,7 @@ class CellContext:
 
     def _board_of(self, word: str, view: str | None) -> Past:
         from nbdist.client.board.scene_file import from_bytes
-        from nbdist.client.tracking.boards import find_run, kept_board
+        from nbdist.client.tracking.runs import find_run, kept_board
 
         tracker, running = self._tracking(), self._running
         # A word beside a view can only be a run's.

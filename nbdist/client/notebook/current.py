@@ -145,12 +145,10 @@ def compare(words: Sequence[str]) -> "Comparison":
     Raises:
         UsageError: A word names no run.
     """
-    from nbdist.client.tracking.runs import compare, older_runs, runs, select
+    from nbdist.client.tracking.runs import compare, select
 
     tracker = _tracker()
-    rows = runs(tracker.folder, tracker.experiment)
-    older = older_runs(tracker.folder, tracker.experiment, rows)
-    return compare(tracker.folder, select(rows, words, older))
+    return compare(tracker.folder, select(tracker.folder, tracker.experiment, words))
 
 
 def sync() -> str:

@@ -17,8 +17,6 @@ from nbdist.client.tracking.settings import own_artifacts
 from nbdist.client.tracking.spool import Begin, SpooledRun, spool_of, spooled_runs
 
 TAG_FACTS = ("torch", "cuda", "nccl", "host", "proof")
-# matplotlib's petroff8, which people with colour blindness can tell apart (arXiv:2107.02270).
-_COLORS = ("#1845fb", "#ff5e02", "#c91f16", "#c849a9", "#adad7d", "#86c8dd", "#578dff", "#656364")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +40,16 @@ def name_of(info: CellInfo, facts: Mapping[str, str]) -> str:
 
 
 def continued(
-    place: RunPlace, info: CellInfo, facts: Mapping[str, str], *, goes_on: bool = False
+    place: RunPlace, info: CellInfo, facts: Mapping[str, str], *, keeps_training: bool = False
 ) -> SpooledRun | None:
     """Return the run of this folder that the cell goes on with, if it goes on with any.
 
-    That is the run that a failed attempt at the same cell has begun, where this one `goes_on` with
-    what that had trained, or with `--resume` the newest of the cell's name. A newer one that only
+    That is the run that a failed attempt at the same cell has begun, where this one keeps what
+    that had trained, or with `--resume` the newest of the cell's name. A newer one that only
     the server knows is found when the run is sent.
     """
     failed = failed_attempt(place, info)
-    if failed is not None and (goes_on or info.resume or info.attached):
+    if failed is not None and (keeps_training or info.resume or info.attached):
         return failed
     if not info.resume:
         return None
@@ -102,15 +100,13 @@ def make_begin(
     Args:
         place: Where it goes.
         info: The cell.
-        facts: What the ranks have told so far.
+        facts: What is known of the ranks so far.
         before: The run it goes on with.
         time_ms: The wall clock of its first record.
     """
     tags = provenance.source_tags(place.experiment, info.number, place.folder.parent)
     tags |= {f"nbdist.{key}": facts[key] for key in TAG_FACTS if key in facts}
-    # MLflow draws a run in a colour of its id, and neighbours often come out alike.
-    tags["mlflow.runColor"] = _COLORS[_count(place) % len(_COLORS)]
-    told = before.summary() if before else {}
+    earlier = before.summary() if before else {}
     failed = failed_attempt(place, info)
     attempt = int(failed.summary().get("attempt", 1)) + (not info.attached) if failed else 1
     if attempt > 1:
@@ -120,11 +116,11 @@ def make_begin(
         uri=place.uri,
         experiment=place.experiment,
         name=name_of(info, facts),
-        time_ms=int(told.get("started_ms", time_ms)),
+        time_ms=int(earlier.get("started_ms", time_ms)),
         artifacts=own_artifacts(place.folder, place.uri, place.experiment),
         continues=before.key if before else None,
         resume=info.resume and not info.attached,
-        first_step=int(told.get("first_step" if info.attached else "last_step", 0)),
+        first_step=int(earlier.get("first_step" if info.attached else "last_step", 0)),
         study=info.study,
         starts_over=failed.key if failed and not before else None,
         attempt=attempt,
@@ -164,8 +160,3 @@ def own_params(info: CellInfo) -> dict[str, str]:
         "devices": ", ".join(dict.fromkeys(info.devices)),
     }
     return params_of(own) | params_of(info.params)
-
-
-def _count(place: RunPlace) -> int:
-    """Return how many lines the charts have by now; studies have none."""
-    return sum(run.summary().get("kind") != "study" for run in spooled_runs(place.folder))

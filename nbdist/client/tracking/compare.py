@@ -1,6 +1,6 @@
 """Compare runs: what differs between them, and who wins, if anybody does. Pure.
 
-Losses are compared over the same steps (`losses`). Error bars are two standard errors over the
+Losses are compared over the same steps (`curves`). Error bars are two standard errors over the
 ranks or over these steps, whichever is larger: what a run's figure might as well have been with
 other batches, or another machine under a rank. They say nothing of another seed. Two runs whose
 bars overlap have no clear winner.
@@ -15,7 +15,7 @@ from typing import Any
 
 from nbdist.client.metrics.analysis.values import RECENT
 from nbdist.client.metrics.recent import percent
-from nbdist.client.tracking.losses import StepRange, has_steps, loss_over, window_of
+from nbdist.client.tracking.curves import StepRange, has_steps, loss_over, window_of
 from nbdist.client.tracking.tables import html_table, number, text_table, used_columns, whole
 
 WHAT_RECENT_IS = f"Speed and comm %: the last {RECENT} measured steps, without a cell's first step."
@@ -257,8 +257,8 @@ def _undecided(figures: Sequence[tuple[str, Figure]]) -> str:
     more = f" and {left} more" if left > 0 else ""
     if all(figure.value == first.value for _, figure in figures):
         return f"{_listed([name for name, _ in figures[:_MOST_NAMED]], more)} are equal ({first})"
-    told = [f"{name} ({figure})" for name, figure in figures[:_MOST_NAMED]]
-    return f"the error bars of {_listed(told, more)} overlap"
+    named = [f"{name} ({figure})" for name, figure in figures[:_MOST_NAMED]]
+    return f"the error bars of {_listed(named, more)} overlap"
 
 
 def _listed(texts: Sequence[str], more: str) -> str:
@@ -271,10 +271,10 @@ def _loss(entry: Entry, window: StepRange | None) -> Figure | None:
     """Return a run's loss over a window, or what is known of its end where it has no steps."""
     if window is None or not has_steps(entry.curve):
         return entry.loss
-    told = loss_over(entry.curve, window)
-    if told is None:
+    found = loss_over(entry.curve, window)
+    if found is None:
         return None
-    value, over_steps = told
+    value, over_steps = found
     return Figure(value, _larger(entry.loss, over_steps))
 
 

@@ -1,12 +1,18 @@
 """Keep of a run what comparing runs needs, a few kilobytes that stay when the run has been sent.
 
 `loss` is a curve with a band over the ranks, thinned to `MOST_POINTS`; `end` has each rank's loss,
-throughput (with the error that the steps tell), the mean and median time of a step, and its exposed
+throughput (with the error that the steps tell), the mean time of a step, and its exposed
 communication, over the last steps. Plain values of JSON, pure functions.
+
+Losses are compared over the same steps, up to the last that all runs have made: a run that was
+interrupted, or resumed, has made other steps than its neighbours, and a loss falls with steps. The
+error of a mean over steps comes from how they lie about their line: ranks that see the same batches
+agree to the last digit, and their spread says nothing.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,8 +24,11 @@ from nbdist.client.metrics.telemetry import Series
 
 MOST_POINTS = 400
 _FEW = 10  # steps, of which the last one tells more than a mean
+_FEWEST = 5  # points that a spread over steps takes at least
+_FEWEST_ROWS = 10  # of a thinned curve in a window
 
 Floats = npt.NDArray[np.float64]
+Curve = Sequence[Sequence[Any]]
 
 
 def curves_of(series: GetSeries, first_step: int = 0) -> dict[str, Any]:
@@ -46,7 +55,6 @@ def end_of(series: GetSeries) -> dict[str, dict[str, float | None]]:
             {r: v * _error(recent[r].times_ms) for r, v in rates.items()}
         ),
         "step_ms": _named({r: steps.step_ms for r, steps in recent.items()}),
-        "step_median_ms": _named({r: float(np.median(s.times_ms)) for r, s in recent.items()}),
         "comm_ms": _named({r: s.parts["comm"] for r, s in recent.items() if "comm" in s.parts}),
     }
 
@@ -61,6 +69,66 @@ def joined(before: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     first = own["loss"][0][0] if own["loss"] else math.inf
     rows = [*(row for row in before["loss"] if row[0] < first), *own["loss"]]
     return {"loss": _thinned(rows), "end": own["end"]}
+
+
+@dataclass(frozen=True, slots=True)
+class StepRange:
+    """Steps `first` to `last`, both included."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        if self.first == self.last:
+            return f"step {self.last}"
+        return f"the mean of steps {self.first} to {self.last}"
+
+
+def window_of(curves: Iterable[Curve]) -> StepRange | None:
+    """Return the steps that these runs are compared over: half of them, `RECENT` as a rule.
+
+    None when no curve has steps. A curve that was thinned needs a longer window.
+    """
+    known = [curve for curve in curves if has_steps(curve)]
+    if not known:
+        return None
+    last = min(int(curve[-1][0]) for curve in known)
+    spacing = max(-(-int(c[-1][0] - c[0][0]) // (len(c) - 1)) for c in known)
+    # Of a handful of steps no spread is known, and half of them would be the start's.
+    half = last // 2 if last >= 2 * _FEWEST else 1
+    length = min(max(RECENT, _FEWEST_ROWS * spacing), half)
+    return StepRange(last - length + 1, last)
+
+
+def has_steps(curve: Curve) -> bool:
+    """Return whether a curve goes over steps; what is logged without an optimizer stays at 0."""
+    return len(curve) > 1
+
+
+def loss_over(curve: Curve, window: StepRange) -> tuple[float, float | None] | None:
+    """Return the mean of a curve over a window, and its error: two standard errors over the steps.
+
+    A curve that ends before the window gives its own last steps. The error is None for less than
+    `_FEWEST` points; all is None where the loss was no number.
+    """
+    late = window.last - max(window.last - int(curve[-1][0]), 0)
+    first = window.first - (window.last - late)
+    rows = [row for row in curve if first <= row[0] <= late] or [curve[-1]]
+    values = [row[1] for row in rows]
+    if any(value is None for value in values):
+        return None
+    return float(np.mean(values)), _error_about_line([row[0] for row in rows], values)
+
+
+def _error_about_line(steps: Sequence[float], values: Sequence[float]) -> float | None:
+    n = len(values)
+    if n < _FEWEST:
+        return None
+    x = np.asarray(steps, dtype=np.float64) - np.mean(steps)
+    y = np.asarray(values, dtype=np.float64) - np.mean(values)
+    # About the line through them: that a loss falls is no chance.
+    rest = y - x * (x @ y) / (x @ x)
+    return 2 * math.sqrt(float(rest @ rest) / (n - 2) / n)
 
 
 def _arrays(by_rank: Mapping[int, Series]) -> dict[int, tuple[Floats, Floats]]:

@@ -33,7 +33,7 @@ def description(
         outcome: "finished", "failed" or "interrupted".
         steps: How many it made.
         values: Its last numbers, by their names in MLflow.
-        facts: What its ranks told, such as `layout` and `proof`, and `world_size`.
+        facts: What is known of its ranks, such as `layout` and `proof`, and `world_size`.
         verdicts: Who made others wait, in sentences.
         attempt: Which attempt at its cell it is; those before it have failed.
         has_picture: Whether `board.png` is among its artifacts.
@@ -41,7 +41,7 @@ def description(
     first = [f"**{_escaped(sentence)}**" for sentence in verdicts]
     if not first and steps >= RECENT and values.get("wait_pct") is not None:
         first = [f"No rank stands out over the last {RECENT} steps."]
-    numbers = ", ".join([counted(steps, "step"), *_told(values)])
+    numbers = ", ".join([counted(steps, "step"), *_numbers(values)])
     again = f" in attempt {attempt} ({attempt - 1} failed before)" if attempt > 1 else ""
     # A run's page folds all behind three lines: numbers take the first one, the verdict follows.
     said = [_BREAK.join([f"{outcome.capitalize()}{again} after {numbers}.", *first])]
@@ -64,18 +64,18 @@ def addressed(text: str, run_id: str, experiment_id: str) -> str:
     return text.replace(RUN_ID, run_id).replace(EXPERIMENT_ID, experiment_id)
 
 
-def _told(values: Mapping[str, float]) -> list[str]:
+def _numbers(values: Mapping[str, float]) -> list[str]:
     """Return a run's numbers with the digits that the board gives them."""
-    told = []
+    texts = []
     if "loss" in values:
-        told.append(f"loss {figure(values['loss'])}")
+        texts.append(f"loss {figure(values['loss'])}")
     if "step_ms" in values:
-        told.append(f"{figure(values['step_ms'])} ms per step")
+        texts.append(f"{figure(values['step_ms'])} ms per step")
     if "comm_pct" in values:
-        told.append(f"{values['comm_pct']:.0f} % of it in communication")
+        texts.append(f"{values['comm_pct']:.0f} % of it in communication")
     if values.get("data_pct", 0.0) >= 20:
-        told.append(f"{values['data_pct']:.0f} % waiting for data")
-    return told
+        texts.append(f"{values['data_pct']:.0f} % waiting for data")
+    return texts
 
 
 def _escaped(text: str) -> str:

@@ -1,7 +1,6 @@
 """One step of many ranks as the few numbers that runs are sorted and compared by. Pure.
 
 - `loss`: the mean over the ranks;
-- `skew_ms`: the greatest time between the first and the last rank's arrival at a collective;
 - `grad_norm`: of the whole gradient, where ranks tell their shares of it.
 
 What recent steps were like, such as `step_ms` and `comm_pct`, is `metrics.recent`'s.
@@ -47,17 +46,6 @@ def flat_values(by_rank: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
         squared = sum(shares)
         values["grad_norm"] = math.sqrt(squared) if squared >= 0 else math.nan
     return values
-
-
-def skew_estimate_ms(by_rank: Mapping[int, Mapping[str, float]]) -> float | None:
-    """Return how much longer the slowest rank worked than the fastest, waiting left out.
-
-    An estimate for steps whose collectives nobody has put beside each other; None for one rank.
-    """
-    worked = [
-        r["step_s"] - r["comm_s"] for r in by_rank.values() if "step_s" in r and "comm_s" in r
-    ]
-    return 1000 * (max(worked) - min(worked)) if len(worked) > 1 else None
 
 
 def of_rank(values: Mapping[str, float]) -> dict[str, float]:

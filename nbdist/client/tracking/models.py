@@ -19,7 +19,7 @@ def publish(client: Any, run_id: str, folder: Path, facts: Mapping[str, Any]) ->
         client: An `MlflowClient`.
         run_id: The run's.
         folder: What the rank has written.
-        facts: What it has told of it; see `engine/layout/publish`.
+        facts: What it has reported of it; see `engine/layout/publish`.
     """
     name, place = facts["name"], f"models/{folder.name}"
     _complete(folder, facts, run_id, place)

@@ -70,8 +70,8 @@ def run_name(model: str, layout: str, world_size: int, params: Mapping[str, obje
 
 def run_name_of(params: Mapping[str, object]) -> str:
     """Return a run's name that tells its params alone, as `lr0.001`; for one of a sweep's runs."""
-    told = params_of(params).items()
-    parts = [f"{key}{value}" for key, value in told if value != HIDDEN and len(value) <= 20]
+    texts = params_of(params).items()
+    parts = [f"{key}{value}" for key, value in texts if value != HIDDEN and len(value) <= 20]
     return _plain("-".join(parts))[:RUN_NAME_LENGTH].strip("-")
 
 

@@ -28,16 +28,12 @@ ALLOWED_VARIABLES = (
     "SLURM_JOB_ID",
 )
 _GIT_TIMEOUT_S = 2.0
-_NOT_IN_PATCH = tuple(
-    f":(exclude,icase,top,glob)**/{name}"
-    for name in ("*.ipynb", ".env*", "*.pem", "*.key", "*secret*", "*credential*", "*password*")
-)
 
 
 def notebook_path(
     environment: Mapping[str, str] = os.environ, names: Mapping[str, object] | None = None
 ) -> Path | None:
-    """Return the notebook this kernel serves, as far as its editor has told it.
+    """Return the notebook this kernel serves, as far as its editor says.
 
     A Jupyter server tells it in the environment, VS Code in a variable of the notebook's own.
 
@@ -62,7 +58,7 @@ def _variables() -> Mapping[str, object]:
 def notebook_name(
     environment: Mapping[str, str] = os.environ, names: Mapping[str, object] | None = None
 ) -> str:
-    """Return the notebook's name without its ending; "notebook" when nobody told it."""
+    """Return the notebook's name without its ending; "notebook" when it is not known."""
     path = notebook_path(environment, names)
     return path.stem if path else "notebook"
 
@@ -111,16 +107,6 @@ def git_tags(folder: Path) -> dict[str, str]:
     return {"mlflow.source.git.commit": commit, "nbdist.git_dirty": state}
 
 
-def changes(folder: Path, most_bytes: int) -> str:
-    """Return what the repository's tracked files differ in from their commit, as a patch.
-
-    Notebooks are left out (a run keeps its own, and their outputs are long), and files that by
-    their names hold secrets. Empty without changes, outside of a repository, or when too long.
-    """
-    patch = _git(folder, "diff", "--no-color", "--no-ext-diff", "HEAD", "--", ":/", *_NOT_IN_PATCH)
-    return patch + "\n" if patch and len(patch) < most_bytes else ""
-
-
 def _git(folder: Path, *command: str) -> str | None:
     try:
         done = subprocess.run(
@@ -142,7 +128,7 @@ def _git(folder: Path, *command: str) -> str | None:
 def environment_text(
     search_path: Iterable[str] | None = None, variables: Mapping[str, str] = os.environ
 ) -> str:
-    """Return the installed packages as `name==version`, and the variables that may be told.
+    """Return the installed packages as `name==version`, and the variables that are no secret.
 
     Reads the names of `*.dist-info` folders alone: milliseconds, where reading the metadata of
     some hundred packages takes a good part of a second of the kernel's GIL.

@@ -1,6 +1,6 @@
 """Track each training cell as one MLflow run, without ever being in its way.
 
-The tracker is told of every cell and stays silent until the first record arrives. Then one thread
+The tracker follows every cell and stays silent until the first record arrives. Then one thread
 writes the run into the spool (`writing`), and a process of its own sends it on (`ship`). Nothing
 that can be slow or dead (disk, server, git) is ever waited for by the cell, but for the last flush
 to the disk at its end.
@@ -198,7 +198,7 @@ class TrackedRun:
         return thread
 
     def _is_of_a_sweep(self) -> bool:
-        """Whether the run stands beside others of a sweep: one that failed at once is told too."""
+        """Whether the run stands beside others of a sweep: one that failed at once counts too."""
         return self._info.track and self._study is not None and self._study.has_begun
 
     def explained(self, steps: list[ExplainedStep]) -> None:
@@ -327,7 +327,6 @@ class TrackedRun:
             self._written += len(records)
         while self._explained:
             writer.add_explained(self._explained.popleft())
-        writer.lost = self._lost
 
 
 def resume_text(name: str, state: SpoolState) -> str:

@@ -1,7 +1,7 @@
-"""List a notebook's runs from the spool's summaries: at once, with or without MLflow."""
+"""List, find and compare a notebook's runs by the spool: at once, with or without MLflow."""
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from difflib import get_close_matches
@@ -12,20 +12,32 @@ from nbdist.client.tracking.compare import WHAT_RECENT_IS, Comparison, entry_of
 from nbdist.client.tracking.settings import shown_uri
 from nbdist.client.tracking.spool import SpooledRun, spool_of, spooled_runs
 from nbdist.client.tracking.tables import html_table, number, text_table, used_columns, whole
-from nbdist.errors import UsageError
+from nbdist.errors import TrackingError, UsageError
 
 _MOST_PARAMS = 4
 _MOST_LOGGED = 3
-_MOST_NAMED = 8
+_MOST_NAMED = 6
 _MOST_LOSSES = 4  # of trainings in one cell, before the newest
-_UNEVEN = 0.2  # of a step's mean: its median is shown too
 _BEFORE = ("continues", "starts_over")  # what names an earlier run that is no row of its own
 _MOST_SEARCHED = 1000  # runs, for one of a name
+# Of a summary what a row has as it stands; summaries of earlier versions lack some of the last.
+_SAME_FIELDS = (
+    *("name", "cell", "layout", "world_size", "steps", "params", "values"),
+    *("kind", "study", "facts", "attempt", "losses_before"),
+)
+_OF_A_STUDY: Mapping[str, Any] = {"layout": "", "steps": 0, "values": {}, "user_keys": ()}
+_NO_BOARD_YET = {
+    "running": ("its cell still runs in another kernel", "wait until it has ended"),
+    "killed": (
+        "its kernel ended before its cell did, and a board is kept at the end",
+        "%dist runs and %dist ui show what was recorded",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One run, as the kernel that made it has last told.
+    """One run, as the kernel that made it has last written it.
 
     `state` is "running", "finished", "failed", "interrupted", or "killed" when its kernel died.
     `values` are the last flat values (`loss`, `step_ms`, ..., and what was logged). `is_sent` says
@@ -55,10 +67,10 @@ class RunRow:
     uri: str
     key: str
     kind: str = "run"
-    study: str = ""
+    study: str | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
     attempt: int = 1
-    losses_before: tuple[float, ...] = ()
+    losses_before: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,43 +157,80 @@ def runs(folder: Path, experiment: str | None = None, limit: int = 20) -> tuple[
     return _nested(rows)
 
 
-def select(
-    rows: Sequence[RunRow], words: Sequence[str], older: Sequence[RunRow] = ()
-) -> tuple[RunRow, ...]:
-    """Return the runs that these words name, each once, in their order.
+def find_run(folder: Path, experiment: str | None, word: str, also: Sequence[str] = ()) -> RunRow:
+    """Return the run that a word means: the newest of that name, else the one of that number.
 
     Args:
-        rows: As `runs` returns them.
-        older: More of them, which have names and no numbers.
-        words: A row's number from 1, or a name: of a study all its runs, else the newest so called.
+        folder: The private folder beside the notebook.
+        experiment: The notebook's.
+        word: A name, or a number as `%dist runs` shows it.
+        also: Words that would have been right too: they may be what was meant.
+
+    Raises:
+        UsageError: There is none; one line names the newest runs.
+    """
+    rows = runs(folder, experiment, limit=_MOST_SEARCHED)
+    if named := [row for row in rows if row.name == word]:
+        return _newest(named)
+    listed = runs(folder, experiment)
+    if word.isdecimal() and 1 <= int(word) <= len(listed):
+        return listed[int(word) - 1]
+    names = list(dict.fromkeys(row.name for row in rows))
+    close = get_close_matches(word, [*also, *names], n=1)
+    said = f"No run{' or view' if also else ''} is called {word!r}"
+    said += f"; did you mean {close[0]}?" if close else "."
+    newest = f"The newest runs: {', '.join(names[:_MOST_NAMED])}." if names else "No runs yet."
+    raise UsageError(f"{said} {newest}")
+
+
+def select(folder: Path, experiment: str | None, words: Sequence[str]) -> tuple[RunRow, ...]:
+    """Return the runs that these words name, each once, in their order; of a sweep all its runs.
 
     Raises:
         UsageError: A word names no run.
     """
     chosen: dict[str, RunRow] = {}
     for word in words:
-        named = [row for row in (*rows, *older) if row.name == word]
-        if not named and word.isdecimal() and 1 <= int(word) <= len(rows):
-            named = [rows[int(word) - 1]]
-        if not named:
-            names = dict.fromkeys(row.name for row in (*rows, *older))
-            close = get_close_matches(word, names, n=1)
-            hint = (
-                f"did you mean {close[0]}?"
-                if close
-                else "%dist runs lists their numbers and names."
-            )
-            raise UsageError(f"There is no run {word!r}; {hint}")
-        first = named[0]
-        of_study = [row for row in (*rows, *older) if row.study == first.key]
-        chosen |= {row.key: row for row in (of_study if first.kind == "study" else [first])}
+        row = find_run(folder, experiment, word)
+        named = _runs_of(folder, experiment, row) if row.kind == "study" else [row]
+        chosen |= {run.key: run for run in named}
     return tuple(chosen.values())
+
+
+def kept_board(folder: Path, experiment: str, row: RunRow) -> bytes:
+    """Return what the board of a run is drawn from.
+
+    Raises:
+        TrackingError: It has none; it says why.
+    """
+    board = SpooledRun(spool_of(folder) / row.key).board()
+    if board is not None:
+        return board
+    if row.kind == "study":
+        names = ", ".join(run.name for run in _runs_of(folder, experiment, row)[:_MOST_NAMED])
+        why, do = "it is a sweep: each of its runs has one", f"name one of them: {names}"
+    elif not row.steps and not row.logged and row.state not in _NO_BOARD_YET:
+        why, do = "its cell made no step and logged nothing", "%dist runs shows how it ended"
+    else:
+        older = "it was made before boards were kept", "%dist ui shows what was recorded"
+        why, do = _NO_BOARD_YET.get(row.state, older)
+    raise TrackingError(f"Run {row.name} has no board.", why=why, do=do)
+
+
+def _newest(rows: Iterable[RunRow]) -> RunRow:
+    return max(rows, key=lambda row: row.key)  # keys sort by time
+
+
+def _runs_of(folder: Path, experiment: str | None, study: RunRow) -> list[RunRow]:
+    """Return the runs of a sweep, in the order they ran."""
+    rows = runs(folder, experiment, limit=_MOST_SEARCHED)
+    return [row for row in rows if row.study == study.key]
 
 
 def require_run(folder: Path, experiment: str, name: str) -> None:
     """Check that a cell can go on with the run called `name`, as far as `folder` knows.
 
-    A name that nobody here knows may still be one in MLflow. An older run of a sweep's name is not
+    A name that is not known here may still be one in MLflow. An older run of a sweep's name is not
     what is meant: the newest of a name goes on, and that is the sweep.
 
     Raises:
@@ -189,10 +238,9 @@ def require_run(folder: Path, experiment: str, name: str) -> None:
     """
     rows = runs(folder, experiment, limit=_MOST_SEARCHED)
     named = [row for row in rows if row.name == name]
-    newest = max(named, key=lambda row: row.key, default=None)  # keys sort by time
-    if newest is None or newest.kind != "study":
+    if not named or _newest(named).kind != "study":
         return
-    inner = [row.name for row in rows if row.study == newest.key]
+    inner = [row.name for row in _runs_of(folder, experiment, _newest(named))]
     more = ", ..." if len(inner) > _MOST_NAMED else ""
     raise UsageError(
         f"{name} is a sweep, and --resume continues one run: give --run one of its runs"
@@ -205,7 +253,7 @@ def compare(folder: Path, rows: Sequence[RunRow]) -> Comparison:
     names = [row.name for row in rows]
     entries = []
     for row in rows:
-        # Runs of one name are told apart by their cells.
+        # Runs of one name differ in their cells.
         name = row.name if names.count(row.name) == 1 else f"{row.name} (cell {row.cell})"
         facts = {**row.params, "layout": row.layout, "ranks": str(row.world_size)}
         facts |= {k: v for k, v in row.facts.items() if k not in (*facts, "world_size")}
@@ -229,33 +277,23 @@ def _nested(rows: Sequence[RunRow]) -> tuple[RunRow, ...]:
 
 def runs_table(folder: Path, experiment: str | None = None, limit: int = 20) -> RunsTable:
     """Return `runs` as a table for people."""
-    rows = runs(folder, experiment, limit)
-    return RunsTable(rows, len(older_runs(folder, experiment, rows)))
-
-
-def older_runs(folder: Path, experiment: str | None, rows: Sequence[RunRow]) -> tuple[RunRow, ...]:
-    """Return the runs that are not among `rows`, the newest ones."""
-    shown = {row.key for row in rows}
     found = runs(folder, experiment, limit=_MOST_SEARCHED)
-    return tuple(row for row in found if row.key not in shown)
+    rows = runs(folder, experiment, limit)
+    return RunsTable(rows, len(found) - len(rows))
 
 
 def _row(run: SpooledRun, summary: dict[str, Any]) -> RunRow:
     state = run.state()
+    summary = {**_OF_A_STUDY, **summary}
     status = summary["status"]
     if status == "running" and not run.is_owned():
         status = "killed"
+    same = {name: summary[name] for name in _SAME_FIELDS if name in summary}
     return RunRow(
-        name=summary["name"],
+        **same,
         state=status,
-        cell=summary["cell"],
-        layout=summary["layout"],
-        world_size=summary["world_size"],
-        steps=summary["steps"],
         seconds=max(0, summary["updated_ms"] - summary["started_ms"]) / 1000,
         started=datetime.fromtimestamp(summary["started_ms"] / 1000).astimezone(),
-        params=summary["params"],
-        values=summary["values"],
         logged=tuple(summary["user_keys"]),
         is_sent=state.is_done,
         is_lost=state.is_lost,
@@ -264,21 +302,16 @@ def _row(run: SpooledRun, summary: dict[str, Any]) -> RunRow:
         run_id=state.run_id,
         uri=shown_uri(summary["uri"]),
         key=run.key,
-        kind=summary.get("kind", "run"),
-        study=summary.get("study") or "",
-        facts=summary.get("facts", {}),
-        attempt=summary.get("attempt", 1),
-        losses_before=tuple(summary.get("losses_before", ())),
     )
 
 
 def cells(rows: Sequence[RunRow]) -> tuple[list[str], list[list[str]]]:
-    """Return the table's header and its rows as texts; a column nobody fills is left out."""
+    """Return the table's header and its rows as texts; an empty column is left out."""
     params = list(dict.fromkeys(key for row in rows for key in row.params))[:_MOST_PARAMS]
     logged = list(dict.fromkeys(key for row in rows for key in row.logged if key != "loss"))
     header = ["#", "run", "state", "attempt", "layout", "ranks", *params, "steps", "last loss"]
     header += [f"last {key}" for key in logged[:_MOST_LOGGED]]
-    header += ["step ms", "median ms", "samples/s", "comm %", "data %", "seconds", "started"]
+    header += ["step ms", "samples/s", "comm %", "data %", "seconds", "started"]
     header += ["in MLflow"]
     body = []
     for place, row in enumerate(rows, 1):
@@ -289,9 +322,8 @@ def cells(rows: Sequence[RunRow]) -> tuple[list[str], list[list[str]]]:
         texts += [str(row.world_size), *(row.params.get(key, "") for key in params)]
         texts += [str(row.steps) if row.kind == "run" else "", _last_losses(row)]
         texts += [number(value(key)) for key in logged[:_MOST_LOGGED]]
-        texts += _step_ms(value("step_ms"), value("step_median_ms"))
-        texts += [number(value("samples_per_s")), whole(value("comm_pct"))]
-        texts += [whole(value("data_pct"))]
+        texts += [number(value("step_ms")), number(value("samples_per_s"))]
+        texts += [whole(value("comm_pct")), whole(value("data_pct"))]
         texts += [f"{row.seconds:.1f}", f"{row.started:%m-%d %H:%M}"]
         texts += ["lost" if row.is_lost else "yes" if row.is_sent else "not yet"]
         body.append(texts)
@@ -302,12 +334,3 @@ def _last_losses(row: RunRow) -> str:
     losses = [*row.losses_before[-_MOST_LOSSES:], row.values.get("loss")]
     cut = "..., " if len(row.losses_before) > _MOST_LOSSES else ""
     return cut + ", ".join(map(number, losses))
-
-
-def _step_ms(mean: float | None, median: float | None) -> list[str]:
-    """Return the mean and the median of a step's milliseconds; the median where it is another one.
-
-    Some steps are then much longer than most, as those that evaluate or save.
-    """
-    is_other = mean is not None and median is not None and abs(mean - median) > _UNEVEN * mean
-    return [number(mean), number(median) if is_other else ""]

@@ -1,20 +1,21 @@
-"""Put one spooled run into MLflow: create it, send its chunks, end it.
+"""Put one spooled run into MLflow: create it, send its entries, end it.
 
 Runs in the shipping process (`ship`), the only place that imports mlflow.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from nbdist.client.tracking import description, models
 from nbdist.client.tracking.hiding import hide_secrets
+from nbdist.client.tracking.series import Point
 from nbdist.client.tracking.spool import (
     CONTINUED_UNSENT,
-    MOST_POINTS,
     STUDY_UNSENT,
     Begin,
-    Chunk,
+    Entry,
     SpooledRun,
     SpoolState,
 )
@@ -83,64 +84,60 @@ def error_text(error: BaseException) -> str:
     return hide_secrets(f"{type(error).__name__}: {line}")[:300]
 
 
+@dataclass(frozen=True, slots=True)
 class RunSender:
     """Sends one run. Every method may raise `NotTaken`, and `Deleted`.
 
-    Args:
-        client: An `MlflowClient`.
-        run: The run in the spool.
-        begin: Its first operation.
-        state: How far it has come; kept up to date, saved by the caller.
+    `client` is an `MlflowClient`; `state`, how far the run has come, is kept up to date and saved
+    by the caller.
     """
 
-    def __init__(self, client: Any, run: SpooledRun, begin: Begin, state: SpoolState) -> None:
-        self._client = client
-        self._run = run
-        self._begin = begin
-        self._state = state
+    client: Any
+    run: SpooledRun
+    begin: Begin
+    state: SpoolState
 
     def open(self) -> None:
         """Find or create the MLflow run, unless that was done before."""
-        if not self._state.run_id:
+        if not self.state.run_id:
             calling(self._find_or_create)
-            self._run.save(self._state)
+            self.run.save(self.state)
 
-    def send(self, chunk: Chunk) -> None:
-        """Send one chunk."""
-        if chunk.end is not None:
-            self.end(chunk.end["status"], chunk.end["time_ms"])
-        elif chunk.file:
-            self._attempt(f"artifact {chunk.file}", lambda: self._send_file(chunk.file))
-        elif chunk.model is not None:
-            facts = chunk.model
-            self._attempt(f"model {facts['name']}", lambda: self._send_model(facts))
-        else:
-            self._send_values(chunk)
+    def send(self, entries: Sequence[Entry]) -> None:
+        """Send the entries of one batch."""
+        match entries:
+            case [{"op": "end", "status": status, "time_ms": time_ms}]:
+                self.end(status, time_ms)
+            case [{"op": "file", "name": name}]:
+                self._attempt(f"artifact {name}", lambda: self._send_file(name))
+            case [{"op": "model", "facts": facts}]:
+                self._attempt(f"model {facts['name']}", lambda: self._send_model(facts))
+            case _:
+                self._send_values(entries)
 
     def end(self, status: str, time_ms: int) -> None:
         """End the MLflow run."""
         try:
-            calling(lambda: self._client.set_terminated(self._state.run_id, status, time_ms))
+            calling(lambda: self.client.set_terminated(self.state.run_id, status, time_ms))
         except NotTaken as error:
             self._raise_if_deleted(error)
             raise
-        self._state.is_done = True
+        self.state.is_done = True
 
     def end_with_kernel(self) -> None:
-        """End a run whose kernel died at the time it last told of itself."""
-        state = self._state
-        calling(lambda: self._client.set_tag(state.run_id, "nbdist.ended", "with its kernel"))
-        self.end("KILLED", self._run.summary().get("updated_ms", self._begin.time_ms))
+        """End a run whose kernel died at the time of its last summary."""
+        state = self.state
+        calling(lambda: self.client.set_tag(state.run_id, "nbdist.ended", "with its kernel"))
+        self.end("KILLED", self.run.summary().get("updated_ms", self.begin.time_ms))
 
     def _find_or_create(self) -> None:
-        begin, state, client = self._begin, self._state, self._client
+        begin, state, client = self.begin, self.state, self.client
         state.experiment_id = _experiment_id(client, begin)
         if begin.continues:
-            before = SpooledRun(self._run.folder.parent / begin.continues).state()
+            before = SpooledRun(self.run.folder.parent / begin.continues).state()
             if not before.run_id:
                 raise NotTaken(CONTINUED_UNSENT)
-            state.run_id, state.resumed = before.run_id, "here"
-            state.first_step = before.first_step
+            state.run_id, state.first_step = before.run_id, before.first_step
         if begin.resume:
             self._resume_newest()
         if state.run_id:
@@ -163,7 +160,7 @@ class RunSender:
                 self._fold_failed()
                 return
         state.creating = True
-        self._run.save(state)
+        self.run.save(state)
         created = client.create_run(
             state.experiment_id,
             start_time=begin.time_ms,
@@ -178,21 +175,21 @@ class RunSender:
 
         What MLflow has of a run stays: one that begins again from step 1 has to be another.
         """
-        if self._begin.starts_over is None:
+        if self.begin.starts_over is None:
             return
-        failed = SpooledRun(self._run.folder.parent / self._begin.starts_over)
+        failed = SpooledRun(self.run.folder.parent / self.begin.starts_over)
         run_id = failed.state().run_id
         if not run_id or self._known(run_id) is None:
             return
         name = f"{failed.summary()['name']} (attempt {failed.summary().get('attempt', 1)})"
-        self._client.update_run(run_id, name=name)
-        self._client.set_tag(run_id, "mlflow.parentRunId", self._state.run_id)
+        self.client.update_run(run_id, name=name)
+        self.client.set_tag(run_id, "mlflow.parentRunId", self.state.run_id)
 
     def _nesting(self) -> dict[str, str]:
         """Return the tag that nests the run under its study."""
-        if self._begin.study is None:
+        if self.begin.study is None:
             return {}
-        study = SpooledRun(self._run.folder.parent / self._begin.study)
+        study = SpooledRun(self.run.folder.parent / self.begin.study)
         run_id = study.state().run_id
         if not run_id:
             if not study.ops.exists():
@@ -203,7 +200,7 @@ class RunSender:
     def _known(self, run_id: str) -> Any:
         """Return MLflow's run, None where it has none of that id."""
         try:
-            return calling(lambda: self._client.get_run(run_id))
+            return calling(lambda: self.client.get_run(run_id))
         except Unknown:
             return None
 
@@ -213,8 +210,8 @@ class RunSender:
         The kernel knew the runs of its own folder alone: of a run of another folder, or of another
         machine, the steps are moved to follow those that are there.
         """
-        state, begin = self._state, self._begin
-        found = _newest_of_name(self._client, state.experiment_id, begin.name)
+        state, begin = self.state, self.begin
+        found = _newest_of_name(self.client, state.experiment_id, begin.name)
         if found is None or found.info.run_id == state.run_id:
             return
         if state.run_id and (known := self._known(state.run_id)) is not None:
@@ -222,45 +219,49 @@ class RunSender:
             if own.lifecycle_stage != "deleted" and own.start_time >= found.info.start_time:
                 return
         state.run_id, state.resumed = found.info.run_id, "there"
-        state.first_step = _last_step(self._client, found) - begin.first_step
+        state.first_step = _last_step(self.client, found) - begin.first_step
 
-    def _send_values(self, chunk: Chunk) -> None:
+    def _send_values(self, entries: Sequence[Entry]) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
-        state = self._state
-        entries: list[Any] = [
-            Metric(key, value, point.time_ms, point.step + state.first_step)
-            for point in chunk.points
-            for key, value in point.values.items()
-        ]
-        params, tags = dict(chunk.params), dict(chunk.tags)
+        state = self.state
+        metrics: list[Metric] = []
+        params: dict[str, str] = {}
+        tags: dict[str, str] = {}
+        for entry in entries:
+            if isinstance(entry, Point):
+                step = entry.step + state.first_step
+                metrics += [Metric(k, v, entry.time_ms, step) for k, v in entry.values.items()]
+            elif entry["op"] == "params":
+                params |= entry["values"]
+            elif entry["op"] == "tags":
+                tags |= entry["values"]
         if description.TAG in tags:
             ids = state.run_id, state.experiment_id
             tags[description.TAG] = description.addressed(tags[description.TAG], *ids)
-        if params and (self._begin.continues or self._begin.resume):
+        if params and (self.begin.continues or self.begin.resume):
             # A param never changes; what this cell had different becomes a tag.
-            known = calling(lambda: self._client.get_run(state.run_id)).data.params
+            known = calling(lambda: self.client.get_run(state.run_id)).data.params
             for key in params.keys() & known.keys():
                 value = params.pop(key)
                 if value != known[key]:
                     tags[f"nbdist.resumed.{key}"] = value
-        entries += [Param(key, value) for key, value in params.items()]
-        entries += [RunTag(key, value) for key, value in tags.items()]
-        # One row may hold more than MLflow takes at once.
-        for start in range(0, len(entries), MOST_POINTS):
-            self._send_entries(entries[start : start + MOST_POINTS])
+        logged: list[Any] = [*metrics, *(Param(*item) for item in params.items())]
+        self._log([*logged, *(RunTag(*item) for item in tags.items())])
 
-    def _send_entries(self, entries: Sequence[Any]) -> None:
-        """Send metrics, params and tags; halve what is refused until the culprits stand alone."""
+    def _log(self, entities: Sequence[Any]) -> None:
+        """Log metrics, params and tags; halve what is refused until the culprits stand alone."""
         from mlflow.entities import Metric, Param, RunTag
 
         def of(kind: type) -> list[Any]:
-            return [entry for entry in entries if isinstance(entry, kind)]
+            return [entity for entity in entities if isinstance(entity, kind)]
 
-        state, metrics = self._state, of(Metric)
+        if not entities:
+            return
+        state, metrics = self.state, of(Metric)
         try:
             calling(
-                lambda: self._client.log_batch(
+                lambda: self.client.log_batch(
                     state.run_id, metrics=metrics, params=of(Param), tags=of(RunTag)
                 )
             )
@@ -268,48 +269,46 @@ class RunSender:
             if not error.is_final:
                 raise
             self._raise_if_deleted(error)
-            if len(entries) == 1:
+            if len(entities) == 1:
                 state.refused += 1
-                state.why_refused = str(error)
-                _log.warning("MLflow refused %s: %s", entries[0].key, error)
+                _log.warning("MLflow refused %s: %s", entities[0].key, error)
                 return
-            middle = len(entries) // 2
-            self._send_entries(entries[:middle])
-            self._send_entries(entries[middle:])
+            middle = len(entities) // 2
+            self._log(entities[:middle])
+            self._log(entities[middle:])
             return
         state.sent += len(metrics)
 
     def _send_file(self, name: str) -> None:
-        state, path = self._state, self._run.folder / "files" / name
+        state, path = self.state, self.run.folder / "files" / name
         if path.exists():  # else removed by hand; the rest of the run still counts
-            self._client.log_artifact(state.run_id, str(path), name.rpartition("/")[0] or None)
+            self.client.log_artifact(state.run_id, str(path), name.rpartition("/")[0] or None)
 
     def _send_model(self, facts: Mapping[str, Any]) -> None:
         """Log a model that a rank has published, register it, and give it its alias."""
-        folder = self._run.folder / "files" / facts["folder"]
+        folder = self.run.folder / "files" / facts["folder"]
         if folder.exists():
-            models.publish(self._client, self._state.run_id, folder, facts)
+            models.publish(self.client, self.state.run_id, folder, facts)
 
     def _attempt(self, what: str, send: Callable[[], None]) -> None:
         """Send what lies in files; give it up after some attempts, but not for a dead server."""
-        state = self._state
+        state = self.state
         try:
             send()
         except Exception as error:
             # Artifacts may live elsewhere than runs, behind another key or package. A server
             # that is gone is waited for; a store that fails alone must not hold up the run.
-            calling(lambda: self._client.get_run(state.run_id))
+            calling(lambda: self.client.get_run(state.run_id))
             why = f"{what}: {error_text(error)}"
             state.attempts += 1
             if state.attempts < _ARTIFACT_ATTEMPTS:
                 raise NotTaken(why) from error
             state.refused += 1
-            state.why_refused = why
-            _log.warning("run %s goes on without %s", self._run.key, why)
+            _log.warning("run %s goes on without %s", self.run.key, why)
         state.attempts = 0
 
     def _raise_if_deleted(self, error: NotTaken) -> None:
-        run = calling(lambda: self._client.get_run(self._state.run_id))
+        run = calling(lambda: self.client.get_run(self.state.run_id))
         if run.info.lifecycle_stage == "deleted":
             raise Deleted from error
 

@@ -9,8 +9,7 @@ Two kinds of series, named as research on MLflow's UI found readable:
   `rank_wait_ms/00`; above 16 ranks the charts and the server would drown, and `/min`, `/median`,
   `/max` and `/argmax` (a rank) take their place.
 
-Waiting and skew are told by `CellAnalysis`, for some of the steps and a little later. Where it says
-nothing (one rank, a tap that is off), an estimate of the skew takes its place.
+Waiting and skew come from `CellAnalysis`, for some of the steps and a little later.
 
 What devices do is by rank alone: `rank_device_pct/00` and others, of 16 ranks at most, seconds
 apart at first and later a five-hundredth of the time since.
@@ -24,7 +23,6 @@ A flat point needs every rank's record of its step. It is made when the last one
 clock: ranks' wall clocks differ, and jump. A value that comes later still enters its rank's series.
 """
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -35,7 +33,6 @@ from nbdist.client.tracking.flat import (
     mean,
     of_device,
     of_rank,
-    skew_estimate_ms,
     spread,
 )
 from nbdist.client.tracking.names import metric_name, rank_metric
@@ -74,7 +71,7 @@ class _Pending:
 class _KeptSteps:
     """Which steps have points: one in a stride that doubles while that is too many a second.
 
-    It is the same for all ranks: a new one holds from a step on that no rank has told yet.
+    It is the same for all ranks: a new one holds from a step on that no rank has reached yet.
     """
 
     def __init__(self, most_a_second: float, at_first: int) -> None:
@@ -123,8 +120,7 @@ class RunSeries:
         self._ranks = frozenset(ranks)
         self._first_step = first_step
         self._pending: dict[Group, _Pending] = {}
-        self._done: set[Group] = set()
-        self._done_order: deque[Group] = deque()
+        self._done: dict[Group, None] = {}  # in the order they were closed
         self._now_s = 0.0
         self._losses = _KeptSteps(MOST_LOSSES, 2 * MOST_LOSSES)
         self._timings = _KeptSteps(MOST_TIMINGS, FIRST_TIMINGS)
@@ -136,11 +132,9 @@ class RunSeries:
         self._newest_loss: dict[int, float] = {}  # by rank
         self._losses_before: dict[float, dict[int, float]] = {}  # at the begin of a training
         self.last: dict[str, float] = {}
-        self._estimates: deque[tuple[float, Point]] | None = deque(maxlen=_MOST_PENDING)
         self._last_ns = self._newest_ns = self._recent_ns = 0
         self.last_step = first_step
         self.steps = 0
-        self.late = 0
 
     @property
     def user_keys(self) -> tuple[str, ...]:
@@ -176,25 +170,19 @@ class RunSeries:
                 points += self._add_log(record)
             elif record.kind == "device":
                 points += self._add_device(record)
-        points += self._close_old()
-        points += self._due_estimates(now_s - LAG_S)
-        return points
+        return points + self._close_old()
 
     def add_explained(self, steps: Iterable[ExplainedStep]) -> list[Point]:
         """Take in what `CellAnalysis` found of some steps; return its points.
 
-        Its waiting and skew are true: estimates that still wait are dropped. Each step is told
-        once, with the clock of the newest point before it, for it carries none of its own.
+        Each step comes once, and has the clock of the newest point before it, for it carries none.
         """
         points = []
         for explained in steps:
-            values: dict[str, float] = {}
-            if explained.skew_ms is not None:
-                self._estimates = None
             if not self._timings.is_one(explained.step):
                 continue
-            if explained.skew_ms is not None:
-                values["skew_ms"] = explained.skew_ms
+            skew_ms = explained.skew_ms
+            values = {} if skew_ms is None else {"skew_ms": skew_ms}
             if len(self._ranks) > MOST_RANK_SERIES:
                 values |= spread("wait_ms", explained.waiting_ms)
             else:
@@ -216,7 +204,7 @@ class RunSeries:
         points += [self._device_point(record) for record in self._device_left_out.values()]
         for group in list(self._pending):
             points.append(self._close(group))
-        return points + self._due_estimates(float("inf"))
+        return points
 
     def _add_step(self, record: Record) -> list[Point]:
         self.steps = max(self.steps, record.step)
@@ -284,8 +272,7 @@ class RunSeries:
 
     def _join(self, group: Group, record: Record, values: dict[str, float]) -> list[Point]:
         if group in self._done:
-            self.late += 1
-            return []
+            return []  # it came too late for the mean
         pending = self._pending.setdefault(group, _Pending(self._now_s, record.time_ns))
         pending.last_ns = max(pending.last_ns, record.time_ns)
         pending.by_rank[record.rank] = values
@@ -306,10 +293,9 @@ class RunSeries:
 
     def _close(self, group: Group) -> Point:
         pending = self._pending.pop(group)
-        self._done.add(group)
-        self._done_order.append(group)
-        if len(self._done_order) > _MOST_PENDING:
-            self._done.discard(self._done_order.popleft())
+        self._done[group] = None
+        if len(self._done) > _MOST_PENDING:
+            del self._done[next(iter(self._done))]
         key, step, nth = group
         if key:
             values = {key: mean(v[key] for v in pending.by_rank.values())}
@@ -321,32 +307,13 @@ class RunSeries:
             if len(self._ranks) > MOST_RANK_SERIES:
                 own = {rank: of_rank(values) for rank, values in pending.by_rank.items()}
                 for quantity in MEASURED_BY_RANK:
-                    known = {r: told[quantity] for r, told in own.items() if quantity in told}
+                    known = {r: its[quantity] for r, its in own.items() if quantity in its}
                     values |= spread(quantity, known)
             for name in self._user_keys & values.keys():
                 del values[name]  # what the user logs by that name is what they mean by it
-            self._estimate_skew(pending, step)
         self.last |= values
         self._last_ns = max(self._last_ns, pending.last_ns)
         return self._point(pending.last_ns, step, values)
-
-    def _estimate_skew(self, pending: _Pending, step: int) -> None:
-        """Keep an estimate of the skew until it is known whether `CellAnalysis` tells the truth."""
-        if self._estimates is None or "skew_ms" in self._user_keys:
-            return
-        estimate = skew_estimate_ms(pending.by_rank)
-        if estimate is not None:
-            point = self._point(pending.last_ns, step, {"skew_ms": estimate})
-            self._estimates.append((self._now_s, point))
-
-    def _due_estimates(self, until_s: float) -> list[Point]:
-        """Return the estimates of steps closed until `until_s`, which nobody has explained."""
-        points = []
-        while self._estimates and self._estimates[0][0] <= until_s:
-            point = self._estimates.popleft()[1]
-            self.last |= point.values
-            points.append(point)
-        return points
 
     def _point(self, time_ns: int, step: int, values: dict[str, float]) -> Point:
         step += self._first_step

@@ -10,7 +10,7 @@ stored once, for MLflow keys a point by run, key, time, step and value.
 What MLflow cannot take now stays and is tried again, later and later (up to 30 s). What it never
 will take (a point already there under another spelling, a key it does not like) is searched for
 by halving, left out and counted. A run that MLflow does not know any more, for its database was
-deleted, is sent anew from its beginning: the spool keeps all of a run until its end was sent.
+deleted, is sent again from its beginning: the spool keeps all of a run until its end was sent.
 
 The kernel holds our standard input. When that closes, the kernel has ended or wants us to: we
 send what we can within a few seconds and end. A run whose kernel died ends as KILLED.
@@ -27,6 +27,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,30 +72,13 @@ _MOST_VIEWED = 50  # runs whose metrics the prepared view looks at
 _log = logging.getLogger("nbdist.tracking")
 
 
-@dataclass(slots=True)
-class _Pause:
-    """When to try something again that failed: after 1, 2, 4 ... 30 s."""
-
-    length_s: float = 0.0
-    until: float = 0.0
-
-    def longer(self) -> None:
-        """It has failed again."""
-        self.length_s = min(max(1.0, self.length_s * 2), LONGEST_PAUSE_S)
-        self.until = time.monotonic() + self.length_s
-
-    def is_on(self) -> bool:
-        """Return whether it is too early to try again."""
-        return time.monotonic() < self.until
-
-
 class Replaced(Exception):
     """The database file that MLflow holds open here is not the one of its name any more."""
 
 
 @dataclass(slots=True)
 class _Server:
-    """What we know of one tracking URI: its client, and when to try it next.
+    """What we know of one tracking URI: its client, and why it was not reached.
 
     `file` is a descriptor of the database file that the client has opened, and stays open as long
     as the client: its number cannot be another file's, and closing it would free SQLite's locks.
@@ -103,7 +87,6 @@ class _Server:
     uri: str
     client: "MlflowClient | None" = None
     file: int | None = None
-    pause: "_Pause" = field(default_factory=lambda: _Pause())
     why: str = ""
     most_points: int = MOST_POINTS
     views: dict[str, str] = field(default_factory=dict)
@@ -143,7 +126,8 @@ class Shipper:
         self._folder = folder
         self._kernel_pid = kernel_pid
         self._servers: dict[str, _Server] = {}
-        self._pauses: dict[str, _Pause] = {}  # runs that MLflow, though it answers, did not take
+        self._failures: Counter[str] = Counter()  # in a row, of a server or a run
+        self._retry_at: dict[str, float] = {}  # likewise
         self._next_at: dict[str, float] = {}  # when more of a run is sent that goes on
         self.sent = 0
 
@@ -154,12 +138,11 @@ class Shipper:
             patient: Leave alone what failed a moment ago.
 
         Raises:
-            Replaced: This process has to begin anew.
+            Replaced: This process has to start over.
         """
         if not patient:
-            self._pauses.clear()
-            for server in self._servers.values():
-                server.pause = _Pause()
+            self._failures.clear()
+            self._retry_at.clear()
         unfinished = False
         for run in reversed(list(spooled_runs(self._folder))):
             if not run.ops.exists():
@@ -167,7 +150,7 @@ class Shipper:
             is_owned = run.is_owned()
             if is_owned and run.key.split("-")[1] != str(self._kernel_pid):
                 continue
-            if patient and is_owned and self._has_just_sent(run.key):
+            if patient and is_owned and time.monotonic() < self._next_at.get(run.key, 0.0):
                 unfinished = True
                 continue
             with try_lock(run.folder / "ship.lock") as mine:
@@ -176,9 +159,6 @@ class Shipper:
                 elif run.ops.exists():
                     unfinished |= not self._ship(run, is_owned)
         return unfinished
-
-    def _has_just_sent(self, key: str) -> bool:
-        return time.monotonic() < self._next_at.get(key, 0.0)
 
     def _ship(self, run: SpooledRun, is_owned: bool) -> bool:
         """Send what is new in `run`; return whether it is finished."""
@@ -190,10 +170,10 @@ class Shipper:
             run.ops.rename(run.ops.with_suffix(".damaged"))
             return True
         server = self._servers.setdefault(begin.uri, _Server(begin.uri))
-        if server.pause.is_on():
+        if self._is_early(server.uri):
             self._note(run, state, server.why)
             return False
-        if self._pauses.setdefault(run.key, _Pause()).is_on():
+        if self._is_early(run.key):
             return False
         if server.is_replaced():
             raise Replaced
@@ -210,15 +190,16 @@ class Shipper:
         except NotTaken as error:
             if server.is_replaced():
                 raise Replaced from error
-            why = database.trouble(server.uri)
-            self._pause(run, server, why)
-            self._note(run, state, why or str(error))
+            server.why = self._why_down(server)
+            self._retry_later(server.uri if server.why else run.key)
+            self._note(run, state, server.why or str(error))
             return False
         except Deleted:
-            state.is_done, state.why_refused = True, "the run was deleted in MLflow"
+            _log.warning("run %s was deleted in MLflow: the rest is not sent", run.key)
+            state.is_done = True
             run.save(state)
-        server.pause = _Pause()
-        del self._pauses[run.key]
+        for key in (server.uri, run.key):
+            self._failures.pop(key, None)
         if state.error:
             state.error = ""
             run.save(state)
@@ -253,28 +234,27 @@ class Shipper:
         """Make the folder's own database if it is not there, for the UI to open."""
         self._client(_Server(own_database(self._folder)))
 
-    def _pause(self, run: SpooledRun, server: _Server, why: str) -> None:
-        """Wait before the next attempt: with the server when it is down, else with this run.
+    def _is_early(self, key: str) -> bool:
+        """Return whether a server or a run failed a moment ago."""
+        return time.monotonic() < self._retry_at.get(key, 0.0)
 
-        Args:
-            run: The run that was not taken.
-            server: Who has not taken it.
-            why: What is known to be wrong with its database.
-        """
-        if why:
-            server.why = why
-            server.pause.longer()
-            return
+    def _retry_later(self, key: str) -> None:
+        pause_s = min(2 ** min(self._failures[key], 9), LONGEST_PAUSE_S)
+        self._failures[key] += 1
+        self._retry_at[key] = time.monotonic() + pause_s
+
+    def _why_down(self, server: _Server) -> str:
+        """Return why a server takes nothing now; "" when it answers."""
+        if why := database.trouble(server.uri):
+            return why
         # A server that is only slow may still manage a smaller bite within its time.
         server.most_points = max(_FEWEST_POINTS, server.most_points // 2)
         try:
             client = self._client(server)
             calling(lambda: client.search_experiments(max_results=1))
         except NotTaken as error:
-            server.why = str(error)
-            server.pause.longer()
-        else:
-            self._pauses[run.key].longer()
+            return str(error)
+        return ""
 
     def _note(self, run: SpooledRun, state: SpoolState, why: str) -> None:
         if state.error != why:
@@ -289,14 +269,14 @@ class Shipper:
         sender.open()
         sent_before = state.sent
         while not state.is_done:
-            chunk = run.read(state.offset, server.most_points)
-            if chunk.offset == state.offset:
+            batch = run.read(state.offset, server.most_points)
+            if batch.offset == state.offset:
                 break
-            sender.send(chunk)
-            state.offset = chunk.offset
-            if chunk.damaged:
-                state.refused += chunk.damaged
-                state.why_refused = "lines of the spool were damaged"
+            sender.send(batch.entries)
+            state.offset = batch.offset
+            if batch.damaged:
+                state.refused += batch.damaged
+                _log.warning("run %s has %d damaged lines", run.key, batch.damaged)
             run.save(state)
             server.most_points = min(MOST_POINTS, server.most_points * 2)
         if not state.is_done and not is_owned:

@@ -82,7 +82,7 @@ class ShippingProcess:
 
 
 def open_log(folder: Path, name: str) -> IO[bytes]:
-    """Open a log of the private folder to append to; one that has grown large begins anew."""
+    """Open a log of the private folder to append to; one that has grown large is emptied."""
     logs = make_private_folder(folder) / "logs"
     logs.mkdir(mode=0o700, exist_ok=True)
     path = logs / name

@@ -8,10 +8,10 @@ each into its own files:
   whose lock is free;
 - the shipping process replaces `state.json`: how far it has come, and in which MLflow run.
 
-The first line is `begin`. Then come rows of metrics, `[time_ms, step, {key: value}]`, for they are
-many, and objects with an `op`: `params`, `tags`, `file` (its bytes lie in `files/`), `model` (its
-folder, too), `end`. What is
-sent twice is stored once, for time, step and value are always those of the record.
+`ops.jsonl` is the run's journal. Its first line is `begin`. Then come rows of metrics,
+`[time_ms, step, {key: value}]`, for they are many, and objects with an `op`: `params`, `tags`,
+`file` (its bytes lie in `files/`), `model` (its folder, too), `end`. What is sent twice is stored
+once, for time, step and value are always those of the record.
 
 When all has been sent, `ops.jsonl` and `files/` go; summary and curves stay, for `%dist runs`, and
 `board.json.gz`, which the kernel writes last, for `%dist board RUN`.
@@ -19,6 +19,7 @@ When all has been sent, `ops.jsonl` and `files/` go; summary and curves stay, fo
 
 import contextlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,13 +37,14 @@ from nbdist.client.tracking.folder import (
 from nbdist.client.tracking.series import Point
 
 VERSION = 1
-# Why a run waits that needs nobody's help: it passes by itself.
+# Why a run waits without anything to do: it passes by itself.
 PREPARING = "another process is preparing the database"
 CONTINUED_UNSENT = "the run that it continues has not been sent yet"
 STUDY_UNSENT = "the study that it belongs to has not been sent yet"
 _PASSING = frozenset({PREPARING, CONTINUED_UNSENT, STUDY_UNSENT})
 MOST_POINTS = 1000  # MLflow's limit for one log_batch
-MOST_ENTRIES = 100  # ... and for its params and tags
+_LOGGED = frozenset({"begin", "params", "tags"})  # what may travel with rows of metrics
+_ALONE = frozenset({"file", "model", "end"})
 _KEPT_SUMMARIES = 500
 _BOARD = "board.json.gz"
 
@@ -81,9 +83,10 @@ class SpoolState:
     `offset` counts bytes of `ops.jsonl` that MLflow has; `creating` is set while a run is asked
     for, so that an answer that got lost does not make a second one. `error` is why the last
     attempt failed, empty when it did not. `refused` counts points and entries MLflow will never
-    take, `attempts` the failures to store the artifact that comes next. `first_step` is added to
+    take (the log says why), `attempts` the failures to store the artifact that comes next.
+    `first_step` is added to
     steps when another run is continued than the kernel knew of; `resumed` says which was:
-    "here", "there" (only MLflow had it), "none" of that name, or "" as long as it is not known.
+    "there" (only MLflow had it), "none" of that name, or "" (ours, or not known yet).
     `is_done` says that MLflow has all of it, `is_lost` that it has lost it since.
     """
 
@@ -96,7 +99,6 @@ class SpoolState:
     sent: int = 0
     attempts: int = 0
     refused: int = 0
-    why_refused: str = ""
     error: str = ""
     is_done: bool = False
     is_lost: bool = False
@@ -111,20 +113,18 @@ class SpoolState:
         return SpoolState(error=self.error)
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """The next operations that may travel together, and where in the file they end.
+Entry = Point | dict[str, Any]
 
-    At most one of `file`, `model` and `end` is set, and then the rest is empty.
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The next entries of a journal that may travel together, and where in the file they end.
+
+    A file, a model and the end travel alone. `damaged` counts lines that say nothing.
     """
 
-    points: list[Point] = field(default_factory=list)
-    params: dict[str, str] = field(default_factory=dict)
-    tags: dict[str, str] = field(default_factory=dict)
-    file: str = ""
-    model: dict[str, Any] | None = None
-    end: dict[str, Any] | None = None
-    offset: int = 0
+    entries: list[Entry]
+    offset: int
     damaged: int = 0
 
 
@@ -235,7 +235,7 @@ class SpooledRun:
         write_private(self.folder / "state.json", json.dumps(asdict(state)).encode())
 
     def summary(self) -> dict[str, Any]:
-        """Return what the kernel last told of the run; empty when it told nothing yet."""
+        """Return the kernel's newest summary of the run; empty when it has written none."""
         return read_json(self.folder / "summary.json")
 
     def curves(self) -> dict[str, Any]:
@@ -253,43 +253,26 @@ class SpooledRun:
         """Return whether the kernel that writes this run is alive and still writing."""
         return is_locked(self.folder / "owner.lock")
 
-    def read(self, offset: int, most_points: int = MOST_POINTS) -> Chunk:
-        """Return the operations that follow byte `offset`, as many as may travel together.
+    def read(self, offset: int, most_points: int = MOST_POINTS) -> Batch:
+        """Return the entries that follow byte `offset`, as many as may travel together.
 
         A last line without its end is still being written and is left for the next call.
         """
-        points: list[Point] = []
-        entries: dict[str, dict[str, str]] = {"params": {}, "tags": {}}
-        count = damaged = 0
+        entries: list[Entry] = []
+        size, damaged = 0.0, 0
         with self.ops.open("rb") as file:
             file.seek(offset)
-            while line := file.readline():
-                if not line.endswith(b"\n"):
-                    break
-                row = _parse(line)
-                kind = row.get("op") if isinstance(row, dict) else None
-                if isinstance(row, Point):
-                    if count and count + len(row.values) > most_points:
-                        break
-                    points.append(row)
-                    count += len(row.values)
-                elif kind in entries:
-                    if len(entries[kind]) + len(row["values"]) > MOST_ENTRIES and entries[kind]:
-                        break
-                    entries[kind] |= row["values"]
-                elif kind in ("file", "model", "end"):
-                    if count or any(entries.values()):
-                        break
-                    end_of_line = offset + len(line)
-                    if kind == "file":
-                        return Chunk(file=row["name"], offset=end_of_line, damaged=damaged)
-                    if kind == "model":
-                        return Chunk(model=row["facts"], offset=end_of_line, damaged=damaged)
-                    return Chunk(end=row, offset=end_of_line, damaged=damaged)
-                elif kind != "begin":
+            while (line := file.readline()).endswith(b"\n"):
+                entry = _parse(line)
+                if entry is None:
                     damaged += 1
+                else:
+                    size += _size(entry)
+                    if entries and size > most_points:
+                        break
+                    entries.append(entry)
                 offset += len(line)
-        return Chunk(points, entries["params"], entries["tags"], offset=offset, damaged=damaged)
+        return Batch(entries, offset, damaged)
 
     def drop_content(self) -> None:
         """Remove what MLflow has by now; state and summary stay."""
@@ -297,16 +280,23 @@ class SpooledRun:
         self.ops.unlink(missing_ok=True)
 
 
-def _parse(line: bytes) -> Any:
-    """Return a Point, or the operation as it stands; None when a crash has damaged the line."""
+def _parse(line: bytes) -> Entry | None:
+    """Return a line's entry; None when a crash has damaged it."""
     try:
         row = json.loads(line)
         if isinstance(row, list):
             time_ms, step, values = row
             return Point(int(time_ms), int(step), {k: float(v) for k, v in values.items()})
-    except (ValueError, TypeError, AttributeError):
+        return row if row["op"] in _LOGGED | _ALONE else None
+    except (ValueError, TypeError, AttributeError, LookupError):
         return None
-    return row
+
+
+def _size(entry: Entry) -> float:
+    """Return how many points an entry has; infinitely many where it travels alone."""
+    if isinstance(entry, Point):
+        return len(entry.values)
+    return math.inf if entry["op"] in _ALONE else 0
 
 
 def spool_of(folder: Path) -> Path:

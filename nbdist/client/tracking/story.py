@@ -1,7 +1,6 @@
-"""Keep what a run can be made again from: its cell, the cells before it, notebook, packages, patch.
+"""Keep what a run can be made again from: its cell, the cells before it, notebook and packages.
 
-Nothing secret: what `hiding` takes for a secret is hidden in text that we keep, and a patch that
-holds one is left out whole, for a patch with a hole applies nowhere.
+Nothing secret: what `hiding` takes for a secret is hidden in all text that is kept.
 
 Threads: everything here runs on a run's own thread.
 """
@@ -17,7 +16,6 @@ from nbdist.client.tracking.names import params_of
 from nbdist.ranks import name_ranks
 
 MOST_NOTEBOOK_BYTES = 2_000_000
-MOST_PATCH_BYTES = 200_000
 MOST_CELLS_CHARACTERS = 1_000_000
 
 
@@ -34,8 +32,6 @@ def story(folder: Path, cells: Sequence[CellInfo]) -> Iterator[tuple[str, bytes]
         yield "cells.py", cells_text(cells).encode()
     if notebook := notebook_text(provenance.notebook_path(), folder):
         yield "notebook.ipynb", notebook.encode()
-    if patch := kept_patch(provenance.changes(folder, MOST_PATCH_BYTES)):
-        yield "changes.patch", patch.encode()
 
 
 def cells_text(cells: Sequence[CellInfo]) -> str:
@@ -76,18 +72,13 @@ def notebook_text(path: Path | None, folder: Path) -> str:
 def _without_secrets(notebook: str) -> str:
     """Return a notebook's text without secrets: its code is read as code, its outputs as text."""
     try:
-        told = json.loads(notebook)
-        for cell in told["cells"]:
+        content = json.loads(notebook)
+        for cell in content["cells"]:
             if cell["cell_type"] == "code":
                 code = hide_in_code("".join(cell["source"]))
                 cell["source"] = code.splitlines(keepends=True)
-        notebook = json.dumps(told, indent=1, ensure_ascii=False) + "\n"
+        notebook = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     except (ValueError, LookupError, TypeError):
         pass  # not as notebooks are; text all the same
     # Line by line: one search through all of it would hold the GIL for long.
     return "".join(map(hide_secrets, notebook.splitlines(keepends=True)))
-
-
-def kept_patch(patch: str) -> str:
-    """Return `patch` if nothing in it looks like a secret, else an empty text."""
-    return patch if hide_secrets(patch) == patch else ""

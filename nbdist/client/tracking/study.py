@@ -7,13 +7,13 @@ Threads: `begin` is called on the own thread of the first run that is nested und
 the main one, which waits for the disk 5 s at most.
 """
 
-import csv
-import io
+import contextlib
 import json
 import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.tracking import provenance
@@ -41,17 +41,16 @@ class Study:
         self._place = place
         self._name = asked_name(name)
         self._source = source
-        self._values = values
-        self._info: CellInfo | None = None
+        self._values = {key: list(tried) for key, tried in values.items()}
+        self._summary: dict[str, Any] = {}
         self._spool: SpoolWriter | None = None
-        self._begin: Begin | None = None
         self._is_over = False
         self._lock = threading.Lock()  # a run that hangs on the disk may still be beginning
 
     @property
     def has_begun(self) -> bool:
         """Whether a run is nested under it."""
-        return self._begin is not None
+        return self._spool is not None
 
     def begin(self, info: CellInfo, time_ms: int) -> None:
         """Begin, unless it has begun; `info` is the cell of the first of its runs.
@@ -61,12 +60,11 @@ class Study:
             TrackingError: The private folder cannot be made.
         """
         with self._lock:
-            if self._begin is not None or self._is_over:
+            if self._spool is not None or self._is_over:
                 return
             place = self._place
             make_private_folder(place.folder)
             tags = provenance.source_tags(place.experiment, info.number, place.folder.parent)
-            self._info = info
             begin = Begin(
                 key=self.key,
                 uri=place.uri,
@@ -76,13 +74,14 @@ class Study:
                 artifacts=own_artifacts(place.folder, place.uri, place.experiment),
                 tags=tags | {"nbdist.kind": "study", "nbdist.varied": ", ".join(self._values)},
             )
-            self._spool = SpoolWriter(spool_of(place.folder), begin)
-            self._begin = begin
-            self._spool.params(self._params(info))
-            self._spool.file("cell.py", hide_in_code(self._source).encode())
-            self._spool.file("environment.txt", provenance.environment_text().encode())
-            self._write_summary("running")
-            self._spool.flush()
+            params = params_of(self._values)
+            self._summary = summary_of(begin, info, "running") | {"kind": "study", "params": params}
+            spool = self._spool = SpoolWriter(spool_of(place.folder), begin)
+            spool.params(own_params(info) | params)
+            spool.file("cell.py", hide_in_code(self._source).encode())
+            spool.file("environment.txt", provenance.environment_text().encode())
+            spool.summary(self._summary)
+            spool.flush()
 
     def finish(
         self,
@@ -113,14 +112,11 @@ class Study:
     ) -> None:
         try:
             with self._lock:
-                if self._is_over or self._spool is None or self._begin is None:
-                    self._is_over = True
+                was_over, self._is_over = self._is_over, True
+                if was_over or self._spool is None:
                     return
-                self._is_over = True
-                try:
-                    self._write_end(self._spool, self._begin, outcome, error, rows, best)
-                finally:
-                    self._spool.close()
+                with contextlib.closing(self._spool) as spool:
+                    self._write_end(spool, outcome, error, rows, best)
         except Exception as failure:
             # Its runs are whole without it.
             _log.warning("the study %s was not written whole: %s", self._name, failure)
@@ -128,14 +124,12 @@ class Study:
     def _write_end(
         self,
         spool: SpoolWriter,
-        begin: Begin,
         outcome: Outcome,
         error: str | None,
         rows: Sequence[Mapping[str, object]],
         best: str,
     ) -> None:
         if rows:
-            spool.file("study.csv", as_csv(rows).encode())
             spool.file(TABLE, as_table(rows).encode())
             spool.tags({"mlflow.loggedArtifacts": json.dumps([{"path": TABLE, "type": "table"}])})
         if best:
@@ -143,43 +137,10 @@ class Study:
         if error:
             text = hide_secrets(error).strip()
             spool.tags({"nbdist.error": text.splitlines()[0][:250] if text else ""})
-        spool.end(STATUS[outcome], max(begin.time_ms, time.time_ns() // 1_000_000))
-        self._write_summary(outcome)
+        ended_ms = max(self._summary["started_ms"], time.time_ns() // 1_000_000)
+        spool.end(STATUS[outcome], ended_ms)
+        spool.summary(self._summary | {"status": outcome, "updated_ms": ended_ms})
         spool.flush(to_disk=True)
-
-    def _params(self, info: CellInfo) -> dict[str, str]:
-        return own_params(info) | params_of(self._tried)
-
-    @property
-    def _tried(self) -> dict[str, list[object]]:
-        return {key: list(values) for key, values in self._values.items()}
-
-    def _write_summary(self, status: str) -> None:
-        begin, info = self._begin, self._info
-        assert begin is not None
-        assert info is not None
-        assert self._spool is not None
-        summary = summary_of(begin, info, status) | {
-            "kind": "study",
-            "steps": 0,
-            "last_step": 0,
-            "values": {},
-            "user_keys": [],
-            "params": params_of(self._tried),
-            "layout": "",
-            "lost": 0,
-        }
-        self._spool.summary(summary)
-
-
-def as_csv(rows: Sequence[Mapping[str, object]]) -> str:
-    """Return rows as a CSV file; what a row does not have stays empty."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
 
 
 def as_table(rows: Sequence[Mapping[str, object]]) -> str:

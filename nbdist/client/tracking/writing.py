@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import numpy as np
-
 from nbdist.client.metrics.analysis.values import ExplainedStep, RankStep, Verdict
 from nbdist.client.metrics.recent import recent_steps, values_of_run
 from nbdist.client.metrics.telemetry import CellInfo
@@ -30,10 +28,8 @@ from nbdist.client.tracking.begin import (
 )
 from nbdist.client.tracking.curves import curves_of, joined
 from nbdist.client.tracking.description import TAG, description
-from nbdist.client.tracking.flat import mean
 from nbdist.client.tracking.folder import make_private_folder
 from nbdist.client.tracking.hiding import hide_secrets
-from nbdist.client.tracking.machine import HostFacts
 from nbdist.client.tracking.names import merge_facts, params_of
 from nbdist.client.tracking.series import Point, RunSeries
 from nbdist.client.tracking.spool import SpoolWriter, spool_of
@@ -109,23 +105,20 @@ class RunWriter:
         make_private_folder(place.folder)
         self._explained = explained
         self._place, self._info, self._cells, self._feed = place, info, cells, feed
-        goes_on = any(GOES_ON in told for told in dict(feed.facts).values())
-        before = continued(place, info, self._facts(), goes_on=goes_on)
+        keeps_training = any(GOES_ON in facts for facts in dict(feed.facts).values())
+        before = continued(place, info, self._facts(), keeps_training=keeps_training)
         self._curves_before = before.curves() if before else {}
-        told_before = before.summary() if before else {}
+        summary_before = before.summary() if before else {}
         steps = "steps_before" if info.attached else "steps"
-        self._steps_before = int(told_before.get(steps, 0))
+        self._steps_before = int(summary_before.get(steps, 0))
         # A run keeps its params, as in MLflow; the newest cell's own stand above them.
-        self._params = told_before.get("params", {}) | params_of(info.params)
-        self._machine = HostFacts()
-        self._facts_told: set[str] = set()
+        self._params = summary_before.get("params", {}) | params_of(info.params)
+        self._facts_written: set[str] = set()
         self._taken = {*own_params(info)}
         self._summary_at = self._curves_at = time.monotonic()
         self._curves_every_s = CURVES_S
         self._held: list[Point] | None = []  # until the mean loss of a step is known
-        self._medians: dict[str, float] = {}
         self._recent_at, self._recent_every_s = 0.0, RECENT_S
-        self.lost = 0  # records that the run had to leave out
         self.models: dict[str, str] = {}  # published ones: what is said, by their folders
         self.begin = make_begin(place, info, self._facts(), before, time_ms)
         self.series = RunSeries(info.ranks, self.begin.first_step)
@@ -168,7 +161,6 @@ class RunWriter:
     def tick(self) -> None:
         """Write what is due now and then, and hand all to the operating system."""
         now_s = time.monotonic()
-        self._spool.points(self._machine.points(now_s))
         if now_s - self._recent_at > self._recent_every_s:
             self._write_recent()
             self._recent_at = time.monotonic()
@@ -189,7 +181,6 @@ class RunWriter:
         spool = self._spool
         self._write_points(self.series.finish(), is_last=True)
         self._write_recent()
-        spool.points(self._machine.points(time.monotonic(), is_last=True))
         self._write_facts(settled_only=False)
         if end.error:
             text = hide_secrets(_ANSI.sub("", end.error))
@@ -225,9 +216,6 @@ class RunWriter:
     def _write_recent(self) -> None:
         """Write what the last steps were like: the numbers that the board shows."""
         steps = recent_steps(self._feed.series)
-        if steps:
-            medians = [float(np.median(of_rank.times_ms)) for of_rank in steps.values()]
-            self._medians = {"step_median_ms": mean(medians)}
         self._spool.points(self.series.recent(values_of_run(steps, self._explained())))
 
     def _write_curves(self) -> None:
@@ -249,8 +237,8 @@ class RunWriter:
 
     def _facts(self) -> dict[str, str]:
         # dict() copies in one step of the interpreter; the IO thread may be adding to it.
-        told = dict(self._feed.facts)
-        facts = merge_facts(told[rank] for rank in sorted(told))
+        by_rank = dict(self._feed.facts)
+        facts = merge_facts(by_rank[rank] for rank in sorted(by_rank))
         facts.pop(EXPLAINED, None)
         facts.pop(PUBLISHED, None)
         facts.pop(GOES_ON, None)
@@ -259,18 +247,18 @@ class RunWriter:
     def _write_facts(self, settled_only: bool) -> None:
         """Write facts as params, each once: a param that changed would be refused.
 
-        A fact is settled when every rank has told its own.
+        A fact is settled when every rank has its own.
         """
-        told = dict(self._feed.facts)
-        self._write_layout(told)
-        self._write_models(told)
+        by_rank = dict(self._feed.facts)
+        self._write_layout(by_rank)
+        self._write_models(by_rank)
         fresh: dict[str, str] = {}
         tags: dict[str, str] = {}
         for key, value in self._facts().items():
-            by_all = all(key in told.get(rank, {}) for rank in self._info.ranks)
-            if key in self._facts_told or (settled_only and not by_all):
+            by_all = all(key in by_rank.get(rank, {}) for rank in self._info.ranks)
+            if key in self._facts_written or (settled_only and not by_all):
                 continue
-            self._facts_told.add(key)
+            self._facts_written.add(key)
             if key in TAG_FACTS or key in self._taken:
                 tags[f"nbdist.{key}"] = hide_secrets(value)
             else:
@@ -280,17 +268,17 @@ class RunWriter:
         if tags:
             self._spool.tags(tags)
 
-    def _write_layout(self, told: Mapping[int, Mapping[str, str]]) -> None:
+    def _write_layout(self, by_rank: Mapping[int, Mapping[str, str]]) -> None:
         """Write what the layout does to the model, as the first rank that knows tells it."""
-        texts = [facts[EXPLAINED] for facts in told.values() if EXPLAINED in facts]
-        if texts and EXPLAINED not in self._facts_told:
-            self._facts_told.add(EXPLAINED)
+        texts = [facts[EXPLAINED] for facts in by_rank.values() if EXPLAINED in facts]
+        if texts and EXPLAINED not in self._facts_written:
+            self._facts_written.add(EXPLAINED)
             text = hide_secrets(texts[0][:MOST_EXPLAINED])
             self._spool.file("layout.txt", f"{text}\n".encode())
 
-    def _write_models(self, told: Mapping[int, Mapping[str, str]]) -> None:
+    def _write_models(self, by_rank: Mapping[int, Mapping[str, str]]) -> None:
         """Take over the models that the cell has published."""
-        for facts in told.values():
+        for facts in by_rank.values():
             for model in json.loads(facts.get(PUBLISHED, "[]")):
                 folder, name, alias = model["folder"], model["name"], model["alias"]
                 if folder in self.models:
@@ -312,13 +300,12 @@ class RunWriter:
             "steps": self._steps_before + series.steps,
             "steps_before": self._steps_before,
             "last_step": series.last_step,
-            "values": self._medians | series.last,
+            "values": series.last,
             "losses_before": series.losses_before,
             "user_keys": series.user_keys,
             "params": self._params,
             "facts": self._params | own_params(info) | params_of(facts) | _versions(begin.tags),
             "layout": facts.get("layout", ""),
-            "lost": self.lost,
         }
 
 

@@ -18,6 +18,7 @@ from nbdist.client.metrics.analysis.values import RECENT, Analysis, ExplainedSte
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.tracking import runs as run_list
 from nbdist.client.tracking.begin import RunPlace
+from nbdist.client.tracking.series import Point
 from nbdist.client.tracking.spool import SpooledRun, spool_of
 from nbdist.client.tracking.writing import RunEnd, RunWriter
 from nbdist.wire import Batch, Record, is_measured
@@ -85,8 +86,8 @@ class Shown:
     def mlflow(self) -> dict[str, float]:
         """The metrics that MLflow shows: of each the one of the last step."""
         last: dict[str, tuple[int, int, float]] = {}
-        chunk = SpooledRun(spool_of(self.home) / self.key).read(0, 10**6)
-        for point in chunk.points:
+        entries = SpooledRun(spool_of(self.home) / self.key).read(0, 10**6).entries
+        for point in (entry for entry in entries if isinstance(entry, Point)):
             for name, value in point.values.items():
                 last[name] = max(last.get(name, (0, 0, 0.0)), (point.step, point.time_ms, value))
         return {name: value for name, (_, _, value) in last.items()}

@@ -8,8 +8,7 @@ import pytest
 
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.tracking.begin import RunPlace
-from nbdist.client.tracking.boards import find_run, kept_board
-from nbdist.client.tracking.runs import older_runs, runs_table, select
+from nbdist.client.tracking.runs import find_run, kept_board, runs_table, select
 from nbdist.client.tracking.spool import spool_of
 from nbdist.client.tracking.writing import RunEnd, RunWriter
 from nbdist.errors import TrackingError, UsageError
@@ -103,7 +102,12 @@ def test_runs_that_the_table_has_no_room_for_are_counted_and_known_by_name(tmp_p
     table = runs_table(tmp_path, "nb")
     assert (len(table.rows), table.older) == (20, 5)
     assert "There are 5 older runs; %dist runs NAME" in str(table)
-    older = older_runs(tmp_path, "nb", table.rows)
-    assert [row.name for row in select(table.rows, ["run3", "1"], older)] == ["run3", "run25"]
-    with pytest.raises(UsageError, match=r"There is no run '21'"):
-        select(table.rows, ["21"], older)
+    assert [row.name for row in select(tmp_path, "nb", ["run3", "1"])] == ["run3", "run25"]
+    with pytest.raises(UsageError, match=r"No run is called '21'"):
+        select(tmp_path, "nb", ["21"])
+
+
+def test_a_sweeps_name_stands_for_all_its_runs(folder: Path) -> None:
+    add(folder, 6, "lr=0.2", study="00000000000000000003-1-1")
+    chosen = select(folder, "nb", ["lr=0.2", "lr"])
+    assert [row.name for row in chosen] == ["lr=0.2", "lr=0.1"]

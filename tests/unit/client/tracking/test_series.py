@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.client.metrics.analysis.values import ExplainedStep
-from nbdist.client.tracking.flat import flat_values, skew_estimate_ms, spread
+from nbdist.client.tracking.flat import flat_values, spread
 from nbdist.client.tracking.series import LAG_S, MOST_TIMINGS, Point, RunSeries
 from nbdist.wire import Record
 
@@ -58,11 +58,6 @@ def test_a_point_carries_the_time_of_its_rank() -> None:
     assert [p.time_ms for p in points] == [1000, 1007, 1007]
 
 
-def test_skew_is_the_work_of_the_slowest_rank_beyond_the_fastest_waiting_left_out() -> None:
-    by_rank = {0: {"step_s": 0.10, "comm_s": 0.05}, 1: {"step_s": 0.10, "comm_s": 0.01}}
-    assert math.isclose(skew_estimate_ms(by_rank) or 0, 40)
-
-
 def test_what_recent_steps_are_like_has_a_point_when_it_has_changed() -> None:
     series = RunSeries((0,))
     series.add([step(0, 3, 70, loss=1.0)])
@@ -89,7 +84,6 @@ def test_a_rank_that_stays_silent_holds_the_others_up_only_so_long() -> None:
     late = series.add([step(1, 1, loss=9.0)])
     assert values_of(late, "rank_loss/01") == [(1, 9.0)]
     assert values_of(late, "loss") == []
-    assert series.late == 1
 
 
 def test_a_rank_whose_clock_is_an_hour_off_is_waited_for_like_any_other() -> None:
@@ -99,7 +93,6 @@ def test_a_rank_whose_clock_is_an_hour_off_is_waited_for_like_any_other() -> Non
     assert values_of(early, "loss") == []
     points = series.add([step(1, 1, loss=3.0), step(1, 2, loss=3.0)], now_s=10.2)
     assert values_of(points, "loss") == [(1, 2.0), (2, 2.0)]
-    assert series.late == 0
 
 
 def test_of_thousands_of_steps_a_second_some_have_points_the_same_of_all_ranks() -> None:
@@ -184,28 +177,12 @@ def test_a_rank_whose_loss_is_no_number_is_the_one_named() -> None:
     assert values["rank_loss/median"] == 3
 
 
-def timed(rank: int, n: int) -> Record:
-    return step(rank, n, step_s=0.1, comm_s=0.02 * (rank + 1))
-
-
-def test_what_was_explained_takes_the_place_of_the_estimated_skew() -> None:
+def test_what_was_explained_of_a_step_is_its_waiting_and_its_skew() -> None:
     series = RunSeries((0, 1))
-    points = series.add([timed(0, 1), timed(1, 1)], now_s=10.0)
-    assert values_of(points, "skew_ms") == []
     explained = ExplainedStep(1, {0: 30.0, 1: 0.0}, {0: 5.0, 1: 5.0}, skew_ms=31.0, last=1)
     found = series.add_explained([explained])
     assert values_of(found, "skew_ms") == [(1, 31.0)]
     assert values_of(found, "rank_wait_ms/00") == [(1, 30.0)]
-    assert values_of(series.add([timed(0, 2), timed(1, 2)], now_s=99.0), "skew_ms") == []
-    assert values_of(series.finish(), "skew_ms") == []
-
-
-def test_the_skew_is_estimated_where_nothing_is_explained() -> None:
-    series = RunSeries((0, 1))
-    series.add([timed(0, 1), timed(1, 1)], now_s=10.0)
-    later = series.add([timed(0, 2), timed(1, 2)], now_s=10.1 + LAG_S)
-    assert [(n, round(v, 6)) for n, v in values_of(later, "skew_ms")] == [(1, 20.0)]
-    assert [(n, round(v, 6)) for n, v in values_of(series.finish(), "skew_ms")] == [(2, 20.0)]
 
 
 def test_the_gradients_norm_needs_every_ranks_share() -> None:

@@ -8,6 +8,7 @@ import pytest
 from nbdist.client.tracking.folder import make_private_folder
 from nbdist.client.tracking.series import Point
 from nbdist.client.tracking.spool import (
+    Batch,
     Begin,
     SpooledRun,
     SpoolState,
@@ -37,14 +38,16 @@ def test_what_is_written_is_read_in_order(spool: Path) -> None:
     run = SpooledRun(spool / BEGIN.key)
     assert run.begin() == BEGIN
     first = run.read(0)
-    assert first.params == {"lr": "1"}
-    assert [p.step for p in first.points] == [1, 2]
+    begin, params, *points = first.entries
+    assert begin["op"] == "begin"  # type: ignore[index]
+    assert params == {"op": "params", "values": {"lr": "1"}}
+    assert [point.step for point in points] == [1, 2]  # type: ignore[union-attr]
     second = run.read(first.offset)
-    assert second.file == "cell.py"
+    assert second.entries == [{"op": "file", "name": "cell.py"}]
     third = run.read(second.offset)
-    assert third.tags == {"t": "v"}
+    assert third.entries == [{"op": "tags", "values": {"t": "v"}}]
     last = run.read(third.offset)
-    assert last.end == {"op": "end", "status": "FINISHED", "time_ms": 9}
+    assert last.entries == [{"op": "end", "status": "FINISHED", "time_ms": 9}]
     assert last.offset == run.ops.stat().st_size
 
 
@@ -66,21 +69,27 @@ def test_a_board_is_kept_for_its_owner_alone_and_goes_with_its_run(spool: Path) 
     assert not run.folder.exists()
 
 
-def test_a_chunk_holds_no_more_points_than_mlflow_takes(spool: Path) -> None:
+def points_of(batch: Batch) -> list[Point]:
+    return [entry for entry in batch.entries if isinstance(entry, Point)]
+
+
+def test_a_batch_holds_no_more_points_than_mlflow_takes(spool: Path) -> None:
     writer = SpoolWriter(spool, BEGIN)
     writer.points(Point(n, n, {"a": 1.0, "b": 2.0}) for n in range(7))
     writer.close()
     run = SpooledRun(spool / BEGIN.key)
-    chunk = run.read(0, most_points=6)
-    assert len(chunk.points) == 3
-    assert [p.step for p in run.read(chunk.offset, most_points=100).points] == [3, 4, 5, 6]
+    batch = run.read(0, most_points=6)
+    assert len(points_of(batch)) == 3
+    assert [p.step for p in points_of(run.read(batch.offset, most_points=100))] == [3, 4, 5, 6]
 
 
 def test_one_wide_row_travels_whatever_its_width(spool: Path) -> None:
     writer = SpoolWriter(spool, BEGIN)
     writer.points([Point(1, 1, {f"k{i}": 0.0 for i in range(50)})])
     writer.close()
-    assert len(SpooledRun(spool / BEGIN.key).read(0, most_points=10).points) == 1
+    run = SpooledRun(spool / BEGIN.key)
+    begin = run.read(0, most_points=10)
+    assert len(points_of(run.read(begin.offset, most_points=10))) == 1
 
 
 def test_a_line_that_a_crash_cut_short_is_left_for_later(spool: Path) -> None:
@@ -90,10 +99,10 @@ def test_a_line_that_a_crash_cut_short_is_left_for_later(spool: Path) -> None:
     run = SpooledRun(spool / BEGIN.key)
     with run.ops.open("ab") as file:
         file.write(b'[2,2,{"lo')
-    chunk = run.read(0)
-    assert len(chunk.points) == 1
-    assert run.read(chunk.offset) == run.read(chunk.offset)
-    assert run.read(chunk.offset).offset == chunk.offset
+    batch = run.read(0)
+    assert len(points_of(batch)) == 1
+    assert run.read(batch.offset) == run.read(batch.offset)
+    assert run.read(batch.offset).offset == batch.offset
 
 
 def test_a_damaged_line_is_counted_and_the_rest_is_read(spool: Path) -> None:
@@ -102,9 +111,9 @@ def test_a_damaged_line_is_counted_and_the_rest_is_read(spool: Path) -> None:
     run = SpooledRun(spool / BEGIN.key)
     with run.ops.open("ab") as file:
         file.write(b'\x00\x00garbage\n[1,2]\n[3,3,{"loss":1.5}]\n')
-    chunk = run.read(0)
-    assert chunk.damaged == 2
-    assert chunk.points == [Point(3, 3, {"loss": 1.5})]
+    batch = run.read(0)
+    assert batch.damaged == 2
+    assert points_of(batch) == [Point(3, 3, {"loss": 1.5})]
 
 
 def test_a_run_belongs_to_its_kernel_until_that_closes_it(spool: Path) -> None:

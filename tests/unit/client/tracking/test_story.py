@@ -1,23 +1,15 @@
 """What a run can be made again from, and that nothing in it is secret."""
 
 import json
-import subprocess
 from pathlib import Path
 
 from nbdist.client.metrics.telemetry import CellInfo
-from nbdist.client.tracking import provenance
-from nbdist.client.tracking.machine import PERIOD_S, HostFacts, system_metrics
 from nbdist.client.tracking.settings import split_password, whole_uri
-from nbdist.client.tracking.story import cells_text, kept_patch, notebook_text, story
+from nbdist.client.tracking.story import cells_text, notebook_text, story
 
 
 def cell(number: int, source: str, **params: object) -> CellInfo:
     return CellInfo(number, source, (0, 1), 4, "gloo", ("cpu", "cpu"), params=params)
-
-
-def git(folder: Path, *words: str) -> None:
-    own = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    subprocess.run(["git", "-C", str(folder), *own, *words], check=True, capture_output=True)
 
 
 def test_the_sessions_cells_stand_in_order_with_what_they_were_given() -> None:
@@ -54,30 +46,6 @@ def test_the_code_of_a_notebook_is_read_as_code_and_its_outputs_as_text(tmp_path
     assert json.loads(kept)["cells"][0]["source"][2] == '    "(hidden)")}'
 
 
-def test_a_patch_holds_tracked_changes_alone_and_none_of_secret_files(tmp_path: Path) -> None:
-    git(tmp_path, "init", "-q")
-    for name in ("model.py", ".env", "nb.ipynb"):
-        (tmp_path / name).write_text("before\n")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-qm", "first")
-    for name in ("model.py", ".env", "nb.ipynb", "untracked.py"):
-        (tmp_path / name).write_text(f"after in {name}\n")
-    patch = provenance.changes(tmp_path, 10_000)
-    assert "+after in model.py" in patch
-    for name in (".env", "nb.ipynb", "untracked.py"):
-        assert f"after in {name}" not in patch
-    assert provenance.changes(tmp_path, 10) == ""
-    git(tmp_path, "checkout", "-q", "model.py")
-    (tmp_path / "model.py").write_text("before\n")
-    assert provenance.changes(tmp_path, 10_000) == ""
-    assert provenance.changes(tmp_path / "..", 10_000) == ""
-
-
-def test_a_patch_with_a_secret_is_left_out_whole() -> None:
-    assert kept_patch("+lr = 3\n") == "+lr = 3\n"
-    assert kept_patch('+password = "hunter2"\n') == ""
-
-
 def test_a_runs_files_begin_with_its_cell(tmp_path: Path) -> None:
     files = dict(story(tmp_path, [cell(1, "a = 1"), cell(2, "b = 2")]))
     assert files["cell.py"] == b"b = 2"
@@ -94,26 +62,3 @@ def test_a_password_is_split_from_what_may_be_written_down() -> None:
     assert whole_uri(uri, secrets) == "postgresql://me:hunter2@db/runs"
     assert whole_uri("sqlite:///x.db", secrets) == "sqlite:///x.db"
     assert split_password("http://ml:5000") == ("http://ml:5000", {})
-
-
-def test_a_host_is_measured_every_period_and_at_the_end_of_a_short_run() -> None:
-    machine = HostFacts()
-    assert machine.points(100.0) == []
-    assert machine.points(100.0 + PERIOD_S / 2) == []
-    (first,) = machine.points(100.0 + PERIOD_S)
-    assert machine.points(101.0 + PERIOD_S) == []
-    assert machine.points(101.0 + PERIOD_S, is_last=True) == []
-    host = f"system/{machine.host}"
-    assert 0 <= first.values[f"{host}/cpu_utilization_percentage"] <= 100
-    assert 0 < first.values[f"{host}/system_memory_usage_percentage"] <= 100
-    short = HostFacts()
-    assert len(short.points(1.0, is_last=True)) == 1
-
-
-def test_hosts_stand_beside_each_other_under_mlflows_names() -> None:
-    both = system_metrics("node-a", {"cpu_utilization_percentage": 12.34})
-    both |= system_metrics("node/b", {"cpu_utilization_percentage": 5})
-    assert both == {
-        "system/node-a/cpu_utilization_percentage": 12.3,
-        "system/node_b/cpu_utilization_percentage": 5,
-    }
