@@ -17,6 +17,8 @@ from nbdist.client.tracking.settings import own_artifacts
 from nbdist.client.tracking.spool import Begin, SpooledRun, spool_of, spooled_runs
 
 TAG_FACTS = ("torch", "cuda", "nccl", "host", "proof")
+# matplotlib's petroff8, which people with colour blindness can tell apart (arXiv:2107.02270).
+_COLORS = ("#1845fb", "#ff5e02", "#c91f16", "#c849a9", "#adad7d", "#86c8dd", "#578dff", "#656364")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,8 @@ def make_begin(
     """
     tags = provenance.source_tags(place.experiment, info.number, place.folder.parent)
     tags |= {f"nbdist.{key}": facts[key] for key in TAG_FACTS if key in facts}
+    # MLflow draws a run in a colour of its id, and neighbours often come out equal.
+    tags["mlflow.runColor"] = _COLORS[_count(place) % len(_COLORS)]
     earlier = before.summary() if before else {}
     failed = failed_attempt(place, info)
     attempt = int(failed.summary().get("attempt", 1)) + (not info.attached) if failed else 1
@@ -160,3 +164,8 @@ def own_params(info: CellInfo) -> dict[str, str]:
         "devices": ", ".join(dict.fromkeys(info.devices)),
     }
     return params_of(own) | params_of(info.params)
+
+
+def _count(place: RunPlace) -> int:
+    """Return how many lines the charts have by now; studies have none."""
+    return sum(run.summary().get("kind") != "study" for run in spooled_runs(place.folder))
