@@ -16,17 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbdist.client.expect import judge
-from nbdist.client.expect.assertion import (
-    Assertion,
-    BytesWithin,
-    LayoutParity,
-    NoAlarms,
-    Numbers,
-    SameCollectives,
-    SameText,
-    StepWithin,
-    parse,
-)
+from nbdist.client.expect.assertion import Comparison, Phrase, parse
 from nbdist.client.expect.baseline import Stored, baseline_file, machine, store_run, stored_run
 from nbdist.client.metrics.usual_step import RunFigures
 from nbdist.errors import ClusterError, ExpectationError, TransferError, UsageError
@@ -39,30 +29,27 @@ if TYPE_CHECKING:
 
 NOT_JUDGED = "is not judged"
 _FEWEST_STEPS = 10  # measured ones, of which a time is told
-_BASELINE = "the baseline"
 
 
 def expect(session: "Session", assertion: str) -> str:
     """Return a line that says what was found; see `Session.expect`."""
     asked = parse(assertion)
-    text = " ".join(assertion.split())
-    if isinstance(asked, LayoutParity):
-        ok, proof = session.prove(asked.handle)
-        return judge.judge_parity(text, ok=ok, proof=proof)
-    if isinstance(asked, SameText):
-        return judge.judge_text(asked, _values(asked.name, session))
+    if isinstance(asked, Comparison):
+        return _judge_comparison(asked, session)
+    if asked.kind == "parity":
+        ok, proof = session.prove(asked.of or None)
+        return judge.judge_parity(asked.text, ok=ok, proof=proof)
     trained = session.trained
-    if isinstance(asked, Numbers):
-        return _expect_numbers(asked, session, trained)
     if trained is None:
         raise _nothing_trained()
-    if isinstance(asked, NoAlarms):
-        return judge.judge_alarms(text, trained.alarms, trained.verdicts, trained.cut_off)
-    if isinstance(asked, BytesWithin) and asked.other == "explain":
+    if asked.kind == "no":
+        return judge.judge_alarms(asked.text, trained.alarms, trained.verdicts, trained.cut_off)
+    if asked.of == "explain":
         name, nbytes = session.explained_bytes()
-        now = _bytes(text, _figures(text, trained))
-        return judge.judge_bytes(text, now, nbytes, asked.share, f"{name}'s layout.explain")
-    return _Compared(text, trained).judge(asked)
+        now = _bytes(asked.text, _figures(asked.text, trained))
+        whose = f"{name}'s layout.explain"
+        return judge.judge_bytes(asked.text, now, nbytes, asked.number / 100, whose)
+    return _Compared(asked, trained).judge()
 
 
 def metric_names(trained: "TrainedCell | None") -> list[str]:
@@ -85,33 +72,27 @@ def _nothing_trained() -> ClusterError:
     )
 
 
-def _values(name: str, session: "Session") -> list[object]:
-    """Return what a variable is on each rank."""
-    try:
-        return session.pull(name)
-    except TransferError as error:
-        raise UsageError(
-            f"{name} is no variable of the ranks, and only of these some are texts."
-        ) from error
+# -- comparisons
 
 
-# -- numbers
-
-
-def _expect_numbers(asked: Numbers, session: "Session", trained: "TrainedCell | None") -> str:
-    values: dict[tuple[str, str], Sequence[float]] = {}
+def _judge_comparison(asked: Comparison, session: "Session") -> str:
+    trained = session.trained
+    values: dict[str, Sequence[object]] = {}
     said: list[str] = []
     do = ""
-    for over, name in asked.names:
+    for key in asked.names:
+        over, name = key.split()
         if (told := _metric(over, name, trained)) is not None:
-            values[over, name], words = told
+            values[key], words = told
             do = "%dist board shows how it came to be"
         else:
-            values[over, name], words = _variable(over, name, session, trained)
+            _refuse_over(over, name, trained)
+            pulled = _pull(name, session, trained)
+            values[key], words = _of_ranks(name, pulled, may_be_text=asked.has_text)
         said.append(words)
     if trained is not None and trained.cut_off:
         said.append(f"of a run that {trained.cut_off}")
-    return judge.judge_numbers(asked, values, "; ".join(dict.fromkeys(said)), do)
+    return judge.judge_comparison(asked, values, "; ".join(dict.fromkeys(said)), do)
 
 
 def _metric(
@@ -161,17 +142,18 @@ def _over(over: str, name: str, told: "dict[int, Series]") -> tuple[Sequence[flo
     return [number], f"{over} {name} is {_written(number)}"
 
 
-def _variable(
-    over: str, name: str, session: "Session", trained: "TrainedCell | None"
-) -> tuple[Sequence[float], str]:
-    """Return a Python variable of the ranks, one number each, and what it is in words."""
+def _refuse_over(over: str, name: str, trained: "TrainedCell | None") -> None:
     if over not in ("final", "each"):
         raise UsageError(
             f"{over} {name}: {name} is no metric of the newest training, which has "
             f"{', '.join(metric_names(trained)) or 'none'}."
         )
+
+
+def _pull(name: str, session: "Session", trained: "TrainedCell | None") -> list[Any]:
+    """Return what a variable is on each rank."""
     try:
-        pulled = session.pull(name)
+        return session.pull(name)
     except TransferError as error:
         if trained is None:
             raise _nothing_trained() from error
@@ -186,25 +168,38 @@ def _variable(
         raise UsageError(
             f"{name} is neither a metric of the newest training nor a variable of the ranks; {hint}"
         ) from error
-    numbers = [_as_number(name, value) for value in pulled]
-    if len(set(map(str, numbers))) == 1:
-        return numbers, f"{name} is {_written(numbers[0])} on all ranks"
-    words = ", ".join(f"{_written(number)} on rank {r}" for r, number in enumerate(numbers))
-    return numbers, f"{name} is {words}"
 
 
-def _as_number(name: str, value: Any) -> float:
+def _of_ranks(
+    name: str, pulled: Sequence[Any], *, may_be_text: bool
+) -> tuple[Sequence[object], str]:
+    """Return a variable's value on each rank, and what they are in words.
+
+    What is neither a number nor a text is None: it equals no text.
+    """
+    numbers = [_number(value) for value in pulled]
+    if None in numbers and not may_be_text:
+        raise UsageError(
+            f"%dist expect compares numbers, and {name} is a "
+            f"{type(pulled[numbers.index(None)]).__name__}; compute a number of it in a "
+            "%%distributed cell."
+        )
+    both = list(zip(numbers, pulled, strict=True))
+    values = [value if isinstance(value, str) else number for number, value in both]
+    shown = [f"{value!r:.60}" if number is None else _written(number) for number, value in both]
+    if len({*zip(map(str, values), shown, strict=True)}) == 1:
+        return values, f"{name} is {shown[0]} on all ranks"
+    return values, f"{name} is " + ", ".join(f"{one} on rank {r}" for r, one in enumerate(shown))
+
+
+def _number(value: Any) -> float | None:
+    """Return a value as a number, also of an array of one element; None where it is none."""
     value = getattr(value, "detach", lambda: value)()  # a tensor of a graph warns otherwise
     size = getattr(value, "numel", lambda: getattr(value, "size", 1))()
     try:
-        if size == 1 and not isinstance(value, str):
-            return float(value)
+        return float(value) if size == 1 and not isinstance(value, str) else None
     except (TypeError, ValueError):
-        pass
-    raise UsageError(
-        f"%dist expect compares numbers, and {name} is a {type(value).__name__}; compute a number "
-        "of it in a %%distributed cell."
-    )
+        return None
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -262,65 +257,59 @@ here = Baselines()
 class _Compared:
     """The newest training beside another run of its name."""
 
-    def __init__(self, text: str, trained: "TrainedCell") -> None:
+    def __init__(self, asked: Phrase, trained: "TrainedCell") -> None:
         if trained.info.run_name is None:
             raise UsageError(
-                f"%dist expect {text} compares runs of one name, and the newest training has none: "
-                "give it one, %%distributed --run NAME."
+                f"%dist expect {asked.text} compares runs of one name, and the newest training has "
+                "none: give it one, %%distributed --run NAME."
             )
-        self._text = text
+        self._asked = asked
+        self._text = asked.text
         self._name = trained.info.run_name
-        self._now = _figures(text, trained)
-        self._before = trained.before
+        self._now = _figures(asked.text, trained)
+        self._before = None if asked.of == "baseline" else trained.before
         self._cut_off = trained.cut_off
         self._file = baseline_file()
         self._mode = os.environ.get("NBDIST_BASELINE", "")
 
-    def judge(self, asked: Assertion) -> str:
+    def judge(self) -> str:
         """Compare; stores a baseline where one is to be made."""
-        assert isinstance(asked, SameCollectives | BytesWithin | StepWithin)
-        is_of_kernel = asked.other == "last" and self._before is not None
-        if self._mode == "write" and not is_of_kernel:
+        if self._before is not None:
+            return self._told(self._before, f"the run of {self._name} before")
+        if self._mode == "write":
             return self._store("stored anew")
-        if not is_of_kernel and here.has(self._file, self._now):
+        if here.has(self._file, self._now):
             return judge.found(
                 self._text,
                 f"nothing was compared, for this run is the baseline in {self._file.name}",
             )
-        if is_of_kernel:
-            assert self._before is not None
-            return self._told(asked, self._before, f"the run of {self._name} before")
         stored = self._stored()
         if stored is None:
             return self._store("there was none of this name on as many ranks")
-        if isinstance(asked, StepWithin) and stored.figures.time is None:
+        if self._asked.kind == "step" and stored.figures.time is None:
             return self._of_another_machine(stored)
-        return self._told(asked, stored.figures, _BASELINE)
+        return self._told(stored.figures, "the baseline")
 
-    def _told(
-        self, asked: SameCollectives | BytesWithin | StepWithin, other: RunFigures, whose: str
-    ) -> str:
+    def _told(self, other: RunFigures, whose: str) -> str:
         """Compare, and say so where the run was not made to its end."""
-        found = self._beside(asked, other, whose)
+        found = self._beside(other, whose)
         return f"{found.rstrip('.')}; of a run that {self._cut_off}." if self._cut_off else found
 
-    def _beside(
-        self, asked: SameCollectives | BytesWithin | StepWithin, other: RunFigures, whose: str
-    ) -> str:
-        now = self._now
-        if isinstance(asked, SameCollectives):
-            return judge.judge_collectives(self._text, now, other, whose)
-        if isinstance(asked, BytesWithin):
-            sent = _bytes(self._text, now), _bytes(self._text, other)
-            return judge.judge_bytes(self._text, *sent, asked.share, whose)
-        if now.time is None or other.time is None or now.time.steps < _FEWEST_STEPS:
-            is_now = now.time is None or now.time.steps < _FEWEST_STEPS
+    def _beside(self, other: RunFigures, whose: str) -> str:
+        text, number, now = self._text, self._asked.number, self._now
+        if self._asked.kind == "collectives":
+            return judge.judge_collectives(text, now, other, whose)
+        if self._asked.kind == "bytes":
+            sent = _bytes(text, now), _bytes(text, other)
+            return judge.judge_bytes(text, *sent, number / 100, whose)
+        is_short = now.time is None or now.time.steps < _FEWEST_STEPS
+        if is_short or now.time is None or other.time is None:
             raise UsageError(
-                f"%dist expect {self._text}: a time is told of {_FEWEST_STEPS} steps or more, and "
-                f"{'this training' if is_now else whose} measured fewer.",
+                f"%dist expect {text}: a time is told of {_FEWEST_STEPS} steps or more, and "
+                f"{'this training' if is_short else whose} measured fewer.",
                 do="train longer, or once more while less else runs",
             )
-        return judge.judge_step(self._text, now.time, other.time, asked.factor, whose)
+        return judge.judge_step(text, now.time, other.time, number, whose)
 
     def _stored(self) -> Stored | None:
         stored = stored_run(self._file, self._name, self._now.world_size)

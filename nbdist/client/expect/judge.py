@@ -3,13 +3,10 @@
 Each function returns a line that says what was found, or raises ExpectationError with the numbers.
 """
 
-import ast
 import math
-import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from nbdist.client.expect.assertion import Numbers, SameText, called
+from nbdist.client.expect.assertion import Comparison
 from nbdist.client.metrics.analysis.values import Verdict
 from nbdist.client.metrics.usual_step import RunFigures, StepTime
 from nbdist.errors import ExpectationError
@@ -21,97 +18,35 @@ HOLDS = "holds"
 
 _MOST_STARVED = 0.5  # of the steps' time: twice as long is never the machine's fault
 
-_OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
-
 
 def found(text: str, what: str) -> str:
     """Return the line of an assertion that holds."""
     return f"{text} {HOLDS}: {what}."
 
 
-def judge_numbers(
-    asked: Numbers, values: Mapping[tuple[str, str], Sequence[float]], said: str, do: str = ""
+def judge_comparison(
+    asked: Comparison, values: Mapping[str, Sequence[object]], said: str, do: str = ""
 ) -> str:
     """Judge a comparison.
 
     Args:
         asked: What is compared.
-        values: Of each name a number, or one of each rank: then it must hold on all of them.
-        said: What the numbers are, in words.
+        values: Of each name a value, or one of each rank: then it must hold on all of them.
+        said: What the values are, in words.
         do: What to type where it does not hold.
     """
-    ranks = max(len(numbers) for numbers in values.values())
-    broken = []
-    for rank in range(ranks):
-        mine = {name: numbers[rank % len(numbers)] for name, numbers in values.items()}
-        try:
-            holds = _compare(asked, mine)
-        except ZeroDivisionError:
-            holds = False
-        if not holds:
-            broken.append(rank)
+    ranks = max(map(len, values.values()))
+    each = [{name: of[rank % len(of)] for name, of in values.items()} for rank in range(ranks)]
+    broken = [rank for rank, mine in enumerate(each) if not asked.holds(mine)]
     if not broken:
         return found(asked.text, said)
     where = "" if ranks == 1 else f" on {name_ranks(broken)}"
-    is_nan = any(math.isnan(n) for numbers in values.values() for n in numbers)
+    is_nan = any(value != value for of in values.values() for value in of)
     raise ExpectationError(
         f"{asked.text} does not hold{where}: {said}.",
         why="a comparison with NaN, which is no number, never holds" if is_nan else "",
         do=do,
     )
-
-
-def _compare(asked: Numbers, values: Mapping[tuple[str, str], float]) -> bool:
-    sides = [asked.compare.left, *asked.compare.comparators]
-    numbers = [_number(side, asked.text, values) for side in sides]
-    pairs = zip(asked.compare.ops, numbers, numbers[1:], strict=False)
-    # Python's `!=` is true of NaN; here nothing is.
-    return not any(map(math.isnan, numbers)) and all(
-        _OPERATORS[type(op)](left, right) for op, left, right in pairs
-    )
-
-
-def _number(node: ast.expr, text: str, values: Mapping[tuple[str, str], float]) -> float:
-    match node:
-        case ast.Constant():
-            return float(node.value)  # type: ignore[arg-type]  # `parse` lets numbers alone pass
-        case ast.Name():
-            return values["final", node.id]
-        case ast.Call():
-            return values[called(node, text)]
-        case ast.UnaryOp():
-            number = _number(node.operand, text, values)
-            return -number if isinstance(node.op, ast.USub) else number
-        case ast.BinOp():
-            left, right = (_number(side, text, values) for side in (node.left, node.right))
-            return float(_OPERATORS[type(node.op)](left, right))
-    raise AssertionError(f"parse lets {ast.dump(node)} not pass")
-
-
-def judge_text(asked: SameText, values: Sequence[object]) -> str:
-    """Judge what a variable is on each rank; a number is never a text."""
-    equal = [isinstance(value, str) and value == asked.value for value in values]
-    broken = [rank for rank, is_equal in enumerate(equal) if is_equal != asked.is_equal]
-    shown = [f"{value!r:.60}" for value in values]
-    said = f"{asked.name} is {shown[0]} on all ranks"
-    if len({*shown}) > 1:
-        of = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(shown))
-        said = f"{asked.name} is {of}"
-    if not broken:
-        return found(asked.text, said)
-    where = "" if len(values) == 1 else f" on {name_ranks(broken)}"
-    raise ExpectationError(f"{asked.text} does not hold{where}: {said}.")
 
 
 def judge_parity(text: str, *, ok: bool, proof: str) -> str:
