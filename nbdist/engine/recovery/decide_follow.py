@@ -52,7 +52,7 @@ class FollowReport:
     def from_plain(told: Mapping[str, Any]) -> "FollowReport":
         """Return the report whose `asdict` travelled as JSON."""
         progress = dict(told["progress"])
-        for name in ("lacking", "unknown", "optimizers", "ahead", "did"):
+        for name in ("lacking", "unknown", "optimizers", "ahead", "did", "stepped"):
             progress[name] = tuple(progress[name])
         lists = {name: tuple(told[name]) for name in ("ranks", "names", "cut")}
         return FollowReport(**{**told, **lists, "progress": Progress(**progress)})
@@ -69,7 +69,7 @@ class Following:
         numbers: What numbers become where they are copied.
         put_back: By rank, the numbers that go back to where the turn began.
         lacking: By rank, what of the step is not done there.
-        is_unknown: Whether all of it is done cannot be known.
+        is_unknown: Whether all of it is done cannot be known, or ranks count differently.
         lines: For people.
     """
 
@@ -128,15 +128,24 @@ def _settle(reports: Mapping[int, FollowReport]) -> Following:
         for rank, report in reports.items()
         if rank not in behind and not report.progress.has_stepped
     }
+    uneven = {} if behind else _uneven({rank: r.progress for rank, r in reports.items()})
     lines = [
         *_copied_line(reports, source, behind, names, numbers),
+        *_uneven_lines(uneven),
         *_numbers_line(put_back),
         *_ahead_line(reports, behind),
         *_half_lines(reports, lacking),
         *_unknown_line(reports, best),
     ]
     return Following(
-        source, behind, names, numbers, put_back, lacking, bool(best.unknown), tuple(lines)
+        source,
+        behind,
+        names,
+        numbers,
+        put_back,
+        lacking,
+        bool(best.unknown) or bool(uneven),
+        tuple(lines),
     )
 
 
@@ -166,6 +175,26 @@ def _numbers(
         if name in best.did
         and name in after
         and all(reports[r].progress.began.get(name) == value for r in behind)
+    }
+
+
+def _uneven(progress: Mapping[int, Progress]) -> dict[str, dict[int, int]]:
+    """Return the counters, by rank, that were equal as a turn began in which ranks have stepped.
+
+    They stand at different places of a loop without a loader, and nothing tells which is right.
+    """
+    first, *others = progress.values()
+    if not others or not all(one.has_stepped for one in progress.values()):
+        return {}
+    counted = {
+        rank: {n: v for n, v in one.now.items() if type(v) is int} for rank, one in progress.items()
+    }
+    return {
+        name: {rank: now[name] for rank, now in counted.items()}
+        for name, value in first.began.items()
+        if all(one.began.get(name) == value for one in others)
+        and all(name in now for now in counted.values())
+        and len({now[name] for now in counted.values()}) > 1
     }
 
 
@@ -238,6 +267,24 @@ def _copied_line(
         if not reports[source].progress.lacking
         else f"{begin_with_ranks(behind)} took {_listed(taken, kinds)} from rank {source}."
     ]
+
+
+def _uneven_lines(uneven: Mapping[str, Mapping[int, int]]) -> list[str]:
+    if not uneven:
+        return []
+    told = []
+    for name, by_rank in list(uneven.items())[:_MOST_NAMES]:
+        alike: dict[int, list[int]] = {}
+        for rank, value in by_rank.items():
+            alike.setdefault(value, []).append(rank)
+        parts = [f"{value} on {name_ranks(ranks)}" for value, ranks in alike.items()]
+        told.append(f"{name} is {' and '.join(parts)}")
+    it = "it" if len(uneven) == 1 else "them"
+    line = (
+        f"Ranks stopped at different places of the loop: {', '.join(told)}. Set {it} to what is "
+        "right in a cell of its own, or nbdist.restore() a checkpoint; then %dist retry."
+    )
+    return [line]
 
 
 def _numbers_line(put_back: Mapping[int, Numbers]) -> list[str]:

@@ -96,14 +96,17 @@ def settle(
     """
     here = step_state.here()
     decisions = list(decisions)
-    progress = here.followers.without_copied(progress)
+    rank = dist.get_rank()
+    copied = [d.places[rank] for d in decisions if d.action == "copy" and rank in d.behind]
+    progress = here.followers.after_copy(
+        progress, [one for place in copied for one in units[place].optimizers]
+    )
     progress = _put_back_ahead(progress, here.followers)
     report = _report(units, decisions, progress, back)
     heard = rendezvous.exchange("followers", json.dumps(asdict(report)), TIMEOUT_S)
     reports = {rank: FollowReport.from_plain(json.loads(text)) for rank, text in heard.items()}
     lines: list[str] = []
     is_half = False
-    rank = dist.get_rank()
     for decided in decide_follow.decide(reports):
         lines += decided.lines
         is_open = any(decided.lacking.values()) or decided.is_unknown

@@ -18,7 +18,7 @@ import itertools
 import re
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
@@ -113,6 +113,7 @@ class Progress:
         began: The numbers that move with the steps, as this turn began.
         before: The same as the turn before began.
         now: The same as they are.
+        stepped: The optimizers that have stepped in it.
     """
 
     has_stepped: bool = False
@@ -125,6 +126,7 @@ class Progress:
     began: Mapping[str, Number] = field(default_factory=dict)
     before: Mapping[str, Number] = field(default_factory=dict)
     now: Mapping[str, Number] = field(default_factory=dict)
+    stepped: tuple[str, ...] = ()
 
 
 class Stepped(Protocol):
@@ -482,10 +484,28 @@ class Followers:
             {n: began[n] for n in sorted(numbers)},
             {n: before[n] for n in sorted(numbers) if n in before},
             {n: now[n] for n in sorted(numbers) if n in now},
+            tuple(sorted(stepped)),
         )
 
-    def without_copied(self, progress: Progress) -> Progress:
-        """Return the progress of a rank that has copied steps since: what it lacks no more."""
+    def after_copy(self, progress: Progress, copied: Collection[Optimizer]) -> Progress:
+        """Return the progress of a rank that has copied a step of these optimizers since.
+
+        It lacks that step no more. Where one had stepped in its turn already, the step that was
+        lost would have begun another (a loop without a loader): there nothing has moved yet.
+        """
+        names = {self._optimizers.get(one, "") for one in copied}
+        if names & set(progress.stepped):
+            return replace(
+                progress,
+                has_stepped=False,
+                lacking=(),
+                unknown=(),
+                optimizers=(),
+                ahead=(),
+                began=progress.now,
+                before=progress.began,
+                stepped=(),
+            )
         made = self._stepped(self._marked())
         return replace(
             progress,
