@@ -80,7 +80,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[C
         store = "nbdist.current().run('import os; int(os.environ[\"MASTER_PORT\"])')"
         port = int(notebook.run(f"print({store}[0].value)"))
         gloo = notebook.run(
-            "r = nbdist.current().run('import nbdist.engine.group.state as m; m.status()')\n"
+            "r = nbdist.current().run('import nbdist.engine.group.state as m; m.here.status()')\n"
             "print([v['gloo_address'] for v in r.value_list])"
         )
         addresses = eval(gloo)
