@@ -248,7 +248,8 @@ def _not_given(
         where = f"; {name_cells(giving)} may, and is not in it" if giving else ""
         lines.setdefault((name_cells(list(using)) if using else "a cell", where), []).append(name)
     return [
-        f"Nothing in the script gives {', '.join(names)}, which {using} uses{where}."
+        f"Nothing in the script gives {', '.join(names)}, which {using} "
+        f"{'use' if using.startswith('cells') else 'uses'}{where}."
         for (using, where), names in lines.items()
     ]
 

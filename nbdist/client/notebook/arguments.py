@@ -399,7 +399,8 @@ def _parse(
     except _HelpShown:
         return None
     if unknown:  # argparse would name the magic, and not the command whose words these are
-        knows = parser_of("%dist", command) or parser
+        knows = parser_of("%dist", command) if command else None
+        knows = knows or parser
         knows.error(f"unrecognized arguments: {' '.join(unknown)}")
     return asked
 

@@ -108,6 +108,14 @@ def test_a_word_that_a_command_does_not_know_is_refused_with_the_commands_help(l
     )
 
 
+def test_an_option_that_cells_do_not_have_is_refused_with_their_help() -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_distributed("--foo")
+    assert str(refused.value) == (
+        "%%distributed: unrecognized arguments: --foo  (%%distributed --help)"
+    )
+
+
 def test_a_run_without_a_script_asks_for_the_script_alone() -> None:
     with pytest.raises(UsageError, match=r"missing: PATH  \("):
         parse_dist("run")
