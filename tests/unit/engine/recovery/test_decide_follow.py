@@ -176,3 +176,20 @@ def test_numbers_go_back_with_their_batch_where_no_rank_has_stepped() -> None:
 
     assert one.put_back == {0: {"n": 0}}
     assert one.lines == ("Counted back with the batch that is lost: n = 0.",)
+
+
+def test_counters_that_moved_apart_in_one_turn_are_named_and_hold_a_retry_back() -> None:
+    first, second = report(has_stepped=True, now={"n": 6}), report(has_stepped=True, now={"n": 5})
+    (one,) = decide({0: first, 1: second})
+    assert one.is_unknown
+    (line,) = one.lines
+    assert line.startswith(
+        "Ranks stopped at different places of the loop: n is 6 on rank 0 and 5 on rank 1."
+    )
+
+
+def test_numbers_that_were_each_ranks_own_before_the_turn_are_not_named() -> None:
+    first = report(has_stepped=True, began={"n": 4}, now={"n": 6})
+    second = report(has_stepped=True, began={"n": 1}, now={"n": 2})
+    (one,) = decide({0: first, 1: second})
+    assert (one.is_unknown, one.lines) == (False, ())
