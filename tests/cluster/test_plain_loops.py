@@ -26,6 +26,8 @@ COUNTED = {
     "after the gradients are gone": "    opt.step()\n    opt.zero_grad()\n    n += 1\n",
 }
 
+SAME = "w = net.module.bias.detach().clone(); dist.all_reduce(w)\nbool(w == 2 * net.module.bias)"
+
 
 @pytest.mark.parametrize("fails", [0, 1])
 @pytest.mark.parametrize("counted", COUNTED.values(), ids=COUNTED)
@@ -42,10 +44,7 @@ def test_a_rank_that_lost_a_step_counts_as_its_peers_do(
     assert counts == [4, 4], failed.value
     session.retry()
     assert len(set(session.run("n", track=False).value_list)) == 1
-    same = (
-        "w = net.module.bias.detach().clone(); dist.all_reduce(w)\nbool(w == 2 * net.module.bias)"
-    )
-    assert session.run(same, track=False).value_list == [True, True]
+    assert session.run(SAME, track=False).value_list == [True, True]
 
 
 def test_ranks_that_stopped_between_two_steps_at_different_counts_are_named(
@@ -63,3 +62,8 @@ def test_ranks_that_stopped_between_two_steps_at_different_counts_are_named(
             retry=1,
         )
     assert "n is 4 on rank 0 and 3 on rank 1" in str(failed.value)
+    # As the error says.
+    session.run("n = 2", track=False)
+    session.retry()
+    assert session.run(SAME, track=False).value_list == [True, True]
+    assert session.run("n", track=False).value_list == [10, 10]

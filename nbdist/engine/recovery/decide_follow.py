@@ -181,7 +181,8 @@ def _numbers(
 def _uneven(progress: Mapping[int, Progress]) -> dict[str, dict[int, int]]:
     """Return the counters, by rank, that were equal as a turn began in which ranks have stepped.
 
-    They stand at different places of a loop without a loader, and nothing tells which is right.
+    Ranks stand at different places of a loop without a loader, or each counts its own, as hits of
+    its samples: in a training's first turn nothing tells these apart, nor which value is right.
     """
     first, *others = progress.values()
     if not others or not all(one.has_stepped for one in progress.values()):
@@ -281,8 +282,9 @@ def _uneven_lines(uneven: Mapping[str, Mapping[int, int]]) -> list[str]:
         told.append(f"{name} is {' and '.join(parts)}")
     it = "it" if len(uneven) == 1 else "them"
     line = (
-        f"Ranks stopped at different places of the loop: {', '.join(told)}. Set {it} to what is "
-        "right in a cell of its own, or nbdist.restore() a checkpoint; then %dist retry."
+        f"Equal when the step began, and not now: {', '.join(told)}. Where ranks count together, "
+        f"set {it} to one value in a cell of its own, or nbdist.restore() a checkpoint; then "
+        "%dist retry."
     )
     return [line]
 

@@ -184,7 +184,7 @@ def test_counters_that_moved_apart_in_one_turn_are_named_and_hold_a_retry_back()
     assert one.is_unknown
     (line,) = one.lines
     assert line.startswith(
-        "Ranks stopped at different places of the loop: n is 6 on rank 0 and 5 on rank 1."
+        "Equal when the step began, and not now: n is 6 on rank 0 and 5 on rank 1."
     )
 
 
