@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 import nbdist  # noqa: E402
 from nbdist.client.notebook import arguments  # noqa: E402
 from nbdist.client.notebook.start_options import all_options  # noqa: E402
-from nbdist.options import Option  # noqa: E402
+from nbdist.shared.options import Option  # noqa: E402
 
 WIDTH = 92  # characters of a help text's line
 

@@ -47,19 +47,19 @@ _PLACES = {
     "received_bytes": "nbdist.engine.group.link_stats",
     # on both sides
     "saved": "nbdist.engine.checkpoint.saved",
-    "NBDistError": "nbdist.errors",
-    "ClusterError": "nbdist.errors",
-    "StartError": "nbdist.errors",
-    "UsageError": "nbdist.errors",
-    "CellSyntaxError": "nbdist.errors",
-    "LayoutError": "nbdist.errors",
-    "MismatchError": "nbdist.errors",
-    "DataError": "nbdist.errors",
-    "CheckpointError": "nbdist.errors",
-    "PublishError": "nbdist.errors",
-    "TransferError": "nbdist.errors",
-    "ExpectationError": "nbdist.errors",
-    "RankError": "nbdist.errors",
+    "NBDistError": "nbdist.shared.errors",
+    "ClusterError": "nbdist.shared.errors",
+    "StartError": "nbdist.shared.errors",
+    "UsageError": "nbdist.shared.errors",
+    "CellSyntaxError": "nbdist.shared.errors",
+    "LayoutError": "nbdist.shared.errors",
+    "MismatchError": "nbdist.shared.errors",
+    "DataError": "nbdist.shared.errors",
+    "CheckpointError": "nbdist.shared.errors",
+    "PublishError": "nbdist.shared.errors",
+    "TransferError": "nbdist.shared.errors",
+    "ExpectationError": "nbdist.shared.errors",
+    "RankError": "nbdist.shared.errors",
 }
 
 __all__ = ["__version__", *_PLACES]
@@ -79,8 +79,8 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """Register `%dist` and `%%distributed`; called by `%load_ext nbdist`. Starts nothing."""
-    from nbdist import side
     from nbdist.client.notebook.magics import register
+    from nbdist.shared import side
 
     side.settle("notebook")
     register(shell)

@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from nbdist.errors import ClusterError, UsageError
+from nbdist.shared.errors import ClusterError, UsageError
 
 _ANSWER_S = 90.0  # a login, and the longest that `nbdist stop` waits
 

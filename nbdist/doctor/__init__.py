@@ -7,10 +7,10 @@ findings. Nothing here imports torch; another interpreter does, and tells what i
 import sys
 from pathlib import Path
 
-from nbdist import background
 from nbdist.doctor import machine, network, orphans, software
 from nbdist.doctor.findings import Finding as Finding
 from nbdist.doctor.findings import render as render
+from nbdist.shared import background
 
 
 def examine() -> list[Finding]:

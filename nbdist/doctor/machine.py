@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from nbdist.doctor.findings import Finding
-from nbdist.formatting import name_bytes
+from nbdist.shared.text import name_bytes
 
 _MIB = 1 << 20
 _GIB = 1 << 30

@@ -18,7 +18,7 @@ import psutil
 
 from nbdist.client.cluster.controller import find_orphans
 from nbdist.doctor.findings import Finding
-from nbdist.formatting import name_bytes
+from nbdist.shared.text import name_bytes
 
 # What processes of nbdist are started as: `python -m nbdist.host.parent FD KERNEL_PID fork`, or
 # `python -m nbdist.engine.rank.boot '{..., "kernel_pid": KERNEL_PID}'`.

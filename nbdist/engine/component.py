@@ -8,7 +8,7 @@ as contexts within each other are. A component holds its own state and needs no 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nbdist.wire import CellStart
+from nbdist.shared.wire import CellStart
 
 
 @dataclass(frozen=True, slots=True)

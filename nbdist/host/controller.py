@@ -14,8 +14,8 @@ import threading
 import time
 from typing import Any
 
-from nbdist import lifeline
-from nbdist.options import OWNER_LOCK
+from nbdist.shared import lifeline
+from nbdist.shared.options import OWNER_LOCK
 
 
 def arguments(profile_dir: str, cluster_id: str, address: str, ping_ms: int) -> list[str]:

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nbdist import background, wire
+from nbdist.shared import background, wire
 
 _COMPARED = ("nbdist", "torch", "ipyparallel", "ipykernel", "pyzmq")
 

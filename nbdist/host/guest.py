@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from nbdist.host import facts, reach
 from nbdist.host.link import JsonLines
-from nbdist.placement import HERE, TOKEN
+from nbdist.shared.placement import HERE, TOKEN
 
 BEAT_S: Final = 1.0  # between two beats, in either direction
 LEASE_S: Final = 10.0  # without a beat of the keeper, after which all ends here

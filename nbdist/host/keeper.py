@@ -35,10 +35,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from nbdist import lifeline
 from nbdist.host.door import MOST_LINE_BYTES, Door
 from nbdist.host.guest import BEAT_S
 from nbdist.host.process_table import ProcessTable
+from nbdist.shared import lifeline
 
 SILENT_S: Final = 4.0  # without a beat, after which a host counts as lost
 _LAST_WORDS_S: Final = 0.5  # of a kernel that has ended

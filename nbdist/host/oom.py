@@ -21,8 +21,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from nbdist.ended import Ended, EndKind
-from nbdist.formatting import name_bytes
+from nbdist.shared.ended import Ended, EndKind
+from nbdist.shared.text import name_bytes
 
 _RECENT_S = 10.0  # a process that held much takes seconds to be gone
 _MOST_LINES = 50_000  # of the kernel's log; it keeps a few thousand

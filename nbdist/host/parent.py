@@ -36,10 +36,10 @@ import tempfile
 import time
 from typing import Any, Final
 
-from nbdist import lifeline
 from nbdist.host import children, oom, warm
 from nbdist.host.guest import Guest
 from nbdist.host.link import JsonLines, over_stdio
+from nbdist.shared import lifeline
 
 LEAVE_S: Final = 20.0  # after SIGTERM: schedulers kill after 30 s
 

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from nbdist.errors import install
+from nbdist.shared.errors import install
 
 _LOOK_S: Final = 0.5  # between two looks at pods that do not run yet
 _CALM_LOOK_S: Final = 10.0  # afterwards: only the log would tell

@@ -17,7 +17,7 @@ import threading
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from nbdist import origins
+from nbdist.shared import origins
 
 # What a rank would otherwise import by itself, a second or more each.
 MODULES = (
@@ -35,7 +35,7 @@ MODULES = (
     "nbdist.engine.rank.standalone",
     "nbdist.engine.recovery.resize",
     "nbdist.engine.training.torch_profile",
-    "nbdist.clock",
+    "nbdist.shared.clock",
     "nbdist.host.store",
     # Which IPython and ipykernel import when a kernel is made.
     "IPython.core.completerlib",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.errors import install
+from nbdist.shared.errors import install
 
 _NEEDED = ("jupyter_client", "nbclient", "nbformat")
 

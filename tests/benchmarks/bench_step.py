@@ -22,8 +22,8 @@ from types import TracebackType
 
 import psutil
 
-from nbdist.formatting import counted
 from nbdist.host.warm import find_gpus
+from nbdist.shared.text import counted
 from tests.benchmarks import step_loop
 from tests.benchmarks.kernel import Kernel
 from tests.benchmarks.table import Row, apart, render

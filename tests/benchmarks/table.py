@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from nbdist.formatting import figure
+from nbdist.shared.text import figure
 
 HEAD = ("what", "measured", "beside", "ratio", "noise", "goal", "")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from nbdist import RankError, Session
-from nbdist.errors import CellSyntaxError
+from nbdist.shared.errors import CellSyntaxError
 from tests.cluster.test_faults import fail
 
 BUILD = """

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nbdist import ExpectationError, Session, UsageError
-from nbdist.errors import RankError
+from nbdist.shared.errors import RankError
 from tests.cluster.conftest import Kernel
 
 MODEL = """

@@ -4,7 +4,7 @@ import re
 
 from nbdist import Session
 from tests.cluster.test_faults import assert_usable, fail
-from tests.unit.test_gpu_errors import ASSERT, EMBEDDING
+from tests.unit.shared.test_gpu_errors import ASSERT, EMBEDDING
 
 SAID = "Assertion `srcIndex < srcSelectDimSize` failed"
 MEANS = "An index is out of range in an embedding, index_select or gather (Indexing.cu:1422)."

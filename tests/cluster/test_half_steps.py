@@ -18,7 +18,7 @@ import pytest
 import nbdist
 from nbdist import RankError, Session
 from nbdist.client.cells import interrupts
-from nbdist.errors import Interrupted
+from nbdist.shared.errors import Interrupted
 from tests.cluster.conftest import SharedCluster
 
 SETUP = """

@@ -9,7 +9,7 @@ from textwrap import dedent
 import pytest
 
 from nbdist import Session
-from nbdist.errors import CellSyntaxError, ClusterError, RankError, UsageError
+from nbdist.shared.errors import CellSyntaxError, ClusterError, RankError, UsageError
 from tests.cluster.conftest import Kernel
 from tests.export.torchrun import torchrun
 

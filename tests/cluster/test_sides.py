@@ -68,6 +68,6 @@ def test_rpc_in_a_second_cell_is_refused_where_it_would_wait(session: Session) -
 
 
 def test_the_notebook_knows_that_it_is_no_rank(notebook: Kernel) -> None:
-    ran = notebook.run("from nbdist import side; side.require_rank('nbdist.log')")
+    ran = notebook.run("from nbdist.shared import side; side.require_rank('nbdist.log')")
     assert ran.error is not None
     assert "nbdist.log is for ranks, and this cell runs in the notebook." in ran.error[1]

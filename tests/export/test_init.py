@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nbdist.engine.rank import standalone
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 from tests.export.torchrun import HANG_S, ROOT, torchrun
 
 TRAIN = """

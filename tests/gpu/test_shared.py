@@ -16,7 +16,7 @@ import pytest
 
 import nbdist
 from nbdist.client.notebook import current
-from nbdist.errors import LayoutError, NBDistError
+from nbdist.shared.errors import LayoutError, NBDistError
 from tests.gpu.cells import LEARN, MARKS, STEP, assert_equal_parameters, assert_usable
 
 pytestmark = MARKS

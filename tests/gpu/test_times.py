@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.packed import CALL, TICK_NS
+from nbdist.shared.packed import CALL, TICK_NS
 
 pytestmark = pytest.mark.gpu
 

@@ -14,7 +14,7 @@ from nbdist.engine.averaging.local_sgd import LocalSGD
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 from tests.group import models
 
 STEPS, PART = 8, 2

@@ -15,8 +15,8 @@ from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training
-from nbdist.packed import CALL
-from nbdist.wire import Batch
+from nbdist.shared.packed import CALL
+from nbdist.shared.wire import Batch
 from tests import bare_thread
 from tests.group.truth import tell_every_step
 

@@ -16,7 +16,7 @@ from nbdist.engine.data import position, services
 from nbdist.engine.data.coverage import coverage
 from nbdist.engine.data.make import loader
 from nbdist.engine.training import training
-from nbdist.errors import DataError
+from nbdist.shared.errors import DataError
 from tests.group.loader_ranks import allow_workers
 
 ENDED = EndedCell(1, "", has_succeeded=True)

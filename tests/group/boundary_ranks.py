@@ -30,7 +30,7 @@ from nbdist.engine.rank import components
 from nbdist.engine.recovery import recovery, send_tensors, snapshot, wrapped_models
 from nbdist.engine.recovery import snapshot_schedule as schedule
 from nbdist.engine.steps import keep, step_state
-from nbdist.wire import CellStart, Repeat
+from nbdist.shared.wire import CellStart, Repeat
 
 WIDTH, BATCH = 16, 8
 

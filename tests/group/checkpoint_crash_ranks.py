@@ -22,7 +22,7 @@ from nbdist.engine.compat.torch_hooks import local_part
 from nbdist.engine.data import position
 from nbdist.engine.group import group
 from nbdist.engine.rank import control
-from nbdist.wire import CellStart
+from nbdist.shared.wire import CellStart
 from tests.group.checkpoint_ranks import Training
 from tests.group.parity_cases import Case
 

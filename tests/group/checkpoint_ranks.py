@@ -20,7 +20,7 @@ from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.recovery import recovery
 from nbdist.engine.steps import keep, step_state
-from nbdist.wire import CellStart
+from nbdist.shared.wire import CellStart
 from tests.group import models, parity_cases
 from tests.group.layout_ranks import whole
 from tests.group.parity_cases import Case

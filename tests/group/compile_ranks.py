@@ -16,7 +16,7 @@ from nbdist.engine.layout.policies.policies import Pipeline
 from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training as hooks
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 from tests.group import models, parity_ranks
 from tests.group import tensor_parallel_ranks as words
 

@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nbdist import collectives
 from nbdist.engine.compat import torch_live, torch_modules
 from nbdist.engine.group import ddp_hook_state
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.efficiency import Compress, Precision
-from nbdist.errors import LayoutError
+from nbdist.shared import collectives
+from nbdist.shared.errors import LayoutError
 from tests.group import models
 from tests.group.layout_ranks import GLOBAL_BATCH, calls_of
 

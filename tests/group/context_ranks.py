@@ -15,12 +15,12 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from nbdist import collectives
 from nbdist.engine.data.shards import data_shard
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.policies import ContextParallel, Pipeline
-from nbdist.errors import LayoutError
+from nbdist.shared import collectives
+from nbdist.shared.errors import LayoutError
 from tests.group import models, tensor_parallel_ranks
 from tests.group.layout_ranks import calls_of, difference, state_of
 from tests.group.tensor_parallel_ranks import (

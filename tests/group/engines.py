@@ -17,8 +17,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from nbdist.options import LOOPBACK, ClusterOptions
-from nbdist.placement import one_host
+from nbdist.shared.options import LOOPBACK, ClusterOptions
+from nbdist.shared.placement import one_host
 from tests.group.harness import CONTEXT, HANG_S
 from tests.group.last_words import LastWords, speak_into
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.weights import full_tensors
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 from tests.group import models
 from tests.group import tensor_parallel_ranks as tensor_parallel
 

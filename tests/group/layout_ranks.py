@@ -16,13 +16,13 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.swa_utils import AveragedModel
 
-from nbdist import packed
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout import parallelize as spreading
 from nbdist.engine.layout.layout import Layout, layout_of
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.tap import tap
-from nbdist.errors import LayoutError
+from nbdist.shared import packed
+from nbdist.shared.errors import LayoutError
 from tests.group import models
 
 STEPS, GLOBAL_BATCH = 5, 16

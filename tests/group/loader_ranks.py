@@ -24,8 +24,8 @@ from nbdist.engine.data.loaders import Loader
 from nbdist.engine.data.make import loader
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.rank import components
-from nbdist.errors import UsageError
-from nbdist.wire import CellStart
+from nbdist.shared.errors import UsageError
+from nbdist.shared.wire import CellStart
 from tests.group import models
 from tests.group.layout_ranks import difference, state_of
 

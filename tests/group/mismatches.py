@@ -12,7 +12,7 @@ from nbdist.engine.group import group
 from nbdist.engine.group import state as group_state
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.tap import tap
-from nbdist.errors import MismatchError
+from nbdist.shared.errors import MismatchError
 from tests.group.faults import held
 
 

@@ -1,7 +1,7 @@
 """A rank in a time namespace of its own, as one on another host: its clock shows something else.
 
 Run as `python -m tests.group.namespace_rank RANK STORE`; speaks lines of JSON. "clock" is answered
-with `nbdist.clock.read`; "train" with the records of some steps, pickled, and when it came.
+with `nbdist.shared.clock.read`; "train" with the records of some steps, pickled, and when it came.
 """
 
 import base64
@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from nbdist import clock
+from nbdist.shared import clock
 from tests.measured.test_insight import _train
 
 LATE = 1

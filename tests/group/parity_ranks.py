@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from nbdist.engine.data.shards import data_shard
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 from tests.group import models, parity_cases
 from tests.group.layout_ranks import whole
 from tests.group.parity_cases import Case, Outcome

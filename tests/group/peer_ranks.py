@@ -9,7 +9,7 @@ import torch.distributed as dist
 from nbdist.engine.group import state
 from nbdist.engine.recovery import peer_state, peers
 from nbdist.engine.recovery.saved import Saved, metas_of
-from nbdist.options import LOOPBACK
+from nbdist.shared.options import LOOPBACK
 
 BOX, VALUES = "a model", "values"
 

@@ -21,7 +21,7 @@ from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.efficiency import ActivationCheckpoint, Precision
 from nbdist.engine.layout.policies.policies import Pipeline
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 from tests.group import models
 from tests.group.layout_ranks import whole
 from tests.group.tensor_parallel_ranks import Block, llama

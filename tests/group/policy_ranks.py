@@ -17,7 +17,7 @@ from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.efficiency import ActivationCheckpoint, Precision
 from nbdist.engine.layout.policies.policies import TensorParallel
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 from tests.group import models
 from tests.group import tensor_parallel_ranks as cuttable
 from tests.group.layout_ranks import GLOBAL_BATCH, STEPS, difference, state_of

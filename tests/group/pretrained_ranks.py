@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from nbdist.engine.layout.from_pretrained import from_pretrained
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.weights import from_files, full_tensors, save_pretrained
-from nbdist.errors import NBDistError
+from nbdist.shared.errors import NBDistError
 from tests.group import models
 from tests.group import tensor_parallel_ranks as tensor_parallel
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nbdist.engine.layout import publish as publishing
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.publish import publish
-from nbdist.errors import NBDistError
+from nbdist.shared.errors import NBDistError
 from tests.group import models
 from tests.group.pretrained_ranks import Stages
 

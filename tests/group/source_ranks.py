@@ -9,7 +9,7 @@ import torch
 
 from nbdist.engine.data.loaders import Loader
 from nbdist.engine.data.make import loader
-from nbdist.errors import NBDistError
+from nbdist.shared.errors import NBDistError
 from tests.group.loader_ranks import Numbers, allow_workers
 
 

@@ -15,7 +15,7 @@ from nbdist.engine.layout import verify_magic
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.policies import ContextParallel, Pipeline, TensorParallel
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 from tests.group.pipeline_ranks import furthest, gradients
 from tests.group.tensor_parallel_ranks import Block, llama
 

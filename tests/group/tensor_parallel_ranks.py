@@ -20,7 +20,7 @@ from nbdist.engine.data.make import loader
 from nbdist.engine.data.shards import data_shard
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.policies import TensorParallel
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 from tests.group.layout_ranks import difference, state_of
 
 STEPS, GLOBAL_BATCH = 3, 8

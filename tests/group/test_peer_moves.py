@@ -1,6 +1,6 @@
 """Where ranks have moved to other hosts, those that stay keep their snapshots with other peers."""
 
-from nbdist.placement import peer_of
+from nbdist.shared.placement import peer_of
 from tests.group import peer_ranks
 from tests.group.engines import cluster
 

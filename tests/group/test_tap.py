@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nbdist.packed import CALL
+from nbdist.shared.packed import CALL
 from tests.group.harness import run_ranks, try_ranks
 
 if TYPE_CHECKING:

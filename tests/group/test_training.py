@@ -29,7 +29,7 @@ class Watch:
     def rows(self, kind: str = "step") -> list[dict[str, float]]:
         """Return the values of the cell's records, which ends here."""
         from nbdist.engine.training import training
-        from nbdist.wire import Batch
+        from nbdist.shared.wire import Batch
 
         training.here.end_cell()
         self.recorder.flush()
@@ -382,7 +382,7 @@ def _broken_hook() -> Any:
         optimizer.step()
     from nbdist.engine.component import EndedCell
     from nbdist.engine.training import training
-    from nbdist.wire import CellStart
+    from nbdist.shared.wire import CellStart
 
     training.log(x=1)
     rows, part = watch.rows(), training.here

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from nbdist.collectives import sent_bytes
+from nbdist.shared.collectives import sent_bytes
 from tests.group.harness import run_ranks
 from tests.group.wire_bytes import CALLS, CASES, WAYS, Ways, all_cases, layouts
 

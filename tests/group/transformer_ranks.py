@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.policies import Pipeline
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 from tests.group.layout_ranks import whole
 from tests.group.pipeline_ranks import furthest, gradients
 

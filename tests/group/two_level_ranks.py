@@ -7,14 +7,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nbdist import collectives
 from nbdist.engine.compat import torch_live
 from nbdist.engine.group import ddp_hook_state
 from nbdist.engine.layout.parallelize import parallelize
+from nbdist.engine.layout.plan import device_mesh
 from nbdist.engine.layout.policies.efficiency import Compress
 from nbdist.engine.layout.policies.two_levels import TwoLevels
-from nbdist.engine.layout.spec import device_mesh
-from nbdist.errors import LayoutError
+from nbdist.shared import collectives
+from nbdist.shared.errors import LayoutError
 from tests.group import models
 from tests.group.compress_ranks import flat, gradients, through_a_fault
 from tests.group.layout_ranks import calls_of

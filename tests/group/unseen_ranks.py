@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from nbdist.engine.compat import torch_sharded
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 from tests.group.layout_ranks import whole
 
 STEPS = 3

@@ -22,7 +22,7 @@ from nbdist.engine.layout.policies.policies import Pipeline, TensorParallel
 from nbdist.engine.layout.verify.report import Proof
 from nbdist.engine.layout.weights import buffers, full_tensors
 from nbdist.engine.training import training as hooks
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 from tests.group import models
 from tests.group import tensor_parallel_ranks as tensor_parallel
 

@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.weights import full_tensors
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 from tests.group import models
 from tests.group import pipeline_ranks as pipelined
 from tests.group import tensor_parallel_ranks as tensor_parallel

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from nbdist.formatting import aligned
+from nbdist.shared.text import aligned
 from tests.hosts.bed import Bed
 from tests.hosts.clusters import start
 from tests.hosts.kernel import Kernel

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from nbdist.client.export.jobs import Job, files
-from nbdist.formatting import figure
+from nbdist.shared.text import figure
 
 pytestmark = [
     pytest.mark.jobs,

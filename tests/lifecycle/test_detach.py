@@ -254,9 +254,9 @@ def test_what_cannot_be_attached_to_is_said_in_one_sentence(
         assert "There is a detached cluster shared already" in said, said
         said = notebook.run("%dist start --detach=../x")
         assert "is no name" in said, said
-        said = notebook.run("nbdist.wire.VERSION += 1\n%dist attach", 60)
+        said = notebook.run("nbdist.shared.wire.VERSION += 1\n%dist attach", 60)
         assert "and this notebook" in said, said
-        notebook.run("nbdist.wire.VERSION -= 1\nnbdist.current")
+        notebook.run("nbdist.shared.wire.VERSION -= 1\nnbdist.current")
         said = notebook.run("%dist start -n 1 --device cpu --detach=doomed")
         family = Family(notebook.pid)
         keeper_pid = next(p.pid for p in psutil.Process(notebook.pid).children())

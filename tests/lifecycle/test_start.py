@@ -16,8 +16,8 @@ from nbdist.client.cluster import patience
 from nbdist.client.cluster.launchers import local
 from nbdist.client.cluster.launchers.local import LocalLauncher
 from nbdist.client.notebook import current
-from nbdist.errors import StartError
-from nbdist.options import ClusterOptions
+from nbdist.shared.errors import StartError
+from nbdist.shared.options import ClusterOptions
 from tests.lifecycle.kernels import ROOT, Family, Notebook, private_environment, wait_for
 
 no_cuda = pytest.mark.skipif(bool(torch.version.cuda), reason="this torch can use a GPU")

@@ -19,8 +19,8 @@ import pytest
 from nbdist.client.metrics.analysis.analyst import Analyst
 from nbdist.client.metrics.analysis.clocks import Clocks
 from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep
-from nbdist.packed import TICK_NS
-from nbdist.wire import Record
+from nbdist.shared.packed import TICK_NS
+from nbdist.shared.wire import Record
 from tests.group.harness import run_ranks
 from tests.unit.client.metrics.analysis.analysis_data import OneClock
 
@@ -38,7 +38,7 @@ def _train(kind: str, late: int) -> Told:
     from nbdist.engine.kernel.records import Recorder
     from nbdist.engine.tap import tap
     from nbdist.engine.training import training
-    from nbdist.wire import Batch
+    from nbdist.shared.wire import Batch
     from tests.group.truth import tell_every_step
 
     records: list[Record] = []

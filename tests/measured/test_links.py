@@ -13,7 +13,7 @@ import pytest
 
 from nbdist.client.metrics.analysis.links import LinkSamples, SlowLink
 from nbdist.client.metrics.analysis.work import LEAST_OF
-from nbdist.wire import Record
+from nbdist.shared.wire import Record
 from tests.group import faults, link_ranks
 from tests.group.engines import Cluster, cluster
 

@@ -14,7 +14,7 @@ from nbdist import Session
 from nbdist.client.metrics.analysis.stragglers import Judge
 from nbdist.client.metrics.analysis.values import Verdict
 from nbdist.client.metrics.telemetry import Telemetry
-from nbdist.wire import Record
+from nbdist.shared.wire import Record
 from tests.cluster.conftest import LONGEST_S, ROOT
 
 N = 4

@@ -84,7 +84,7 @@ def _blocked() -> None:
 
 
 def _wait_rows() -> list[int]:
-    from nbdist.packed import TICK_NS
+    from nbdist.shared.packed import TICK_NS
 
     calls, _ = rows_of(_blocked)
     flat = calls.waits.tolist()

@@ -58,7 +58,7 @@ def _skewed(late: int, delay_s: float) -> list[tuple[int, int]]:
     import torch.distributed as dist
 
     from nbdist.engine.tap import tap
-    from nbdist.packed import TICK_NS
+    from nbdist.shared.packed import TICK_NS
 
     tap.install("full")
     x = torch.ones(1000)

@@ -14,7 +14,7 @@ from typing import Any
 
 import nbdist
 from nbdist import CellResult, Session
-from nbdist.errors import Interrupted
+from nbdist.shared.errors import Interrupted
 from tests.random import sentences
 from tests.random.acts import NO_FAULT, Act, Fault
 from tests.random.cells import written

@@ -18,7 +18,7 @@ import pytest
 
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.tracking.settings import mlflow_environment, own_database
-from nbdist.wire import Batch, Record
+from nbdist.shared.wire import Batch, Record
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ["GIT_PYTHON_REFRESH"] = "quiet"

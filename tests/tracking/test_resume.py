@@ -10,8 +10,8 @@ from nbdist.client.tracking.runs import WHAT_ATTEMPTS_ARE, require_run, runs, ru
 from nbdist.client.tracking.sender import _newest_of_name
 from nbdist.client.tracking.spool import SpooledRun, spool_of, spooled_runs
 from nbdist.client.tracking.writing import Outcome
-from nbdist.errors import UsageError
-from nbdist.wire import GOES_ON
+from nbdist.shared.errors import UsageError
+from nbdist.shared.wire import GOES_ON
 from tests.tracking.conftest import Ranks, cell, client_of
 
 EXPERIMENT = "02_train"

@@ -14,9 +14,9 @@ from nbdist.client.cluster.events import EventLog
 from nbdist.client.cluster.launchers.base import Launcher, Started
 from nbdist.client.cluster.process_group import Answers
 from nbdist.client.cluster.requests import RankFailedError
-from nbdist.ended import Ended
-from nbdist.errors import ClusterError
-from nbdist.options import ClusterOptions
+from nbdist.shared.ended import Ended
+from nbdist.shared.errors import ClusterError
+from nbdist.shared.options import ClusterOptions
 
 PLAIN: dict[str, Any] = {"healed": [], "agreed": [], "cloned": None, "stale": []}
 CUDA_ASSERT = (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nbdist import cli
-from nbdist.errors import NBDistError
+from nbdist.shared.errors import NBDistError
 
 ROOT = Path(cli.__file__).parents[1]
 

@@ -10,7 +10,7 @@ import numpy as np
 from nbdist.client.board import palette
 from nbdist.client.board.scales import Floats
 from nbdist.client.board.scene import Curve, Panel
-from nbdist.formatting import figure, name_bytes
+from nbdist.shared.text import figure, name_bytes
 
 if TYPE_CHECKING:
     from nbdist.client.metrics.telemetry import Series

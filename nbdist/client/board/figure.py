@@ -16,7 +16,7 @@ from nbdist.client.board.scene import Scene
 from nbdist.client.board.text import length
 from nbdist.client.board.verdict_block import headline
 from nbdist.client.board.views import VIEWS
-from nbdist.formatting import figure
+from nbdist.shared.text import figure
 
 
 class Painter:

@@ -26,7 +26,7 @@ from nbdist.client.board.scales import (
 )
 from nbdist.client.board.scene import Curve, Panel, Scene
 from nbdist.client.metrics.analysis.values import CollectiveRow
-from nbdist.formatting import name_bytes
+from nbdist.shared.text import name_bytes
 
 MOST_POINTS = 2000  # of a line
 MOST_BARS = 2000  # collectives in the time line

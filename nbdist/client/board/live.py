@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from nbdist.background import CoreWaits, lower_thread, pause_s
 from nbdist.client.board import kept, sentences, text, verdict_block
 from nbdist.client.board.live_controls import CellActions, LiveControls
 from nbdist.client.board.measures import WIDE
@@ -27,6 +26,7 @@ from nbdist.client.metrics import usage
 from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slot, Slots
+from nbdist.shared.background import CoreWaits, lower_thread, pause_s
 
 if TYPE_CHECKING:
     from nbdist.client.board.palette import Theme

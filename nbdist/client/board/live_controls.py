@@ -19,7 +19,7 @@ from typing import Any
 
 from nbdist.client.board import text
 from nbdist.client.board.controls import choice_of_views
-from nbdist.errors import NBDistError
+from nbdist.shared.errors import NBDistError
 
 ALL = -1  # the choice of all ranks
 SUBSHELL_S = 5.0  # JupyterLab makes its subshell when it sees the first widget

@@ -17,7 +17,7 @@ from nbdist.client.board.views import VIEWS
 from nbdist.client.metrics.analysis.values import Analysis
 from nbdist.client.metrics.recent import RecentSteps, losses, percent, recent_steps
 from nbdist.client.metrics.telemetry import CellInfo
-from nbdist.wire import DEVICE_KEYS, STEP_KEYS
+from nbdist.shared.wire import DEVICE_KEYS, STEP_KEYS
 
 if TYPE_CHECKING:
     from nbdist.client.metrics.telemetry import Series, Telemetry

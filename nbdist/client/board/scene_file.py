@@ -24,7 +24,7 @@ from nbdist.client.board.scales import Floats
 from nbdist.client.board.scene import Curve, Panel, Scene
 from nbdist.client.metrics.analysis.values import RECENT, TimeLine, TimelineLane
 from nbdist.client.metrics.telemetry import thin
-from nbdist.packed import numbers_of, text_of
+from nbdist.shared.packed import numbers_of, text_of
 
 VERSION = 1
 MOST_BYTES = 300_000

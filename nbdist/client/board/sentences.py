@@ -6,7 +6,7 @@ Sentences hold the numbers of now, so they are never part of what nbval compares
 from typing import TYPE_CHECKING
 
 from nbdist.client.metrics.analysis.values import RECENT
-from nbdist.formatting import counted
+from nbdist.shared.text import counted
 
 if TYPE_CHECKING:  # for its type alone: the scene loads numpy
     from nbdist.client.board.scene import Scene

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nbdist.client.board.text import STYLE
-from nbdist.formatting import aligned, figure
+from nbdist.shared.text import aligned, figure
 
 NONE = "–"
 HEAD = 'style="padding: 1px 8px; text-align: {}; vertical-align: bottom; white-space: normal"'

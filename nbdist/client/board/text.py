@@ -8,7 +8,7 @@ import html
 import re
 from typing import TYPE_CHECKING
 
-from nbdist.formatting import counted, figure
+from nbdist.shared.text import counted, figure
 
 if TYPE_CHECKING:  # for its type alone: the scene loads numpy
     from nbdist.client.board.scene import Scene

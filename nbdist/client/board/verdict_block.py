@@ -12,7 +12,7 @@ from nbdist.client.board.text import STYLE
 from nbdist.client.metrics.analysis.advice import advice_for
 from nbdist.client.metrics.analysis.values import Verdict
 from nbdist.client.output.result import Display
-from nbdist.ranks import name_ranks
+from nbdist.shared.text import name_ranks
 
 ACCENT, _ = palette.PARTS["waiting"]  # that is what a verdict is about
 _BLOCK = (

@@ -14,14 +14,13 @@ from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from typing import Any, Final
 
-from nbdist import wire
 from nbdist.client.cells.listener import RankListener
 from nbdist.client.cells.run import ENDED_BEFORE, CellRun
 from nbdist.client.cluster.connection import Message
 from nbdist.client.output.terminal import RankOutput
-from nbdist.errors import NBDistError
-from nbdist.formatting import counted
-from nbdist.ranks import name_ranks
+from nbdist.shared import wire
+from nbdist.shared.errors import NBDistError
+from nbdist.shared.text import counted, name_ranks
 
 _ASK_EVERY_S: Final = 1.0  # whether a rank has ended; that it has is also published
 _FETCH_S: Final = 60.0

@@ -34,7 +34,7 @@ from nbdist.client.metrics.checks.checks import CellChecks
 from nbdist.client.metrics.checks.drift import Told
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.output.result import Display
-from nbdist.errors import ClusterError, TrackingError
+from nbdist.shared.errors import ClusterError, TrackingError
 
 if TYPE_CHECKING:
     from nbdist.client.tracking.run import TrackedRun, Tracker

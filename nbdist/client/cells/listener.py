@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nbdist import wire
 from nbdist.client.output.live_text import LiveText
 from nbdist.client.output.result import Display
-from nbdist.ended import Ended
+from nbdist.shared import wire
+from nbdist.shared.ended import Ended
 
 if TYPE_CHECKING:
     from nbdist.client.cluster.connection import Message

@@ -6,7 +6,6 @@ Pure: what the ranks have told goes in.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from nbdist import gpu_errors, plain
 from nbdist.client.cells.listener import CellFailure, RankListener
 from nbdist.client.cluster.processes import RankProcess
 from nbdist.client.faults import rank_errors
@@ -16,7 +15,8 @@ from nbdist.client.faults.stderr_tail import LastOutput
 from nbdist.client.output.merge import Shown
 from nbdist.client.output.result import RankResult
 from nbdist.client.output.terminal import RankOutput
-from nbdist.ranks import name_ranks
+from nbdist.shared import gpu_errors, plain
+from nbdist.shared.text import name_ranks
 
 
 def gone(

@@ -14,12 +14,12 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from nbdist import plain
 from nbdist.client.faults.advice import WhatRan
 from nbdist.client.metrics.profile.chosen import ChosenSteps
 from nbdist.client.output.result import Display
-from nbdist.errors import CellSyntaxError, UsageError
-from nbdist.wire import CellStart, CheckpointEvery, ProfileSteps, Repeat, Script
+from nbdist.shared import plain
+from nbdist.shared.errors import CellSyntaxError, UsageError
+from nbdist.shared.wire import CellStart, CheckpointEvery, ProfileSteps, Repeat, Script
 
 
 @dataclass(frozen=True, slots=True)

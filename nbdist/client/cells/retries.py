@@ -31,11 +31,10 @@ from nbdist.client.metrics.profile.collectives import Heard
 from nbdist.client.metrics.profile.gather import Profiled, folder_of, gather
 from nbdist.client.output.result import CellResult
 from nbdist.client.output.slots import kernel_shell
-from nbdist.errors import ClusterError, Interrupted, NBDistError, RankError, UsageError
-from nbdist.formatting import counted
-from nbdist.given import is_whole
-from nbdist.ranks import begin_with_ranks, name_ranks
-from nbdist.wire import ProfileSteps, Repeat
+from nbdist.shared.errors import ClusterError, Interrupted, NBDistError, RankError, UsageError
+from nbdist.shared.options import is_whole
+from nbdist.shared.text import begin_with_ranks, counted, name_ranks
+from nbdist.shared.wire import ProfileSteps, Repeat
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from nbdist import origins, wire
 from nbdist.client.cells import outcome as outcomes
 from nbdist.client.cells.interrupts import Interrupts
 from nbdist.client.cells.listener import RankListener
@@ -28,8 +27,9 @@ from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.client.output.live_text import LiveText
 from nbdist.client.output.result import CellResult
 from nbdist.client.output.slots import Slots
-from nbdist.ended import Ended, EndKind
-from nbdist.errors import ClusterError, Interrupted
+from nbdist.shared import origins, wire
+from nbdist.shared.ended import Ended, EndKind
+from nbdist.shared.errors import ClusterError, Interrupted
 
 log = logging.getLogger(__name__)
 

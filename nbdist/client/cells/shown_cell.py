@@ -29,7 +29,7 @@ from nbdist.client.output import merge, pages
 from nbdist.client.output.pages import Pages
 from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slots, owns_cell
-from nbdist.ranks import name_ranks
+from nbdist.shared.text import name_ranks
 
 if TYPE_CHECKING:
     from nbdist.client.cells.cell_context import CellContext

@@ -12,7 +12,7 @@ from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.faults.describe import describe, readable_stack
 from nbdist.client.faults.notes import process_word
 from nbdist.client.faults.rank_state import RankState
-from nbdist.formatting import aligned, name_bytes
+from nbdist.shared.text import aligned, name_bytes
 
 _ANSWER_TIMEOUT_S = 5.0
 

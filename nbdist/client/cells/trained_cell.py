@@ -12,7 +12,7 @@ from nbdist.client.metrics.analysis.values import Verdict
 from nbdist.client.metrics.checks.checks import CellChecks
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.metrics.usual_step import RunFigures, UsualSteps
-from nbdist.formatting import counted
+from nbdist.shared.text import counted
 
 _MOST_RUNS = 500
 _WAYS = {"failed": "failed", "interrupted": "was interrupted"}

@@ -19,7 +19,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbdist import gpu_errors
 from nbdist.client.cluster.controller import ControllerFolder
 from nbdist.client.cluster.events import EventLog
 from nbdist.client.cluster.folders import (
@@ -37,11 +36,12 @@ from nbdist.client.cluster.patience import sleeping_s
 from nbdist.client.cluster.process_group import Answers, ProcessGroup
 from nbdist.client.cluster.processes import Processes, RankProcess
 from nbdist.client.cluster.requests import Requests
-from nbdist.ended import Ended
-from nbdist.errors import ClusterError, StartError
-from nbdist.options import ClusterOptions
-from nbdist.placement import keep_numbers
-from nbdist.ranks import begin_with_ranks, name_ranks
+from nbdist.shared import gpu_errors
+from nbdist.shared.ended import Ended
+from nbdist.shared.errors import ClusterError, StartError
+from nbdist.shared.options import ClusterOptions
+from nbdist.shared.placement import keep_numbers
+from nbdist.shared.text import begin_with_ranks, name_ranks
 
 if TYPE_CHECKING:
     from nbdist.client.cluster.connection import Connection

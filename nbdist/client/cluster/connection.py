@@ -25,7 +25,7 @@ from typing import Any
 
 import ipyparallel
 
-from nbdist import wire
+from nbdist.shared import wire
 
 TRIED = {"ipyparallel": "9.2"}
 

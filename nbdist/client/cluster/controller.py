@@ -16,7 +16,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from nbdist.options import OWNER_LOCK, is_loopback
+from nbdist.shared.options import OWNER_LOCK, is_loopback
 
 _CLUSTER_ID = "nbdist"
 _PREFIX = "nbdist-"

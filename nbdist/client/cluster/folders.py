@@ -9,8 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from nbdist import gpu_errors
-from nbdist.errors import StartError
+from nbdist.shared import gpu_errors
+from nbdist.shared.errors import StartError
 
 
 def current_folder() -> Path | None:

@@ -14,8 +14,8 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nbdist.errors import StartError, UsageError
-from nbdist.options import is_loopback
+from nbdist.shared.errors import StartError, UsageError
+from nbdist.shared.options import is_loopback
 
 _SIGNATURE = "hmac-sha256"
 _LEAST_KEY_CHARS = 32

@@ -10,14 +10,14 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import asdict
 from typing import Any
 
-from nbdist import wire
 from nbdist.client.cluster.events import EventLog
 from nbdist.client.cluster.patience import FAR_S, HANGS_AFTER_S, IdleProcesses
 from nbdist.client.cluster.requests import Requests, gather
-from nbdist.errors import ClusterError
-from nbdist.options import ClusterOptions
-from nbdist.placement import HERE, Place
-from nbdist.ranks import begin_with_ranks
+from nbdist.shared import wire
+from nbdist.shared.errors import ClusterError
+from nbdist.shared.options import ClusterOptions
+from nbdist.shared.placement import HERE, Place
+from nbdist.shared.text import begin_with_ranks
 
 _LEAVE_TIMEOUT_S = 30.0
 _FREE_TIMEOUT_S = 30.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbdist.client.cluster.launchers.base import Started
-from nbdist.ended import Ended
+from nbdist.shared.ended import Ended
 
 
 @dataclass(slots=True)

@@ -11,10 +11,10 @@ from concurrent.futures import FIRST_EXCEPTION, Future, InvalidStateError, wait
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from nbdist import gpu_errors, wire
-from nbdist.ended import Ended
-from nbdist.errors import ClusterError, NBDistError
-from nbdist.ranks import begin_with_ranks
+from nbdist.shared import gpu_errors, wire
+from nbdist.shared.ended import Ended
+from nbdist.shared.errors import ClusterError, NBDistError
+from nbdist.shared.text import begin_with_ranks
 
 if TYPE_CHECKING:
     from nbdist.client.cluster.connection import Connection, Handler, Message

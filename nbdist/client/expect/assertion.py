@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 _NAME = r"[^\W\d]\w*"
 _NUMBER = r"(?P<number>\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)"

@@ -16,8 +16,8 @@ from typing import Any
 
 from nbdist.client.metrics.usual_step import RunFigures, StepTime
 from nbdist.client.tracking.provenance import notebook_path
-from nbdist.errors import TrackingError
-from nbdist.formatting import counted
+from nbdist.shared.errors import TrackingError
+from nbdist.shared.text import counted
 
 _VERSION = 1
 _ABOUT = "What %dist expect compares runs with. Made by pytest --nbdist --nbdist-baseline."

@@ -19,8 +19,8 @@ from nbdist.client.expect import judge
 from nbdist.client.expect.assertion import Comparison, Phrase, parse
 from nbdist.client.expect.baseline import Stored, baseline_file, machine, store_run, stored_run
 from nbdist.client.metrics.usual_step import RunFigures
-from nbdist.errors import ClusterError, ExpectationError, TransferError, UsageError
-from nbdist.formatting import counted, figure
+from nbdist.shared.errors import ClusterError, ExpectationError, TransferError, UsageError
+from nbdist.shared.text import counted, figure
 
 if TYPE_CHECKING:
     from nbdist.client.cells.trained_cell import TrainedCell

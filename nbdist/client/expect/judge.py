@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from nbdist.client.expect.assertion import Comparison
 from nbdist.client.metrics.analysis.values import Verdict
 from nbdist.client.metrics.usual_step import RunFigures, StepTime
-from nbdist.errors import ExpectationError
-from nbdist.formatting import counted, milliseconds, name_bytes
-from nbdist.ranks import name_ranks
+from nbdist.shared.errors import ExpectationError
+from nbdist.shared.text import counted, milliseconds, name_bytes, name_ranks
 
 HOLDS = "holds"
 """Stands in a line that says what was found, between the assertion and what was found."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from nbdist.client.export.plain_code import plain
 from nbdist.client.export.sent import Sent, written_down
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 Parse = Callable[[str], argparse.Namespace | None]
 

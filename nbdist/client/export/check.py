@@ -14,8 +14,8 @@ from pathlib import Path
 
 from nbdist.client.export.parts import trains
 from nbdist.client.export.script import Script
-from nbdist.errors import NBDistError
-from nbdist.ranks import name_ranks
+from nbdist.shared.errors import NBDistError
+from nbdist.shared.text import name_ranks
 
 TIMEOUT_S = 600.0
 _MOST_LINES = 6  # of what a script that fails has said

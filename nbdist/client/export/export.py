@@ -15,9 +15,9 @@ from nbdist.client.export.modules import beside
 from nbdist.client.export.parts import Part, parts_of, trains
 from nbdist.client.export.place import require_own_name, require_place, write_all
 from nbdist.client.export.script import Script, ScriptOptions, write
-from nbdist.errors import UsageError
-from nbdist.formatting import counted
-from nbdist.options import TIMEOUT_S, ClusterOptions
+from nbdist.shared.errors import UsageError
+from nbdist.shared.options import TIMEOUT_S, ClusterOptions
+from nbdist.shared.text import counted
 
 TORCHRUN = "torchrun"
 FORMATS = (TORCHRUN, *jobs.FORMATS)

@@ -10,8 +10,9 @@ from typing import Any
 from nbdist.client.export.cells import NotebookCell, Parse
 from nbdist.client.export.plain_code import INDENT, does_nothing, indented, plain
 from nbdist.client.export.sent import literal
-from nbdist.errors import UsageError
-from nbdist.ranks import NAMES_OF_A_RANK, parse_ranks
+from nbdist.shared.errors import UsageError
+from nbdist.shared.text import parse_ranks
+from nbdist.shared.wire import NAMES_OF_A_RANK
 
 _MOST_RANKS = 1 << 20
 RANK = "this_rank"  # in conditions: `rank` and `dist` are names that cells may give to others

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nbdist.client.export.modules import imports
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 _OF_JOBS = (".sbatch", ".sh", ".yaml")  # what lies around a script
 _TAKEN = {*sys.stdlib_module_names, "nbdist", "numpy", "torch"}

@@ -20,7 +20,7 @@ from pyflakes.messages import UndefinedName
 from nbdist.client.export.cells import NotebookCell
 from nbdist.client.export.parts import RANK, Part, name_cells
 from nbdist.client.export.plain_code import commented
-from nbdist.formatting import counted
+from nbdist.shared.text import counted
 
 _GIVEN_BY_IPYTHON = {"display": "from IPython.display import display"}
 _TAKEN_AS_DONE = """\

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from enum import EnumType
 from typing import Any
 
-from nbdist import plain
-from nbdist.ranks import NAMES_OF_A_RANK
+from nbdist.shared import plain
+from nbdist.shared.wire import NAMES_OF_A_RANK
 
 log = logging.getLogger(__name__)
 

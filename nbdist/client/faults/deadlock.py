@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from nbdist.client.faults.advice import A_CELL, Advice, AdviceKind, WhatRan
 from nbdist.client.faults.rank_state import STORE, Inactive, RankState, Wait, missing_in, waiters
-from nbdist.collectives import COLLECTIVES
-from nbdist.ranks import name_ranks
+from nbdist.shared.collectives import COLLECTIVES
+from nbdist.shared.text import name_ranks
 
 # Here not everyone waits for everyone: a receiver of a broadcast gets its data from one rank, the
 # one who waits in the store may wait for any. That peers stand elsewhere proves something only

@@ -7,9 +7,9 @@ error of a `--timeout`.
 import re
 from collections.abc import Mapping, Sequence
 
-from nbdist import origins
 from nbdist.client.faults.rank_state import Inactive, RankState, missing_in, waiters
-from nbdist.ranks import begin_with_ranks, name_ranks
+from nbdist.shared import origins
+from nbdist.shared.text import begin_with_ranks, name_ranks
 
 _CELL_FRAME = re.compile(rf'^( *)File "{origins.CELL_FILE}"', re.MULTILINE)
 

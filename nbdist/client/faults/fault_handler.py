@@ -39,7 +39,7 @@ from nbdist.client.faults.recovery import repair
 from nbdist.client.faults.repair_report import Repaired
 from nbdist.client.faults.stderr_tail import LastOutput
 from nbdist.client.output.live_text import LiveText
-from nbdist.wire import CellEnd
+from nbdist.shared.wire import CellEnd
 
 log = logging.getLogger(__name__)
 

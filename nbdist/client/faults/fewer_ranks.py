@@ -13,8 +13,8 @@ from nbdist.client.cluster.launchers.base import NoHostError
 from nbdist.client.cluster.process_group import Answers
 from nbdist.client.faults.advice import WhatRan
 from nbdist.client.faults.repair_report import Repaired, describe, describe_newcomers
-from nbdist.errors import ClusterError, NBDistError, StartError
-from nbdist.formatting import counted
+from nbdist.shared.errors import ClusterError, NBDistError, StartError
+from nbdist.shared.text import counted
 
 log = logging.getLogger(__name__)
 

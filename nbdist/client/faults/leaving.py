@@ -14,7 +14,7 @@ from nbdist.client.cluster.requests import PendingReply
 from nbdist.client.faults.advice import WhatRan
 from nbdist.client.faults.fault_handler import FaultHandler
 from nbdist.client.output.live_text import LiveText
-from nbdist.errors import ClusterError
+from nbdist.shared.errors import ClusterError
 
 log = logging.getLogger(__name__)
 

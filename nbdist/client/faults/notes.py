@@ -17,7 +17,7 @@ from nbdist.client.faults import describe
 from nbdist.client.faults.poll import Poll
 from nbdist.client.faults.rank_state import Inactive, RankState
 from nbdist.client.output.live_text import LiveText
-from nbdist.ranks import begin_with_ranks
+from nbdist.shared.text import begin_with_ranks
 
 _LONG_CALL_S = 1.5  # after an interrupt, for a rank that says that it computes
 _ASKED_AFTER_S = 1.0  # after an interrupt: what a rank said before is no news

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import PureWindowsPath  # knows both kinds of slash
 from typing import Final
 
-from nbdist import errors, gpu_errors, origins
 from nbdist.client.faults.advice import A_CELL, Advice, AdviceKind, WhatRan
-from nbdist.collectives import COLLECTIVES
-from nbdist.ended import Ended
-from nbdist.errors import RankError
-from nbdist.gpu_errors import GpuError
-from nbdist.ranks import name_ranks
+from nbdist.shared import errors, gpu_errors, origins
+from nbdist.shared.collectives import COLLECTIVES
+from nbdist.shared.ended import Ended
+from nbdist.shared.errors import RankError
+from nbdist.shared.gpu_errors import GpuError
+from nbdist.shared.text import name_ranks
 
 MAX_GROUPS: Final = 4  # shown with traceback
 MAX_TRACEBACK_LINES: Final = 60

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from nbdist.client.faults.advice import A_CELL, WhatRan
-from nbdist.formatting import name_bytes
-from nbdist.ranks import name_ranks
+from nbdist.shared.text import name_bytes, name_ranks
 
 WORLD = "0"  # how torch names the default group
 STORE = "store"

@@ -14,15 +14,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from nbdist import gpu_errors
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.launchers.base import NoHostError
 from nbdist.client.cluster.requests import RankFailedError
 from nbdist.client.faults.fewer_ranks import MOST_ROUNDS, STILL_THERE, go_on_with_room
 from nbdist.client.faults.repair_report import Repaired, describe
 from nbdist.client.faults.stderr_tail import LastOutput
-from nbdist.errors import NBDistError, StartError
-from nbdist.ranks import begin_with_ranks
+from nbdist.shared import gpu_errors
+from nbdist.shared.errors import NBDistError, StartError
+from nbdist.shared.text import begin_with_ranks
 
 log = logging.getLogger(__name__)
 

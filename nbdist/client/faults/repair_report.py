@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbdist.formatting import counted
-from nbdist.ranks import begin_with_ranks, name_ranks
+from nbdist.shared.text import begin_with_ranks, counted, name_ranks
 
 _FEW_REFORMS = 10
 _MOST_NAMES = 12  # of those that differ between ranks

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Final
 
-from nbdist import gpu_errors, origins
 from nbdist.client.faults.rank_errors import is_users
-from nbdist.gpu_errors import GpuError
-from nbdist.noise import without_noise
+from nbdist.shared import gpu_errors, origins
+from nbdist.shared.gpu_errors import GpuError
+from nbdist.shared.text import without_noise
 
 MOST_LINES: Final = 5
 _MOST_BYTES: Final = 1024 * 1024  # a kernel's assertion may be told by thousands of threads

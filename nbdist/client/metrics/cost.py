@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from nbdist.formatting import aligned, figure
+from nbdist.shared.text import aligned, figure
 
 DOES = {
     "tap": "counts, times and checks collectives",

@@ -27,7 +27,7 @@ from itertools import groupby
 from operator import le
 from typing import Any
 
-from nbdist.wire import DEVICE_KEYS, RUN_KINDS, STEP_KEYS, Batch, Record
+from nbdist.shared.wire import DEVICE_KEYS, RUN_KINDS, STEP_KEYS, Batch, Record
 
 MAX_POINTS = 20_000  # a plot is about 1000 pixels wide; 16 bytes a point
 MAX_DEVICE_POINTS = 2000  # they come each second, whatever a step takes

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
-from nbdist.collectives import sent_bytes
-from nbdist.errors import UsageError
-from nbdist.packed import CALL, Calls, Template
-from nbdist.wire import Record
+from nbdist.shared.collectives import sent_bytes
+from nbdist.shared.errors import UsageError
+from nbdist.shared.packed import CALL, Calls, Template
+from nbdist.shared.wire import Record
 
 MOST_FORMS = 256
 MOST_OPEN = 64

@@ -15,8 +15,8 @@ from nbdist.client.export.export import TORCHRUN
 from nbdist.client.export.jobs import FORMATS
 from nbdist.client.notebook.start_options import all_options
 from nbdist.client.session.params import drop_comment, read_param, split_line
-from nbdist.errors import UsageError
-from nbdist.options import Option, flag_of, read_seconds
+from nbdist.shared.errors import UsageError
+from nbdist.shared.options import Option, flag_of, read_seconds
 
 COMMANDS = {
     "start": "start the ranks and create their process group",

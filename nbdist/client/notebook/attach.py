@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nbdist import detached, side
 from nbdist.client.cells.cell_context import CellContext
 from nbdist.client.cells.interrupts import hold_interrupts
 from nbdist.client.cluster.cluster import Cluster
@@ -19,7 +18,8 @@ from nbdist.client.cluster.launchers.detached import attached_launcher
 from nbdist.client.notebook import current
 from nbdist.client.notebook.log_file import log_to
 from nbdist.client.session.session import Session
-from nbdist.errors import ClusterError
+from nbdist.shared import detached, side
+from nbdist.shared.errors import ClusterError
 
 
 def attach(name: str | None = None, *, say: Callable[[str], None] | None = None) -> Session:

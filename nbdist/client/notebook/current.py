@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbdist import gpu_errors, side
 from nbdist.client.cells.cell_context import CellContext
 from nbdist.client.cells.interrupts import Interrupts, hold_interrupts
 from nbdist.client.cells.status import Status
@@ -35,10 +34,11 @@ from nbdist.client.notebook.start_options import StartOptions, read_options, tak
 from nbdist.client.session.session import Session
 from nbdist.client.session.terminal_requests import TerminalRequests
 from nbdist.client.tracking.settings import require_store
-from nbdist.detached import name_for
 from nbdist.doctor.findings import Finding
-from nbdist.errors import ClusterError, UsageError
-from nbdist.options import choose_options, sharing_note
+from nbdist.shared import gpu_errors, side
+from nbdist.shared.detached import name_for
+from nbdist.shared.errors import ClusterError, UsageError
+from nbdist.shared.options import choose_options, sharing_note
 
 if TYPE_CHECKING:
     from nbdist.client.tracking.compare import Comparison
@@ -174,7 +174,7 @@ def open_ui() -> str:
         address = _ui[0].partition("/#")[0]
         page = view_page(tracker.folder, tracker.uri, tracker.experiment)
         return _shown_at(f"{address}{page}", is_ours=True)
-    guard = [sys.executable, "-m", "nbdist.lifeline", str(os.getpid())]
+    guard = [sys.executable, "-m", "nbdist.shared.lifeline", str(os.getpid())]
     _ui = start_ui(tracker.folder, tracker.whole_uri, tracker.experiment, wrap=guard)
     return _shown_at(_ui[0], is_ours=_ui[1] is not None)
 

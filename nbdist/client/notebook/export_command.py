@@ -13,7 +13,7 @@ from nbdist.client.export.check import check
 from nbdist.client.export.export import Exported, ExportRequest, export
 from nbdist.client.export.history import History
 from nbdist.client.notebook.arguments import parse_dist, parse_distributed
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 
 def watch(shell: Any) -> None:

@@ -14,8 +14,8 @@ from traitlets import All, Bool, Enum, Float, Integer, List, Unicode, observe
 
 from nbdist.client.notebook import arguments, assist, export_command
 from nbdist.client.notebook.start_options import all_options
-from nbdist.errors import Interrupted, UsageError
-from nbdist.options import Option
+from nbdist.shared.errors import Interrupted, UsageError
+from nbdist.shared.options import Option
 
 _TRAITS: Final = {int: Integer, float: Float, bool: Bool, str: Unicode}
 
@@ -165,7 +165,7 @@ class NBDist(Magics):
 
     def _restart(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current
-        from nbdist.ranks import name_ranks, parse_ranks
+        from nbdist.shared.text import name_ranks, parse_ranks
 
         session = current()
         lines = session.restart(asked.ranks)
@@ -220,7 +220,7 @@ class NBDist(Magics):
     def _chaos(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current
         from nbdist.client.session.chaos import ChaosPlan
-        from nbdist.ranks import parse_ranks
+        from nbdist.shared.text import parse_ranks
 
         session = current()
         if asked.kinds == ("off",):

@@ -17,8 +17,8 @@ from nbdist.client.board.views import VIEWS, require_view
 from nbdist.client.cluster.launchers import kubernetes_manifest, slurm_words
 from nbdist.client.cluster.launchers.base import LOCAL, OWN, NoOptions, find_options
 from nbdist.client.cluster.launchers.shared_options import HostsOptions
-from nbdist.errors import UsageError
-from nbdist.options import (
+from nbdist.shared.errors import UsageError
+from nbdist.shared.options import (
     LOOPBACK,
     ClusterOptions,
     Option,

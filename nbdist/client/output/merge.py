@@ -20,7 +20,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from nbdist.client.output.result import Display
-from nbdist.ranks import name_ranks
+from nbdist.shared.text import name_ranks
 
 MAX_LINES = 200
 MAX_BYTES = 64 * 1024

@@ -14,7 +14,7 @@ from typing import Any
 
 from nbdist.client.output.merge import Item, OutputLine, Shown, spaced
 from nbdist.client.output.result import Display
-from nbdist.formatting import name_bytes
+from nbdist.shared.text import name_bytes
 
 HEAD_LINES = 500
 TAIL_LINES = 500

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.events import read_events
 from nbdist.client.session.chaos_report import ChaosReport, report
-from nbdist.ranks import name_ranks
+from nbdist.shared.text import name_ranks
 
 log = logging.getLogger(__name__)
 

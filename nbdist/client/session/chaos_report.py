@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nbdist.formatting import counted
+from nbdist.shared.text import counted
 
 # A rank that is held still delays a cell, and fails none.
 _FAILING = ("kill", "raise", "interrupt")

@@ -10,9 +10,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from nbdist import plain
-from nbdist.errors import UsageError
-from nbdist.ranks import NAMES_OF_A_RANK
+from nbdist.shared import plain
+from nbdist.shared.errors import UsageError
+from nbdist.shared.wire import NAMES_OF_A_RANK
 
 _OPEN, _CLOSED = "([{", ")]}"
 

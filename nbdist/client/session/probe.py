@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from nbdist.formatting import aligned, figure, name_rate
+from nbdist.shared.text import aligned, figure, name_rate
 
 _MOST_PAIRS = 28  # all of eight ranks
 _SLOW = 0.5  # of the median bandwidth

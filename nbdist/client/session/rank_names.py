@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nbdist.client.cluster.requests import PendingReply, Requests
-from nbdist.errors import NBDistError
+from nbdist.shared.errors import NBDistError
 
 _TIMEOUT_S = 0.5
 _MOST_REMEMBERED = 100  # answers

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.faults.fewer_ranks import form
 from nbdist.client.faults.recovery import repair
-from nbdist.errors import NBDistError, StartError
-from nbdist.ranks import name_ranks
+from nbdist.shared.errors import NBDistError, StartError
+from nbdist.shared.text import name_ranks
 
 log = logging.getLogger(__name__)
 

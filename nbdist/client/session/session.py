@@ -38,15 +38,14 @@ from nbdist.client.session.rank_names import RankNames
 from nbdist.client.session.scale import scale
 from nbdist.client.session.sweep import SweepResult, combinations, sweep
 from nbdist.client.session.transfer import pull, push
-from nbdist.errors import (
+from nbdist.shared.errors import (
     ClusterError,
     Interrupted,
     LayoutError,
     UsageError,
 )
-from nbdist.given import is_number, is_whole
-from nbdist.options import ClusterOptions
-from nbdist.ranks import begin_with_ranks, parse_ranks
+from nbdist.shared.options import ClusterOptions, is_number, is_whole
+from nbdist.shared.text import begin_with_ranks, parse_ranks
 
 _SETTLE_TIMEOUT_S = 10.0  # of a cell after an interrupt; the second one kills its ranks
 _STOP_INTERRUPTS = 3
@@ -628,7 +627,7 @@ class Session:
         """Let the cluster outlive this kernel, by that name.
 
         Args:
-            name: See `nbdist.detached.name_for`.
+            name: See `nbdist.shared.detached.name_for`.
             folder: The notebook's, by which a person knows it.
 
         Raises:

@@ -17,7 +17,7 @@ from nbdist.client.cells.request import CellRequest
 from nbdist.client.cells.retries import CellAttempts
 from nbdist.client.output.result import CellResult, Display
 from nbdist.client.output.slots import Slots
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 if TYPE_CHECKING:
     from nbdist.client.tracking.compare import Comparison, Entry

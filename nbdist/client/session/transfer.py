@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
-from nbdist import payload
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.requests import PendingReply
-from nbdist.error_text import named
-from nbdist.errors import ClusterError, Interrupted, NBDistError, TransferError, UsageError
-from nbdist.ranks import begin_with_ranks
+from nbdist.shared import payload
+from nbdist.shared.error_text import named
+from nbdist.shared.errors import ClusterError, Interrupted, NBDistError, TransferError, UsageError
+from nbdist.shared.text import begin_with_ranks
 
 log = logging.getLogger(__name__)
 

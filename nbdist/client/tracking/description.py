@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from nbdist.client.metrics.analysis.values import RECENT
 from nbdist.client.tracking import view
-from nbdist.formatting import counted, figure
+from nbdist.shared.text import counted, figure
 
 TAG = "mlflow.note.content"
 RUN_ID, EXPERIMENT_ID = "{run_id}", "{experiment_id}"  # whoever sends the run knows them

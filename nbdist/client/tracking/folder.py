@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from nbdist.client.cluster.folders import make_private
-from nbdist.errors import TrackingError
+from nbdist.shared.errors import TrackingError
 
 _OPENS_PRIVATE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
 

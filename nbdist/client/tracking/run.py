@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nbdist.background import lower_thread
 from nbdist.client.metrics import usage
 from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
 from nbdist.client.metrics.analysis.values import ExplainedStep
@@ -30,8 +29,9 @@ from nbdist.client.tracking.shipper import ShippingProcess, wait_until_sent
 from nbdist.client.tracking.spool import SpooledRun, SpoolState, spool_of
 from nbdist.client.tracking.study import Study
 from nbdist.client.tracking.writing import Feed, Outcome, RunEnd, RunWriter
-from nbdist.errors import TrackingError
-from nbdist.wire import RUN_KINDS, Record
+from nbdist.shared.background import lower_thread
+from nbdist.shared.errors import TrackingError
+from nbdist.shared.wire import RUN_KINDS, Record
 
 MOST_WAITING = 200_000  # records not yet on disk, about 100 MB; a disk that hangs fills it
 PERIOD_S = 0.5  # between writes to the spool

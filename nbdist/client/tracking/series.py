@@ -36,7 +36,7 @@ from nbdist.client.tracking.flat import (
     spread,
 )
 from nbdist.client.tracking.names import metric_name, rank_metric
-from nbdist.wire import Record, is_measured
+from nbdist.shared.wire import Record, is_measured
 
 MOST_RANK_SERIES = 16
 MOST_LOSSES = 100  # a second, as the one below

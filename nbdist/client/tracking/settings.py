@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 DATABASE = "mlflow.db"
 # The whole URI of a database with a password, for the processes that open it; see `split_password`.

@@ -33,7 +33,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbdist.background import CoreWaits, lower_process, pause_s
 from nbdist.client.tracking import database, view
 from nbdist.client.tracking.folder import try_lock
 from nbdist.client.tracking.sender import (
@@ -54,6 +53,7 @@ from nbdist.client.tracking.spool import (
     forget_old,
     spooled_runs,
 )
+from nbdist.shared.background import CoreWaits, lower_process, pause_s
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

@@ -13,7 +13,7 @@ from typing import IO
 from nbdist.client.tracking.folder import make_private_folder, open_private
 from nbdist.client.tracking.settings import mlflow_environment
 from nbdist.client.tracking.spool import SpooledRun, spooled_runs
-from nbdist.formatting import counted
+from nbdist.shared.text import counted
 
 _MOST_LOG_BYTES = 1_000_000
 _MOST_FAILURES = 3

@@ -13,7 +13,7 @@ from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.tracking import provenance
 from nbdist.client.tracking.hiding import hide_in_code, hide_secrets
 from nbdist.client.tracking.names import params_of
-from nbdist.ranks import name_ranks
+from nbdist.shared.text import name_ranks
 
 MOST_NOTEBOOK_BYTES = 2_000_000
 MOST_CELLS_CHARACTERS = 1_000_000

@@ -3,7 +3,7 @@
 import html
 from collections.abc import Sequence
 
-from nbdist.formatting import aligned, figure
+from nbdist.shared.text import aligned, figure
 
 _MOST_CHARACTERS = 80  # of a cell: a run's name always has room
 

@@ -26,7 +26,7 @@ from nbdist.client.tracking.settings import (
 )
 from nbdist.client.tracking.shipper import open_log, sync, wait_until_sent
 from nbdist.client.tracking.spool import spooled_runs
-from nbdist.errors import TrackingError
+from nbdist.shared.errors import TrackingError
 
 OPEN_TO_ALL = "It has no password: other users of this machine can open it too."
 

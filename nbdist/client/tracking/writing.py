@@ -34,7 +34,7 @@ from nbdist.client.tracking.names import merge_facts, params_of
 from nbdist.client.tracking.series import Point, RunSeries
 from nbdist.client.tracking.spool import SpoolWriter, spool_of
 from nbdist.client.tracking.story import story
-from nbdist.wire import GOES_ON, PUBLISHED, Record
+from nbdist.shared.wire import GOES_ON, PUBLISHED, Record
 
 Outcome = Literal["finished", "failed", "interrupted"]
 STATUS: dict[Outcome, str] = {

@@ -29,7 +29,7 @@ from nbdist.engine.kernel import location
 from nbdist.engine.steps import optimizer_wrapper
 from nbdist.engine.steps.optimizer_wrapper import Closure, Wrapper
 from nbdist.engine.training import training
-from nbdist.errors import ClusterError, LayoutError, LostStateError
+from nbdist.shared.errors import ClusterError, LayoutError, LostStateError
 
 _SHORTEST_S, _LONGEST_S = 0.001, 0.05  # between two questions of a worker that has to wait
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from nbdist.engine.layout.weights.broadcast import first_difference
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 BUCKET_BYTES = 32 << 20
 _SOURCE = 0  # the rank whose weights count

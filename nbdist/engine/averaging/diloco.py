@@ -19,7 +19,7 @@ from nbdist.engine.averaging import fit
 from nbdist.engine.averaging.average import average
 from nbdist.engine.averaging.local_sgd import InRounds
 from nbdist.engine.averaging.rounds import Rounds
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 
 class DiLoCo(InRounds):

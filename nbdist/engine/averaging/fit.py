@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from nbdist.engine.compat import heap, torch_modules
 from nbdist.engine.layout.layout import layout_of
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 # Batch norm's and instance norm's: of all buffers, these follow from the data that a rank has seen.
 _STATISTICS = ("running_mean", "running_var")

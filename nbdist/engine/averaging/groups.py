@@ -10,7 +10,7 @@ import socket
 import torch.distributed as dist
 
 from nbdist.engine.compat import torch_groups
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 Parts = list[tuple[int, ...]]
 

@@ -19,7 +19,7 @@ from nbdist.engine.averaging.average import average, broadcast, check_alike
 from nbdist.engine.averaging.rounds import Rounds
 from nbdist.engine.kernel import location
 from nbdist.engine.steps.optimizer_wrapper import ApartWrapper, Closure
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 
 class InRounds(ApartWrapper):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 Due = Literal["nothing", "inside", "all"]
 

@@ -22,7 +22,7 @@ from nbdist.engine.averaging.master import Answer, Master
 from nbdist.engine.compat import torch_groups
 from nbdist.engine.group import state
 from nbdist.engine.tap.interruptible_store import ReleasedError
-from nbdist.errors import ClusterError
+from nbdist.shared.errors import ClusterError
 
 # A thread waits as long as nobody trains, and a receive that runs out of time breaks the group.
 _PATIENCE = timedelta(days=365)

@@ -7,7 +7,7 @@ from typing import TypeVar
 from nbdist.engine.checkpoint.folder import reason
 from nbdist.engine.checkpoint.training_state import Training
 from nbdist.engine.kernel import agreement
-from nbdist.errors import CheckpointError, NBDistError, UsageError
+from nbdist.shared.errors import CheckpointError, NBDistError, UsageError
 
 T = TypeVar("T")
 

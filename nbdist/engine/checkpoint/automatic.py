@@ -25,9 +25,9 @@ from nbdist.engine.data import position, resume
 from nbdist.engine.group import group
 from nbdist.engine.recovery import sync_state
 from nbdist.engine.steps import step_state
-from nbdist.errors import NBDistError
-from nbdist.formatting import figure
-from nbdist.wire import CellStart, CheckpointEvery, Repeat
+from nbdist.shared.errors import NBDistError
+from nbdist.shared.text import figure
+from nbdist.shared.wire import CellStart, CheckpointEvery, Repeat
 
 FAILURE_S = 24 * 3600.0  # between two faults, where nothing has been seen
 

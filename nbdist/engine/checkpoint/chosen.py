@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from nbdist.engine.checkpoint.folder import COMMIT, CheckpointFolder
 from nbdist.engine.checkpoint.manifest import FORMAT, Manifest, best_of, order
-from nbdist.errors import CheckpointError, UsageError
-from nbdist.formatting import counted
+from nbdist.shared.errors import CheckpointError, UsageError
+from nbdist.shared.text import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ import psutil
 
 from nbdist.engine.checkpoint.claim import FolderClaim
 from nbdist.engine.checkpoint.manifest import Manifest, order
-from nbdist.errors import CheckpointError, UsageError
-from nbdist.formatting import name_bytes
+from nbdist.shared.errors import CheckpointError, UsageError
+from nbdist.shared.text import name_bytes
 
 COMMIT, WRITING, TRAINING = "checkpoint.json", "writing.json", "training.pt"
 _CHUNK = 8 << 20

@@ -2,7 +2,7 @@
 
 import os
 
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 
 class DefaultFolder:

@@ -21,7 +21,7 @@ from nbdist.engine.checkpoint.agreement import (
 )
 from nbdist.engine.checkpoint.folder import CheckpointFolder, reason
 from nbdist.engine.compat.torch_checkpoint import Spread, WritePlan, WritePlanner, Writer
-from nbdist.errors import NBDistError
+from nbdist.shared.errors import NBDistError
 
 
 @dataclass(frozen=True, slots=True)

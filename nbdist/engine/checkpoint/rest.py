@@ -33,8 +33,8 @@ from nbdist.engine.group import ddp_buckets
 from nbdist.engine.steps import keep, step_state
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
 from nbdist.engine.steps.step_state import StepState
-from nbdist.errors import CheckpointError
-from nbdist.formatting import counted
+from nbdist.shared.errors import CheckpointError
+from nbdist.shared.text import counted
 
 Facts = dict[str, Any]
 

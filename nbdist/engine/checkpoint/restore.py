@@ -25,8 +25,8 @@ from nbdist.engine.checkpoint.training_state import Training
 from nbdist.engine.compat.torch_checkpoint import Reader
 from nbdist.engine.recovery import snapshot, sync_state
 from nbdist.engine.steps import step_state
-from nbdist.errors import CheckpointError, UsageError
-from nbdist.formatting import counted
+from nbdist.shared.errors import CheckpointError, UsageError
+from nbdist.shared.text import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 
-from nbdist import side
 from nbdist.engine.checkpoint import place, rest, steady, training_state
 from nbdist.engine.checkpoint.folder import CheckpointFolder
 from nbdist.engine.checkpoint.planning import PreparedSave, SaveRequest
@@ -21,9 +20,10 @@ from nbdist.engine.checkpoint.saving import Saving
 from nbdist.engine.checkpoint.training_state import Training
 from nbdist.engine.compat.torch_checkpoint import WritePlanner
 from nbdist.engine.component import Component, EndedCell
-from nbdist.errors import NBDistError, UsageError
-from nbdist.formatting import counted, figure, name_bytes
-from nbdist.wire import CellStart
+from nbdist.shared import side
+from nbdist.shared.errors import NBDistError, UsageError
+from nbdist.shared.text import counted, figure, name_bytes
+from nbdist.shared.wire import CellStart
 
 AT_CELL_END_S = 60.0  # that a cell's end waits for what is still being written
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, overload
 from nbdist.engine.checkpoint.folder import COMMIT, CheckpointFolder
 from nbdist.engine.checkpoint.manifest import FORMAT, Manifest, best_of
 from nbdist.engine.checkpoint.place import place_of
-from nbdist.formatting import aligned, figure
+from nbdist.shared.text import aligned, figure
 
 
 class LoaderPlace(NamedTuple):

@@ -32,7 +32,7 @@ from nbdist.engine.checkpoint.steady import Copying, stage
 from nbdist.engine.compat.torch_checkpoint import Writer, Written
 from nbdist.engine.group import state
 from nbdist.engine.tap.interruptible_store import PatientStore, ReleasedError
-from nbdist.errors import CheckpointError, NBDistError
+from nbdist.shared.errors import CheckpointError, NBDistError
 
 _OTHERS = timedelta(seconds=30)  # for what others write of a save that is given up
 _LIMIT = timedelta(hours=6)  # for the slowest rank's file; a rank that dies ends the wait at once

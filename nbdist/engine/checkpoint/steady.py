@@ -23,8 +23,8 @@ from nbdist.engine.checkpoint.training_state import Training, real
 from nbdist.engine.component import Component
 from nbdist.engine.steps import step_state
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
-from nbdist.errors import CheckpointError
-from nbdist.wire import CellStart
+from nbdist.shared.errors import CheckpointError
+from nbdist.shared.wire import CellStart
 
 Optimizer = torch.optim.Optimizer
 

@@ -21,7 +21,7 @@ from nbdist.engine.layout.layout import Layout, layout_of, live_layouts
 from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.steps import keep
 from nbdist.engine.steps.optimizer_wrapper import ApartWrapper
-from nbdist.errors import CheckpointError
+from nbdist.shared.errors import CheckpointError
 
 Optimizer = torch.optim.Optimizer
 

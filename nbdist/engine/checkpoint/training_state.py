@@ -24,7 +24,7 @@ from nbdist.engine.data import position
 from nbdist.engine.data.position import LoaderPosition
 from nbdist.engine.steps import find_followers, keep, step_state
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
-from nbdist.errors import CheckpointError, UsageError
+from nbdist.shared.errors import CheckpointError, UsageError
 
 
 @dataclass

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist import wire
 from nbdist.engine.checks.fingerprints import parameters_alike, told
 from nbdist.engine.compat import torch_groups, torch_modules
 from nbdist.engine.group import identity
 from nbdist.engine.layout.layout import Layout, live_layouts
+from nbdist.shared import wire
 
 _log = logging.getLogger("nbdist.checks")
 

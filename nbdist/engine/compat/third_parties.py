@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from nbdist.engine.compat import on_import
 from nbdist.engine.compat.torch_wrappers import Ask
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 IsSpread = Callable[[nn.Module], bool]  # may raise
 AskLoader = Callable[[Optimizer], None]  # may raise

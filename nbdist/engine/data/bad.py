@@ -13,9 +13,8 @@ from typing import Self
 import torch.distributed as dist
 
 from nbdist.engine.compat.torch_loaders import SampleFault
-from nbdist.errors import DataError
-from nbdist.formatting import counted
-from nbdist.ranks import name_ranks
+from nbdist.shared.errors import DataError
+from nbdist.shared.text import counted, name_ranks
 
 MOST_RESTARTS = 3  # of one loop's workers
 

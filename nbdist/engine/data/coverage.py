@@ -9,14 +9,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nbdist import side
 from nbdist.engine.data import account, alike, counts, journal, position
 from nbdist.engine.data.counts import Kind
 from nbdist.engine.data.journal import JournalEntry
 from nbdist.engine.data.loaders import Loader
 from nbdist.engine.steps import keep
-from nbdist.errors import UsageError
-from nbdist.formatting import aligned, counted
+from nbdist.shared import side
+from nbdist.shared.errors import UsageError
+from nbdist.shared.text import aligned, counted
 
 _MOST_LINES = 20  # of the table; beyond it only the newest half, and what is wrong
 _UNKNOWN: dict[str, Any] = {"cell": -1, "prompt": -1, "name": "", "samples": None}

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nbdist.formatting import counted
+from nbdist.shared.text import counted
 
 MOST_KEPT = 10_000  # by name; beyond, they are counted
 MOST_NAMED = 8  # in a line

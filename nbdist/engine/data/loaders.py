@@ -21,7 +21,7 @@ from nbdist.engine.data.position import LoaderPosition
 from nbdist.engine.data.probe import Probe
 from nbdist.engine.data.reader_threads import own_cores
 from nbdist.engine.data.shards import data_shard
-from nbdist.errors import DataError, UsageError
+from nbdist.shared.errors import DataError, UsageError
 
 _log = logging.getLogger("nbdist.data")
 T = TypeVar("T")

@@ -19,7 +19,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR
 
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 RULES = {"linear": 1.0, "sqrt": 0.5}  # exponent of global_batch / reference_batch
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
-from nbdist import side
 from nbdist.engine.compat import hf_datasets
 from nbdist.engine.data import alike, resume
 from nbdist.engine.data.decode import collate, decoded, in_turn
@@ -25,8 +24,9 @@ from nbdist.engine.data.sources.tars import TarSource
 from nbdist.engine.data.stream_batches import UNKNOWN, StreamBatches
 from nbdist.engine.data.streams import SampleStream
 from nbdist.engine.kernel import location
-from nbdist.errors import UsageError
-from nbdist.given import is_whole
+from nbdist.shared import side
+from nbdist.shared.errors import UsageError
+from nbdist.shared.options import is_whole
 
 # Options of torch's DataLoader that say how batches are made: ours to say.
 _BY_ITSELF = "the order follows from seed and epoch, and each rank takes its part by itself"

@@ -30,14 +30,14 @@ from typing import Any, Protocol
 
 from torch.utils.data import get_worker_info
 
-from nbdist import background
 from nbdist.engine.compat import torch_loaders
 from nbdist.engine.compat.torch_loaders import Made, SampleFault, Told
 from nbdist.engine.data import generators
 from nbdist.engine.data.batches import Seeds
 from nbdist.engine.kernel import tracebacks
-from nbdist.error_text import named
-from nbdist.errors import NBDistError
+from nbdist.shared import background
+from nbdist.shared.error_text import named
+from nbdist.shared.errors import NBDistError
 
 PARTS = ("read", "decode", "transform", "fetch", "collate", "copy")
 

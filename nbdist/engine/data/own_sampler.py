@@ -12,7 +12,7 @@ from torch.utils.data import DistributedSampler
 from nbdist.engine.data.batches import mix
 from nbdist.engine.data.sampler import Batches, Spec
 from nbdist.engine.data.streams import Own
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 
 class SamplerBatches(Batches):

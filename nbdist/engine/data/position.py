@@ -23,7 +23,7 @@ from nbdist.engine.data.sampler import Batches
 from nbdist.engine.data.shards import data_shard
 from nbdist.engine.data.weighting import Heed
 from nbdist.engine.steps import step_state
-from nbdist.wire import CellStart
+from nbdist.shared.wire import CellStart
 
 _log = logging.getLogger("nbdist.data")
 

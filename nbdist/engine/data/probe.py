@@ -20,8 +20,8 @@ from nbdist.engine.compat import torch_loaders
 from nbdist.engine.data import making, services
 from nbdist.engine.data.making import PARTS, Collate, Init, Items
 from nbdist.engine.data.sampler import Batches
-from nbdist.errors import UsageError
-from nbdist.formatting import aligned, figure
+from nbdist.shared.errors import UsageError
+from nbdist.shared.text import aligned, figure
 
 GAIN = 0.9  # what is not below this share of a time is no faster
 MOST_WORKERS = 32

@@ -24,7 +24,7 @@ from nbdist.engine.data.interleave import Interleave, Ints, Piece
 from nbdist.engine.data.mixing import Stretch
 from nbdist.engine.data.reader_threads import ReaderThreads, own_cores, wanted
 from nbdist.engine.data.sources.source import Columns, Source
-from nbdist.errors import DataError
+from nbdist.shared.errors import DataError
 
 AHEAD = 2  # groups that are read before a lane wants them
 _CHUNKS = 8  # of a group

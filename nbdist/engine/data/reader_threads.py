@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from nbdist import background
+from nbdist.shared import background
 
 T = TypeVar("T")
 MOST = 4

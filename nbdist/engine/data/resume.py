@@ -30,7 +30,7 @@ from nbdist.engine.data.position import LoaderPosition
 from nbdist.engine.data.sampler import Spec
 from nbdist.engine.kernel import location
 from nbdist.engine.steps import step_state
-from nbdist.wire import CellStart, Repeat
+from nbdist.shared.wire import CellStart, Repeat
 
 _Mark = list[tuple[PassLog, Commit]]
 

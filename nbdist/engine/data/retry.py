@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from nbdist.error_text import named
-from nbdist.errors import DataError
+from nbdist.shared.error_text import named
+from nbdist.shared.errors import DataError
 
 T = TypeVar("T")
 TRIES: Final = 4

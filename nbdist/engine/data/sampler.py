@@ -16,8 +16,8 @@ from nbdist.engine.data.reader import GroupFeed, RowBlock
 from nbdist.engine.data.retry import READ_TIMEOUT_S
 from nbdist.engine.data.shards import data_shard
 from nbdist.engine.data.sources.source import Source
-from nbdist.errors import DataError, UsageError
-from nbdist.formatting import counted
+from nbdist.shared.errors import DataError, UsageError
+from nbdist.shared.text import counted
 
 _log = logging.getLogger("nbdist.data")
 MANY = 2**28  # samples, from which on an order is not kept in memory: 2 GB, and seconds to draw

@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from nbdist.engine.component import Component, EndedCell
-from nbdist.errors import UsageError
-from nbdist.formatting import counted
+from nbdist.shared.errors import UsageError
+from nbdist.shared.text import counted
 
 MEASURED = "measured"
 ALIKE = 0.9  # what differs by less is one: noise must not move samples, or be told of

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nbdist.engine.compat import torch_live, torch_modules, torch_reducers
 from nbdist.engine.group import ddp_buckets
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 # Of each kind of state: the fields that a step changes. p_memory_dict's tensors are written before
 # they are read; that they exist is what counts.

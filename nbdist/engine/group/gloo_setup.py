@@ -12,9 +12,9 @@ from nbdist.engine.compat.torch_groups import PrefixStore, Store
 from nbdist.engine.compat.torch_init import InitArguments
 from nbdist.engine.group import meeting, sockets
 from nbdist.engine.group.state import GroupState
-from nbdist.errors import ClusterError
-from nbdist.options import ClusterOptions
-from nbdist.placement import Place, gpu_of
+from nbdist.shared.errors import ClusterError
+from nbdist.shared.options import ClusterOptions
+from nbdist.shared.placement import Place, gpu_of
 
 
 def environment(store_host: str, store_port: int, interface: str, *, recovers: bool = True) -> None:

@@ -20,7 +20,6 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from nbdist import error_text, name_servers
 from nbdist.engine.compat import torch_groups, torch_hooks, torch_init, torch_live, torch_modules
 from nbdist.engine.compat.group_spec import GroupSpec
 from nbdist.engine.compat.torch_groups import PrefixStore, TCPStore
@@ -40,9 +39,10 @@ from nbdist.engine.group.state import GLOO_THREADS, GroupState
 from nbdist.engine.steps import step_state
 from nbdist.engine.tap import counters, in_flight
 from nbdist.engine.tap.interruptible_store import PatientStore, ReleasedError
-from nbdist.errors import ClusterError
-from nbdist.options import ClusterOptions
-from nbdist.placement import Place
+from nbdist.shared import error_text, name_servers
+from nbdist.shared.errors import ClusterError
+from nbdist.shared.options import ClusterOptions
+from nbdist.shared.placement import Place
 
 _STORE_TIMEOUT = timedelta(seconds=60)  # it listens before any rank is started
 _RESTART = "%dist restart    (new processes; what the ranks hold is lost)"

@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 from nbdist.engine.component import Component
 from nbdist.engine.group import sockets, state, tcp_info
-from nbdist.errors import ClusterError
-from nbdist.wire import CellStart
+from nbdist.shared.errors import ClusterError
+from nbdist.shared.wire import CellStart
 
 INTERVAL_S = 0.5
 LEAST_STEPS = 10  # between two samples

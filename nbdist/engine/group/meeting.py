@@ -25,9 +25,9 @@ from nbdist.engine.group import state
 from nbdist.engine.group.state import GroupState
 from nbdist.engine.kernel import location
 from nbdist.engine.tap.in_flight import Waiting
-from nbdist.errors import ClusterError
-from nbdist.ranks import name_ranks
-from nbdist.wire import CellStart
+from nbdist.shared.errors import ClusterError
+from nbdist.shared.text import name_ranks
+from nbdist.shared.wire import CellStart
 
 KIND = "init_process_group"  # as a wait's kind and group; `client/faults/rank_state.MEETING`
 _ENDED = "ended"

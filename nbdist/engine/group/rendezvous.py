@@ -18,8 +18,8 @@ from nbdist.engine.group.shared_memory import Offered
 from nbdist.engine.group.state import GroupState
 from nbdist.engine.tap import collective_check, counters
 from nbdist.engine.tap.collective_check_store import StoreTable
-from nbdist.errors import ClusterError
-from nbdist.ranks import name_ranks
+from nbdist.shared.errors import ClusterError
+from nbdist.shared.text import name_ranks
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from nbdist.engine.group.shared_memory import Offered
 from nbdist.engine.kernel import location
 from nbdist.engine.tap.in_flight import Waiting
 from nbdist.engine.tap.interruptible_store import PatientStore
-from nbdist.errors import ClusterError
-from nbdist.placement import HERE
-from nbdist.ranks import name_ranks
+from nbdist.shared.errors import ClusterError
+from nbdist.shared.placement import HERE
+from nbdist.shared.text import name_ranks
 
 GLOO_THREADS = 2  # per group, as in torch
 

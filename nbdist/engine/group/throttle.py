@@ -8,7 +8,7 @@ ipyparallel are not touched.
 import math
 
 from nbdist.engine.group import sockets, state, tcp_info
-from nbdist.errors import ClusterError, UsageError
+from nbdist.shared.errors import ClusterError, UsageError
 
 
 def emulate_link(bytes_per_s: float | None) -> None:

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from nbdist.error_text import named
-from nbdist.errors import CheckpointError, NBDistError, UsageError
-from nbdist.ranks import name_ranks
+from nbdist.shared.error_text import named
+from nbdist.shared.errors import CheckpointError, NBDistError, UsageError
+from nbdist.shared.text import name_ranks
 
 T = TypeVar("T")
 Explain = Callable[[Exception], NBDistError]

@@ -31,7 +31,7 @@ MAIN = {
 
 ANY_TIME = {
     "boot.missed": "nbdist.engine.rank.boot:missed",
-    "clock.read": "nbdist.clock:read",
+    "clock.read": "nbdist.shared.clock:read",
     "control.state": "nbdist.engine.rank.control:state",
     "control.cost": "nbdist.engine.rank.control:cost",
     "control.stacks": "nbdist.engine.rank.control:stacks",

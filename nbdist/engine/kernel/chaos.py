@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.kernel import interrupts
-from nbdist.wire import CellStart
+from nbdist.shared.wire import CellStart
 
 
 class PlannedFault(Exception):

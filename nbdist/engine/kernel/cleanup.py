@@ -12,7 +12,7 @@ import torch
 
 from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.kernel import interrupts
-from nbdist.wire import CellStart
+from nbdist.shared.wire import CellStart
 
 
 def release_frames(error: BaseException | None) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 from nbdist.engine.compat import on_import
 from nbdist.engine.kernel import location
-from nbdist.errors import UsageError
-from nbdist.options import ClusterOptions
-from nbdist.placement import Place
+from nbdist.shared.errors import UsageError
+from nbdist.shared.options import ClusterOptions
+from nbdist.shared.placement import Place
 
 
 def rank_variables(rank: int, options: ClusterOptions, place: Place) -> dict[str, str]:

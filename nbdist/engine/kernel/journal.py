@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nbdist import wire
+from nbdist.shared import wire
 
 MOST_BYTES: Final = 16 << 20
 

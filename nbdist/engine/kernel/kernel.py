@@ -38,11 +38,11 @@ from ipykernel.zmqshell import ZMQInteractiveShell
 from ipyparallel.engine.app import IPEngine
 from ipyparallel.engine.kernel import IPythonParallelKernel
 
-from nbdist import wire
 from nbdist.engine.kernel import calls, interrupts
 from nbdist.engine.kernel.journal import Journal
 from nbdist.engine.kernel.stdio_files import LogStream
-from nbdist.error_text import text_of
+from nbdist.shared import wire
+from nbdist.shared.error_text import text_of
 
 log = logging.getLogger(__name__)
 

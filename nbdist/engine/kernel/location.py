@@ -10,7 +10,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from nbdist import origins
+from nbdist.shared import origins
 
 Place = tuple[str, int]  # file, line
 

@@ -6,7 +6,7 @@ a PlaceholderError. IPython may show it, and it may be pickled, copied and compa
 
 from typing import Any, NoReturn
 
-from nbdist.errors import LostStateError, NBDistError, TransferError
+from nbdist.shared.errors import LostStateError, NBDistError, TransferError
 
 _LONGEST_WHY = 200  # characters
 

@@ -26,8 +26,8 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from nbdist.packed import Calls
-from nbdist.wire import Batch, Record
+from nbdist.shared.packed import Calls
+from nbdist.shared.wire import Batch, Record
 
 SAMPLE_S = 1.0  # between samples while there is no record
 INTERVAL_S = 0.5  # a message costs a rank about a millisecond, however little is in it

@@ -37,10 +37,10 @@ from ipykernel.zmqshell import ZMQDisplayPublisher, ZMQInteractiveShell
 from IPython.core import interactiveshell
 from IPython.core.ultratb import VerboseTB
 
-from nbdist import origins
 from nbdist.engine.kernel import interrupts, location, tracebacks
-from nbdist.error_text import ToldError, cut
-from nbdist.errors import UsageError
+from nbdist.shared import origins
+from nbdist.shared.error_text import ToldError, cut
+from nbdist.shared.errors import UsageError
 
 Lent = Callable[[], contextlib.AbstractContextManager[None]]
 

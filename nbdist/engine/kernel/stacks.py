@@ -15,8 +15,8 @@ import traceback
 from collections.abc import Iterable
 from types import FrameType
 
-from nbdist import origins
 from nbdist.engine.kernel import location
+from nbdist.shared import origins
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from nbdist.noise import without_noise
+from nbdist.shared.text import without_noise
 
 _TRIM_BYTES: Final = 64 * 1024 * 1024  # a file behind a descriptor is emptied when it is larger
 

@@ -22,9 +22,9 @@ from typing import Any, Final
 from IPython.core import ultratb
 from IPython.core.interactiveshell import InteractiveShell
 
-from nbdist import origins
 from nbdist.engine.kernel import location
-from nbdist.errors import NBDistError
+from nbdist.shared import origins
+from nbdist.shared.errors import NBDistError
 
 MOST_MEMBERS: Final = 6  # of one group that are shown
 MOST_NESTED: Final = 3  # groups in groups

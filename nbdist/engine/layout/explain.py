@@ -8,14 +8,14 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.layout.axes.axis import Axis, Sent
+from nbdist.engine.layout.plan import cost
+from nbdist.engine.layout.plan.axis_facts import AXES, FACTS
+from nbdist.engine.layout.plan.inputs import as_tree
+from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.policies.efficiency import FULL
 from nbdist.engine.layout.policies.policies import Policies
-from nbdist.engine.layout.spec import cost
-from nbdist.engine.layout.spec.axis_facts import AXES, FACTS
-from nbdist.engine.layout.spec.inputs import as_tree
-from nbdist.engine.layout.spec.mesh import MeshShape
-from nbdist.errors import LayoutError
-from nbdist.formatting import name_bytes
+from nbdist.shared.errors import LayoutError
+from nbdist.shared.text import name_bytes
 
 
 @dataclass(frozen=True, slots=True)

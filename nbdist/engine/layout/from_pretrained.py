@@ -13,14 +13,14 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from nbdist import side
 from nbdist.engine.kernel.agreement import each, from_rank_0
 from nbdist.engine.layout import parallelize
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.weights import factory, full_tensors, pretrained_folder
 from nbdist.engine.layout.weights.from_files import FromFiles, make_fresh
 from nbdist.engine.layout.weights.pretrained_folder import Match
-from nbdist.errors import CheckpointError
+from nbdist.shared import side
+from nbdist.shared.errors import CheckpointError
 
 _SHOWN = 4  # names in a line
 

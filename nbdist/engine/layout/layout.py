@@ -18,17 +18,17 @@ from nbdist.engine.layout.axes import unused, zero1
 from nbdist.engine.layout.axes.axis import Axis, Spreading
 from nbdist.engine.layout.axes.pp.stages import Stage
 from nbdist.engine.layout.explain import BatchSize, Explanation
+from nbdist.engine.layout.plan import cost
+from nbdist.engine.layout.plan.inputs import Inputs, as_inputs, samples_in
+from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.policies.activation_checkpoint import Checkpointed
-from nbdist.engine.layout.spec import cost
-from nbdist.engine.layout.spec.inputs import Inputs, as_inputs, samples_in
-from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.engine.layout.trainable import LossFunction, Trainable
 from nbdist.engine.layout.verify import preconditions, verify
 from nbdist.engine.layout.verify.report import Proof
 from nbdist.engine.layout.weights import full_tensors, load, save_pretrained
 from nbdist.engine.layout.weights.gather import state_of
-from nbdist.errors import LayoutError
-from nbdist.formatting import name_bytes
+from nbdist.shared.errors import LayoutError
+from nbdist.shared.text import name_bytes
 
 _KEY = "_nbdist_layout"  # where a model keeps its layout; in __dict__, so no part of its state
 

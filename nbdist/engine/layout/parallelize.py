@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch.distributed as dist
 from torch import nn
 
-from nbdist import side
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.component import Component
 from nbdist.engine.layout import wrapped
@@ -20,6 +19,10 @@ from nbdist.engine.layout.axes import old_optimizers
 from nbdist.engine.layout.axes.pp.stages import makes_halves
 from nbdist.engine.layout.axes.registry import axes_of
 from nbdist.engine.layout.layout import Layout, attach, layout_facts, layout_of
+from nbdist.engine.layout.plan import mesh
+from nbdist.engine.layout.plan.axis_facts import FACTS
+from nbdist.engine.layout.plan.blocks import find_blocks
+from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.policies import (
     activation_checkpoint,
     compress,
@@ -28,15 +31,12 @@ from nbdist.engine.layout.policies import (
     two_levels,
 )
 from nbdist.engine.layout.policies.policies import Policies, read
-from nbdist.engine.layout.spec import mesh
-from nbdist.engine.layout.spec.axis_facts import FACTS
-from nbdist.engine.layout.spec.blocks import find_blocks
-from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.engine.layout.spread import spread
 from nbdist.engine.layout.weights import factory
 from nbdist.engine.layout.weights.factory import WeightSource
-from nbdist.errors import LayoutError
-from nbdist.wire import CellStart
+from nbdist.shared import side
+from nbdist.shared.errors import LayoutError
+from nbdist.shared.wire import CellStart
 
 
 def parallelize(

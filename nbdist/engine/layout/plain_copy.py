@@ -16,7 +16,7 @@ from torch import nn
 
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout.axes import fsdp
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 _PLAIN = (bool, int, float, str, type(None))
 

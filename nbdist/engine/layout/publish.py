@@ -25,8 +25,8 @@ from nbdist.engine.compat import torch_modules
 from nbdist.engine.kernel.agreement import each
 from nbdist.engine.layout.layout import Layout, layout_of
 from nbdist.engine.layout.weights import exported, full_tensors, meta_copy
-from nbdist.error_text import named
-from nbdist.errors import PublishError
+from nbdist.shared.error_text import named
+from nbdist.shared.errors import PublishError
 
 _NAME = re.compile(r"[^/:@'\"\s][^/:@'\"\n]{0,200}")
 

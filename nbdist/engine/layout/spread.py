@@ -18,12 +18,12 @@ from torch.distributed.tensor import DTensor
 from nbdist.engine.layout.axes.axis import Spreading
 from nbdist.engine.layout.axes.registry import axes_of, innermost_first
 from nbdist.engine.layout.layout import Layout
+from nbdist.engine.layout.plan import cost
+from nbdist.engine.layout.plan import device_mesh as meshes
+from nbdist.engine.layout.plan.blocks import find_blocks
+from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.policies import activation_checkpoint, offload
 from nbdist.engine.layout.policies.policies import Policies
-from nbdist.engine.layout.spec import cost
-from nbdist.engine.layout.spec import device_mesh as meshes
-from nbdist.engine.layout.spec.blocks import find_blocks
-from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.engine.layout.weights import broadcast, buffers, meta_copy
 from nbdist.engine.layout.weights.factory import WeightSource
 

@@ -21,11 +21,11 @@ from nbdist.engine.layout.axes import unused, zero1
 from nbdist.engine.layout.axes.cp.context import Context
 from nbdist.engine.layout.axes.cp.exchange import own_part
 from nbdist.engine.layout.axes.pp.pipeline_step import PipelineStep
+from nbdist.engine.layout.plan.inputs import Inputs, as_inputs, as_tree, samples_in
+from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.policies.policies import Policies
 from nbdist.engine.layout.policies.precision import Scaler
-from nbdist.engine.layout.spec.inputs import Inputs, as_inputs, as_tree, samples_in
-from nbdist.engine.layout.spec.mesh import MeshShape
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 

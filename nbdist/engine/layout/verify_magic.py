@@ -17,12 +17,12 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.layout.layout import Layout, layout_of, live_layouts
-from nbdist.engine.layout.spec import trace
-from nbdist.engine.layout.spec.inputs import Inputs
+from nbdist.engine.layout.plan import trace
+from nbdist.engine.layout.plan.inputs import Inputs
 from nbdist.engine.layout.verify.report import Proof, in_lines, some_of
 from nbdist.engine.layout.weights import meta_copy
-from nbdist.errors import LayoutError
-from nbdist.ranks import begin_with_ranks
+from nbdist.shared.errors import LayoutError
+from nbdist.shared.text import begin_with_ranks
 
 _SAMPLES = 8  # guessed ones, on each rank
 _DO = "layout.verify((x, y), loss_fn) in a cell, or %dist verify after a layout.step"

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from nbdist.engine.compat import third_parties, torch_modules, torch_wrappers
 from nbdist.engine.layout.axes import fsdp
 from nbdist.engine.layout.layout import Layout, live_layouts
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 # Wrappers by their class's module and name: none of these libraries has to be imported.
 _WRAPPERS = {

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import nbdist
-from nbdist import lifeline, plain, side, wire
 from nbdist.engine.kernel import (
     calls,
     cleanup,
@@ -37,10 +36,11 @@ from nbdist.engine.kernel import (
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.kernel.stdio import Output
 from nbdist.engine.kernel.stdio_files import LogStream
-from nbdist.error_text import named
-from nbdist.options import ClusterOptions
-from nbdist.placement import HERE, Place
-from nbdist.ranks import name_ranks
+from nbdist.shared import lifeline, plain, side, wire
+from nbdist.shared.error_text import named
+from nbdist.shared.options import ClusterOptions
+from nbdist.shared.placement import HERE, Place
+from nbdist.shared.text import name_ranks
 
 if TYPE_CHECKING:
     from nbdist.engine.compat.torch_dist import Functions

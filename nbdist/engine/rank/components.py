@@ -23,7 +23,7 @@ from nbdist.engine.steps import step_state
 from nbdist.engine.tap.tap import Tap
 from nbdist.engine.training import torch_profile, training
 from nbdist.engine.training.devices import DeviceStats
-from nbdist.wire import CellStart
+from nbdist.shared.wire import CellStart
 
 
 def of_rank(

@@ -9,7 +9,7 @@ import resource
 from typing import TYPE_CHECKING, Any
 
 from nbdist.engine.kernel import fd_reserve, location
-from nbdist.ranks import name_ranks
+from nbdist.shared.text import name_ranks
 
 if TYPE_CHECKING:  # it imports torch
     from nbdist.engine.training.devices import Gpu

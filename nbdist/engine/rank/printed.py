@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.distributed import DistError
 
-from nbdist.formatting import figure
+from nbdist.shared.text import figure
 
 
 class PrintedNumbers:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import Optimizer
 
-from nbdist import wire
 from nbdist.engine.checkpoint import automatic
 from nbdist.engine.checks import begun_anew, first_weights, model_facts
 from nbdist.engine.checks.checks import RankChecks
@@ -25,6 +24,7 @@ from nbdist.engine.steps import keep
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training
 from nbdist.engine.training.devices import DeviceStats, Gpu
+from nbdist.shared import wire
 
 if TYPE_CHECKING:
     from nbdist.engine.rank.boot import Program

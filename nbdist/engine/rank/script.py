@@ -28,9 +28,9 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from nbdist import wire
 from nbdist.engine.component import Component, EndedCell
-from nbdist.wire import CellStart
+from nbdist.shared import wire
+from nbdist.shared.wire import CellStart
 
 
 class Script(Component):

@@ -26,13 +26,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from nbdist import side
 from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.kernel import environment, location
 from nbdist.engine.rank.printed import PrintedNumbers
-from nbdist.errors import LayoutError, NBDistError, StartError, UsageError
-from nbdist.formatting import counted
-from nbdist.options import (
+from nbdist.shared import side
+from nbdist.shared.errors import LayoutError, NBDistError, StartError, UsageError
+from nbdist.shared.options import (
     LOOPBACK,
     ONE_GPU_A_RANK,
     TIMEOUT_S,
@@ -40,8 +39,9 @@ from nbdist.options import (
     choose_options,
     may_share_gpus,
 )
-from nbdist.placement import HERE, Place
-from nbdist.wire import Batch, CellStart
+from nbdist.shared.placement import HERE, Place
+from nbdist.shared.text import counted
+from nbdist.shared.wire import Batch, CellStart
 
 _LET_GO_S = 0.1
 _RUN_IT = "torchrun --nproc-per-node 2 {}    (or %dist run in a notebook)"
@@ -228,7 +228,7 @@ def _join(rank: int, options: ClusterOptions, place: Place) -> torch.device:
 
 def _require_layouts(layouts: Sequence[str], this: ThisRank) -> None:
     """End all ranks where the number of ranks is none that a layout can have; rank 0 says why."""
-    from nbdist.engine.layout.spec import mesh
+    from nbdist.engine.layout.plan import mesh
 
     try:
         for text in layouts:

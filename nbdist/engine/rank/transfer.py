@@ -1,12 +1,12 @@
 """The rank's side of `%dist push` and `%dist pull`: names in the user's namespace.
 
 Values travel pickled (protocol 5) with arrays and tensors out of band, as raw buffers that are
-never copied into the pickle. See `nbdist/payload.py`.
+never copied into the pickle. See `nbdist/shared/payload.py`.
 """
 
 from typing import Any
 
-from nbdist import payload
+from nbdist.shared import payload
 
 
 def push(buffers: list[memoryview], names: list[str]) -> tuple[None, list[Any]]:

@@ -1,7 +1,7 @@
 """Have replacement ranks draw the random numbers that their neighbours draw.
 
 Ranks along tp and cp work on the same samples and must drop the same in dropout
-(`layout/spec/random_numbers`). A new rank gets the generators of such a neighbour; where all of
+(`layout/plan/random_numbers`). A new rank gets the generators of such a neighbour; where all of
 these died, the new ones begin one stream together. Main thread of every rank, at the same time.
 """
 

@@ -22,8 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
-from nbdist.formatting import counted
-from nbdist.ranks import begin_with_ranks, name_ranks
+from nbdist.shared.text import begin_with_ranks, counted, name_ranks
 
 Kind = Literal["replicated", "sharded", "apart"]
 Steps = tuple[int, ...]  # of each optimizer, the newest first

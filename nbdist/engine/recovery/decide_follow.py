@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbdist.engine.steps.followers import Progress
-from nbdist.ranks import begin_with_ranks, name_ranks
+from nbdist.shared.text import begin_with_ranks, name_ranks
 
 Numbers = Mapping[str, Any]
 _MOST_NAMES = 6

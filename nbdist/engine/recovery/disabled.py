@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from nbdist.errors import NBDistError
+from nbdist.shared.errors import NBDistError
 
 
 class Refusals:

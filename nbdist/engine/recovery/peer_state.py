@@ -20,7 +20,7 @@ from nbdist.engine.recovery import peers, send_tensors, snapshot, wrapped_models
 from nbdist.engine.recovery.clone import shards
 from nbdist.engine.recovery.decide import Decision, Kept
 from nbdist.engine.steps import step_state
-from nbdist.errors import ClusterError
+from nbdist.shared.errors import ClusterError
 
 TIMEOUT_S = rendezvous.FORM_TIMEOUT_S
 

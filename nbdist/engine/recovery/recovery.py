@@ -16,7 +16,7 @@ from nbdist.engine.averaging import async_sgd
 from nbdist.engine.compat import third_parties, torch_hooks, torch_pipeline, torch_sharded
 from nbdist.engine.data import resume
 from nbdist.engine.group import ddp_hook_state, group, identity
-from nbdist.engine.layout.spec import device_mesh
+from nbdist.engine.layout.plan import device_mesh
 from nbdist.engine.recovery import (
     alike_random,
     follow,

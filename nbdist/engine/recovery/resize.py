@@ -25,7 +25,7 @@ from nbdist.engine.compat import torch_groups, torch_live, torch_modules, torch_
 from nbdist.engine.group import group
 from nbdist.engine.layout.layout import Layout, layout_of, live_layouts
 from nbdist.engine.recovery import disabled
-from nbdist.errors import ClusterError
+from nbdist.shared.errors import ClusterError
 
 _SCALED = "%dist scale has changed the number of ranks; only layouts with dp alone follow."
 _DESTROYED = "the program destroyed it; only layouts with dp alone follow to the one formed since."

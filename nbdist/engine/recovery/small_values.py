@@ -23,7 +23,7 @@ from nbdist.engine.group import rendezvous
 from nbdist.engine.recovery import name_record, peers, send_tensors
 from nbdist.engine.recovery.clone import clone, fingerprint
 from nbdist.engine.steps import keep
-from nbdist.ranks import name_ranks
+from nbdist.shared.text import name_ranks
 
 MOST_BYTES = 1 << 20  # of a rank
 BOX = "values"

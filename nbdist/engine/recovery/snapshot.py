@@ -38,7 +38,7 @@ from nbdist.engine.recovery.decide import Steps
 from nbdist.engine.recovery.saved import Saved, metas_of
 from nbdist.engine.steps import step_state
 from nbdist.engine.steps.optimizer_wrapper import ApartWrapper
-from nbdist.wire import CellStart
+from nbdist.shared.wire import CellStart
 
 SETTLED_AFTER = 2  # steps after which no rank can have lost the one of a snapshot
 

@@ -6,7 +6,7 @@ ahead.
 
 import math
 
-from nbdist.formatting import name_bytes
+from nbdist.shared.text import name_bytes
 
 INTERVAL_S = 30.0
 TIME_SHARE = 0.01

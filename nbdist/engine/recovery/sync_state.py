@@ -29,8 +29,8 @@ from nbdist.engine.recovery.clone import shards
 from nbdist.engine.recovery.decide import Decision, ModelReport
 from nbdist.engine.steps import step_state
 from nbdist.engine.steps.followers import Progress
-from nbdist.errors import ClusterError, LostStateError
-from nbdist.ranks import name_ranks
+from nbdist.shared.errors import ClusterError, LostStateError
+from nbdist.shared.text import name_ranks
 
 Optimizer = torch.optim.Optimizer
 

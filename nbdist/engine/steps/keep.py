@@ -7,8 +7,8 @@ not: an attribute of a user's own class, an object in a list.
 from collections.abc import Callable
 from typing import Any
 
-from nbdist import side
-from nbdist.errors import UsageError
+from nbdist.shared import side
+from nbdist.shared.errors import UsageError
 
 
 def keep(*unnamed: Any, **objects: Any) -> None:

@@ -32,7 +32,7 @@ from nbdist.engine.kernel.backward_threads import is_mains
 from nbdist.engine.kernel.cost_clock import clock
 from nbdist.engine.steps import defer_interrupt
 from nbdist.engine.steps.followers import Followers, Progress
-from nbdist.wire import CellStart
+from nbdist.shared.wire import CellStart
 
 BUFFER_BYTES = 8 << 20  # larger buffers are left out, and so is what would go beyond it in sum
 

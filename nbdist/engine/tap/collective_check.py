@@ -32,12 +32,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import permutations
 
-from nbdist.collectives import COLLECTIVES
 from nbdist.engine.kernel import location
 from nbdist.engine.tap.purpose import BUFFERS, UNKNOWN, Purpose
-from nbdist.errors import MismatchError
-from nbdist.formatting import name_bytes
-from nbdist.ranks import name_ranks
+from nbdist.shared.collectives import COLLECTIVES
+from nbdist.shared.errors import MismatchError
+from nbdist.shared.text import name_bytes, name_ranks
 
 ENTRIES = 2048  # a rank
 MESSAGES = 1024  # a rank

@@ -19,8 +19,8 @@ from nbdist.engine.compat import torch_groups, torch_hooks
 from nbdist.engine.tap.collective_check import CheckChannel, SharedTable
 from nbdist.engine.tap.collective_check_store import StoreChannel, StoreTable
 from nbdist.engine.tap.message_check import Messages, messages
-from nbdist.errors import ClusterError
-from nbdist.packed import ANY_TAG
+from nbdist.shared.errors import ClusterError
+from nbdist.shared.packed import ANY_TAG
 
 MAX_TAGS = 4096  # of a book; more are counted by peer alone
 MAX_BOOKS = 1024  # beyond it, those of groups that are gone are dropped

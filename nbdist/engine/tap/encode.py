@@ -1,11 +1,11 @@
-"""Collectives whose end is known, packed as they travel to the notebook (`nbdist/packed`)."""
+"""Collectives whose end is known, packed as they travel (`nbdist/shared/packed`)."""
 
 from collections.abc import Iterable, Sequence
 
 from nbdist.engine.kernel import location
 from nbdist.engine.tap.collective import Launch
 from nbdist.engine.tap.collective_check import DTYPES
-from nbdist.packed import ANY_TAG, Calls, Packer, Template
+from nbdist.shared.packed import ANY_TAG, Calls, Packer, Template
 
 MAX_TEMPLATES = 4096  # a cell; beyond it one stands for all of its kind, group and peer
 

@@ -19,7 +19,7 @@ from nbdist.engine.tap.collective import MESSAGES, Launch
 from nbdist.engine.tap.cuda_times import CudaTimes, pointers
 from nbdist.engine.tap.encode import Templates
 from nbdist.engine.tap.sampling import Stride
-from nbdist.packed import ANY_TAG, Calls
+from nbdist.shared.packed import ANY_TAG, Calls
 
 Level = Literal["off", "counts", "full"]
 

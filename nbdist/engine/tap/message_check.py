@@ -33,8 +33,8 @@ from nbdist.engine.tap.collective_check import (
     key_of,
 )
 from nbdist.engine.tap.collective_check_store import StoreTable
-from nbdist.errors import MismatchError
-from nbdist.ranks import name_ranks
+from nbdist.shared.errors import MismatchError
+from nbdist.shared.text import name_ranks
 
 MAX_LANES = 4096  # of a group; messages of more are not compared
 

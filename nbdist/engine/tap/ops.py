@@ -30,7 +30,7 @@ from nbdist.engine.compat.torch_hooks import (
     unbox_group,
 )
 from nbdist.engine.tap import collective_check
-from nbdist.errors import ClusterError
+from nbdist.shared.errors import ClusterError
 
 Returns = Literal["outputs and work", "work", "nothing"]
 # What must be the same on all ranks, beside kind, root and reduction.

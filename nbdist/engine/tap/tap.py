@@ -94,8 +94,8 @@ from nbdist.engine.tap.ops import (
     refusing,
     size_bytes,
 )
-from nbdist.errors import MismatchError
-from nbdist.wire import CellStart
+from nbdist.shared.errors import MismatchError
+from nbdist.shared.wire import CellStart
 
 __all__ = [
     "LEVELS",

@@ -20,7 +20,7 @@ import torch
 
 from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.training.resources import resident_bytes
-from nbdist.wire import CellStart
+from nbdist.shared.wire import CellStart
 
 INTERVAL_S = 1.0
 MOST_COST = 1e-3  # of a core's time

@@ -33,8 +33,8 @@ from nbdist.engine.kernel.backward_threads import is_mains
 from nbdist.engine.kernel.cost_clock import clock, clocked
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.training.cell import Cell, RankMachine
-from nbdist.error_text import named
-from nbdist.formatting import counted
+from nbdist.shared.error_text import named
+from nbdist.shared.text import counted
 
 _TELL_PARTS = {"data", "backward"}
 

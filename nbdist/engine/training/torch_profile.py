@@ -35,8 +35,8 @@ from torch.profiler import ProfilerActivity, record_function
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.training import training
-from nbdist.error_text import named
-from nbdist.wire import CellStart
+from nbdist.shared.error_text import named
+from nbdist.shared.wire import CellStart
 
 # An event takes 2 KB while it is recorded, and 6 more when that ends (torch 2.13).
 WHOLE_S = 1.0  # longest recording of a cell without a step: 100 000 small operators

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from nbdist import side
 from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.training.hooks import Hooks
-from nbdist.errors import UsageError
-from nbdist.wire import CellStart
+from nbdist.shared import side
+from nbdist.shared.errors import UsageError
+from nbdist.shared.wire import CellStart
 
 
 class Training(Component):

@@ -21,7 +21,7 @@ from nbdist.client.tracking.begin import RunPlace
 from nbdist.client.tracking.series import Point
 from nbdist.client.tracking.spool import SpooledRun, spool_of
 from nbdist.client.tracking.writing import RunEnd, RunWriter
-from nbdist.wire import Batch, Record, is_measured
+from nbdist.shared.wire import Batch, Record, is_measured
 
 STEPS, RANKS = 400, (0, 1)
 WAITING = {0: 0.75, 1: 0.25}  # of the exposed communication

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nbdist import detached
 from nbdist.client.cluster.launchers.keeper_link import KeeperLink
-from nbdist.errors import ClusterError
+from nbdist.shared import detached
+from nbdist.shared.errors import ClusterError
 
 SLOW_TO_END = ("sh", "-c", "trap '' TERM; echo begun; while :; do sleep 0.1; done")
 

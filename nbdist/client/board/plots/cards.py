@@ -12,7 +12,7 @@ from nbdist.client.board.measures import TEXT_PT
 from nbdist.client.board.page import Page
 from nbdist.client.board.scales import Limits, bulk_limits, decimate, grown, padded
 from nbdist.client.board.scene import Row, Scene
-from nbdist.formatting import figure, name_bytes
+from nbdist.shared.text import figure, name_bytes
 
 PLOT_PX = 56
 

@@ -34,8 +34,7 @@ from nbdist.client.board.scales import (
 )
 from nbdist.client.board.scene import ALL, Curve, Panel, Scene
 from nbdist.client.board.text import tick
-from nbdist.formatting import figure
-from nbdist.ranks import name_ranks
+from nbdist.shared.text import figure, name_ranks
 
 FAINT_LINES = 2  # up to so many ranks show every value behind their mean; more would be mud
 MOST_PEAKS = 20  # triangles of one rank in one plot

@@ -15,7 +15,7 @@ from nbdist.client.board.artists import draw, note, rectangles, title
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scales import Floats, Limits
 from nbdist.client.board.scene import Scene
-from nbdist.formatting import name_rate
+from nbdist.shared.text import name_rate
 
 Link = tuple[int, int]  # from rank, to rank
 Rates = Mapping[Link, float]  # bytes per second

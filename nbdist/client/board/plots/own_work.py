@@ -18,7 +18,7 @@ from nbdist.client.board.scales import Floats, Limits, grown
 from nbdist.client.board.scene import Scene, Stack
 from nbdist.client.board.text import slower
 from nbdist.client.metrics.analysis.advice import advice_for
-from nbdist.formatting import figure
+from nbdist.shared.text import figure
 
 MOST_NAMES = 4  # ranks whose bars are wide enough for names beside each other
 EXPOSED = "transfer", "waiting", "communication"  # what is not a rank's own work

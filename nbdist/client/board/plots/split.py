@@ -14,7 +14,7 @@ from nbdist.client.board.palette import Theme
 from nbdist.client.board.plots.fills import Boxes, Fills
 from nbdist.client.board.scales import Limits, grown
 from nbdist.client.board.scene import Scene, Stack
-from nbdist.formatting import figure
+from nbdist.shared.text import figure
 
 HALF = 0.36  # of a bar's width, in ranks
 

@@ -10,7 +10,7 @@ from nbdist.client.board.palette import Theme
 from nbdist.client.board.plots.fills import Boxes, Fills
 from nbdist.client.board.scales import Floats, Limits, grown
 from nbdist.client.board.scene import Scene, Stack
-from nbdist.formatting import figure
+from nbdist.shared.text import figure
 
 HALF = 0.36  # of a bar's height, in ranks
 MOST_WORDS = 4  # beside bars of a live view, 2 ms each: the table below it has them all

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from nbdist.client.board.measures import WIDE
 from nbdist.client.board.tables import ViewTable
 from nbdist.client.board.views import collectives, loss, overview, ranks, step, stragglers
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
     from nbdist.client.board.page import Page, Plot

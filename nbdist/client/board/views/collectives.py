@@ -21,8 +21,7 @@ from nbdist.client.board.measures import (
 from nbdist.client.board.tables import NONE, ViewTable, or_dash
 from nbdist.client.board.text import count
 from nbdist.client.metrics.analysis.values import CollectiveRow
-from nbdist.formatting import counted, figure, milliseconds, name_bytes, name_rate
-from nbdist.ranks import name_ranks
+from nbdist.shared.text import counted, figure, milliseconds, name_bytes, name_ranks, name_rate
 
 if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
     from nbdist.client.board.page import Page, Plot

@@ -15,9 +15,8 @@ from nbdist.client.board.measures import (
     legend_rows,
 )
 from nbdist.client.board.tables import NONE, ViewTable, or_dash
-from nbdist.formatting import figure
-from nbdist.ranks import name_ranks
-from nbdist.wire import STEP_KEYS
+from nbdist.shared.text import figure, name_ranks
+from nbdist.shared.wire import STEP_KEYS
 
 if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
     from nbdist.client.board.page import Page, Plot

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from nbdist.client.board import palette
 from nbdist.client.board.measures import MARGIN_PX, TITLE_PT, WIDE, is_narrow
 from nbdist.client.board.tables import NONE, ViewTable, or_dash
-from nbdist.formatting import counted, figure, name_bytes
-from nbdist.ranks import name_ranks
+from nbdist.shared.text import counted, figure, name_bytes, name_ranks
 
 if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
     from nbdist.client.board.page import Page, Plot

@@ -9,7 +9,7 @@ from nbdist.client.board import palette
 from nbdist.client.board.measures import LEGEND_PX, LINE_PX, WIDE, legend_rows
 from nbdist.client.board.sentences import NOT_TIMED
 from nbdist.client.board.tables import NONE, ViewTable
-from nbdist.formatting import figure, milliseconds
+from nbdist.shared.text import figure, milliseconds
 
 if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
     from nbdist.client.board.page import Page, Plot

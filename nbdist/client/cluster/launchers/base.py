@@ -2,7 +2,7 @@
 
 An installed package offers one as an entry point of the group `nbdist.launchers`: a callable that
 takes the folder of the logs and a `LaunchOptions`, and returns a `Launcher`. A dataclass `Options`
-in the same module, of fields made by `nbdist.options.option`, has the options of its own.
+in the same module, of fields made by `nbdist.shared.options.option`, has the options of its own.
 nbdist's launchers are found in the same way.
 """
 
@@ -14,10 +14,10 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from nbdist.ended import Ended
-from nbdist.errors import StartError, UsageError
-from nbdist.placement import HERE, Place
-from nbdist.ranks import name_ranks
+from nbdist.shared.ended import Ended
+from nbdist.shared.errors import StartError, UsageError
+from nbdist.shared.placement import HERE, Place
+from nbdist.shared.text import name_ranks
 
 GROUP = "nbdist.launchers"
 LOCAL = "local"

@@ -9,7 +9,7 @@ job of any batch system its own launchers do: `mpiexec` or `ssh` reach the job's
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 IPYPARALLELS: Final = "ipyparallel.engine_launchers"
 _WITHIN: Final = (

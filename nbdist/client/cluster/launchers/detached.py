@@ -10,7 +10,7 @@ from nbdist.client.cluster.launchers.host import Channel
 from nbdist.client.cluster.launchers.hosts import HostsLauncher, parent_command
 from nbdist.client.cluster.launchers.keeper_link import AttachedKeeperLink
 from nbdist.client.cluster.launchers.open_files import allow_open_files
-from nbdist.placement import HERE
+from nbdist.shared.placement import HERE
 
 _ANY_RANKS = 1 << 20
 

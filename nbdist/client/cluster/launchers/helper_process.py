@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nbdist.client.cluster.folders import fix_for_start
-from nbdist.errors import StartError
+from nbdist.shared.errors import StartError
 
 # Secrets of the notebook's server and of the tracking server: nothing on a rank needs them.
 _KEPT_FROM_RANKS = (

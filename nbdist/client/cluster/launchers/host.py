@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbdist.client.cluster.launchers.parent_link import ParentLink
-from nbdist.errors import StartError
+from nbdist.shared.errors import StartError
 
 
 def explain_parent(status: int, said: str) -> tuple[str, str]:

@@ -17,8 +17,8 @@ from nbdist.client.cluster.launchers.host import Channel
 from nbdist.client.cluster.launchers.hosts import HostsLauncher, parent_command
 from nbdist.client.cluster.launchers.shared_options import HostsOptions
 from nbdist.client.cluster.network import has_curve, require_trust
-from nbdist.errors import UsageError
-from nbdist.placement import HERE
+from nbdist.shared.errors import UsageError
+from nbdist.shared.placement import HERE
 
 _WORD = re.compile(r"^(?P<host>[^\s:=,]+)(:(?P<slots>\d+))?$")
 _VARIABLE = re.compile(r"\$\w+")

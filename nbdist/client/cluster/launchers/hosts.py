@@ -24,9 +24,9 @@ from nbdist.client.cluster.launchers.keeper_link import KeeperLink
 from nbdist.client.cluster.launchers.parent_link import ExitCallbacks, ParentLink
 from nbdist.client.cluster.launchers.preflight import show_host
 from nbdist.client.cluster.patience import FAR_S
-from nbdist.ended import Ended, EndKind
-from nbdist.errors import StartError
-from nbdist.placement import HERE, TOKEN, Place, assign, places
+from nbdist.shared.ended import Ended, EndKind
+from nbdist.shared.errors import StartError
+from nbdist.shared.placement import HERE, TOKEN, Place, assign, places
 
 log = logging.getLogger(__name__)
 

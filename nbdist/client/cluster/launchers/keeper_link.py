@@ -17,7 +17,7 @@ from typing import Any
 
 from nbdist.client.cluster.launchers.helper_process import start_helper
 from nbdist.client.cluster.launchers.parent_link import encode, lines_of
-from nbdist.errors import StartError
+from nbdist.shared.errors import StartError
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class AttachedKeeperLink(KeeperLink):
     """A keeper that another kernel has started, and that is detached; hears from `listen` on."""
 
     def __init__(self, channel: socket.socket) -> None:
-        """Talk to it over a connection that `nbdist/detached.py` has made."""
+        """Talk to it over a connection that `nbdist/shared/detached.py` has made."""
         self._lock = threading.Lock()
         self._channel = channel
         self._detached = Future()

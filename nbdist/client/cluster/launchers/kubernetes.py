@@ -22,7 +22,7 @@ from nbdist.client.cluster.launchers.hosts import HostsLauncher
 from nbdist.client.cluster.launchers.kubernetes_manifest import Options
 from nbdist.client.cluster.launchers.slurm_queue import Line
 from nbdist.client.cluster.network import has_curve, require_trust
-from nbdist.errors import StartError, UsageError
+from nbdist.shared.errors import StartError, UsageError
 
 _LOOK_S: Final = 1.0  # between two looks at what is told; sooner at each news
 _ANSWER_S: Final = 30.0  # for the first word of the API; the client gives up before

@@ -15,8 +15,8 @@ from typing import Any, Final
 from nbdist.client.cluster.launchers.base import LaunchOptions
 from nbdist.client.cluster.launchers.shared_options import NodesOptions
 from nbdist.client.cluster.launchers.slurm_words import seconds_of
-from nbdist.errors import UsageError
-from nbdist.options import option, read_seconds
+from nbdist.shared.errors import UsageError
+from nbdist.shared.options import option, read_seconds
 
 LEASE_S: Final = 120  # for which pods wait for a parent: a notebook's machine may have died
 INDEX: Final = "batch.kubernetes.io/job-completion-index"

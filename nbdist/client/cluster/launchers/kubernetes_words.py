@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from nbdist.errors import StartError, install
+from nbdist.shared.errors import StartError, install
 
 # Reasons for which a container waits, that waiting does not mend.
 _REFUSED: Final = {

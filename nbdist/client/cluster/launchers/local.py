@@ -28,7 +28,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nbdist import lifeline
 from nbdist.client.cluster.folders import last_lines
 from nbdist.client.cluster.launchers.base import OnExit, OnNotice, Started
 from nbdist.client.cluster.launchers.helper_process import start_helper
@@ -40,9 +39,10 @@ from nbdist.client.cluster.launchers.parent_link import (
     lines_of,
 )
 from nbdist.client.cluster.patience import HANGS_AFTER_S, IdleProcesses, LongWait, processor_s
-from nbdist.ended import Ended, EndKind
-from nbdist.errors import StartError
-from nbdist.placement import Place, one_host
+from nbdist.shared import lifeline
+from nbdist.shared.ended import Ended, EndKind
+from nbdist.shared.errors import StartError
+from nbdist.shared.placement import Place, one_host
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from nbdist.client.cluster.launchers.host_lines import HostLine
 from nbdist.client.cluster.launchers.hosts import HostsLauncher
 from nbdist.client.cluster.launchers.shared_options import HostsOptions as Options
 from nbdist.client.cluster.launchers.task_script import task_script
-from nbdist.errors import StartError
+from nbdist.shared.errors import StartError
 
 Flavour = Literal["Open MPI", "Hydra"]
 _ASK_S: Final = 20.0

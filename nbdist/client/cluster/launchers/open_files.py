@@ -9,7 +9,7 @@ import os
 import resource
 from typing import Final
 
-from nbdist.errors import StartError
+from nbdist.shared.errors import StartError
 
 # A rank begins with 90, torch, ipyparallel and its own output; a peer, a DataLoader's workers and
 # shared tensors take more.

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.client.cluster.launchers.base import OnExit, Started
-from nbdist.ended import Ended
-from nbdist.errors import ClusterError, StartError
-from nbdist.placement import HERE
+from nbdist.shared.ended import Ended
+from nbdist.shared.errors import ClusterError, StartError
+from nbdist.shared.placement import HERE
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nbdist.errors import StartError
-from nbdist.formatting import aligned, counted
-from nbdist.placement import HERE
+from nbdist.shared.errors import StartError
+from nbdist.shared.placement import HERE
+from nbdist.shared.text import aligned, counted
 
 _MOST_CLOCK_S = 60.0
 Facts = Mapping[str, Any]

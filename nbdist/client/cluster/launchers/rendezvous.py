@@ -12,8 +12,8 @@ from typing import Any
 from nbdist.client.cluster.launchers import preflight
 from nbdist.client.cluster.launchers.host import Hosts
 from nbdist.client.cluster.patience import FAR_S, LongWait
-from nbdist.options import is_loopback
-from nbdist.placement import HERE
+from nbdist.shared.options import is_loopback
+from nbdist.shared.placement import HERE
 
 _HELLO_S = 30.0  # a login, and the start of a Python on a cold disk
 _REACH_S = 3.0

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from nbdist.errors import UsageError
-from nbdist.options import flag_of, option
+from nbdist.shared.errors import UsageError
+from nbdist.shared.options import flag_of, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from nbdist.client.cluster.launchers.hosts import HostsLauncher
 from nbdist.client.cluster.launchers.slurm_words import Options
 from nbdist.client.cluster.launchers.task_script import task_script
 from nbdist.client.cluster.network import has_curve, require_trust
-from nbdist.errors import StartError
+from nbdist.shared.errors import StartError
 
 _LOOK_S: Final = 1.0  # between two looks at the queue
 _SUBMIT_S: Final = 60.0  # for salloc to name its job

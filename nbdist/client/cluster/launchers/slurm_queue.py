@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nbdist.client.cluster.launchers import slurm_words
-from nbdist.errors import StartError
+from nbdist.shared.errors import StartError
 
 _ASK_S = 10.0
 _GRANTED = re.compile(r"(?:job allocation|[Jj]ob) (\d+)")

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from nbdist.client.cluster.launchers.base import LaunchOptions
 from nbdist.client.cluster.launchers.shared_options import NodesOptions
-from nbdist.errors import UsageError
-from nbdist.options import option
+from nbdist.shared.errors import UsageError
+from nbdist.shared.options import option
 
 NOTICE_S = 60  # before the time limit, when Slurm tells the parents of it
 # Options of sbatch that salloc does not have, and that mean nothing to a notebook.

@@ -16,7 +16,7 @@ from nbdist.client.cluster.launchers.host import Channel
 from nbdist.client.cluster.launchers.host_lines import HostLine
 from nbdist.client.cluster.launchers.hosts import HostsLauncher, parent_command
 from nbdist.client.cluster.launchers.shared_options import HostsOptions as Options
-from nbdist.errors import install
+from nbdist.shared.errors import install
 
 _OPTIONS = (
     *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "EscapeChar=none"),

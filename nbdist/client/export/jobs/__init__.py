@@ -15,7 +15,7 @@ from nbdist.client.export.jobs import (
     vertex,
 )
 from nbdist.client.export.jobs.job import Job
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 _MODULES: Final[Mapping[str, ModuleType]] = {
     "sbatch": sbatch,

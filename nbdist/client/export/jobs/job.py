@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Final, Literal
 
 from nbdist.client.cluster.launchers.slurm_words import seconds_of
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 _SCRIPT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py")  # as keys of a ConfigMap may be
 _MODULE: Final = re.compile(r"(?:(?!\.\.?/)[A-Za-z0-9_.-]+/)*(?!\.\.?$)[A-Za-z0-9_.-]+")

@@ -20,9 +20,9 @@ from nbdist.client.metrics.analysis.stragglers import StragglerReport
 from nbdist.client.metrics.analysis.table import CollectiveTable, Met, met
 from nbdist.client.metrics.analysis.timeline import STEPS, SampledSteps, time_line
 from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep, TimeLine
-from nbdist.collectives import waits_for_all
-from nbdist.packed import CALL, Calls
-from nbdist.wire import Record, is_measured
+from nbdist.shared.collectives import waits_for_all
+from nbdist.shared.packed import CALL, Calls
+from nbdist.shared.wire import Record, is_measured
 
 LATE_S = 3.0
 MOST_WAITING = 400_000  # numbers told of steps that are not explained yet

@@ -15,12 +15,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from nbdist.background import CoreWaits, lower_thread, pause_s
 from nbdist.client.metrics import usage
 from nbdist.client.metrics.analysis.clocks import Clocks
 from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep
 from nbdist.client.metrics.telemetry import CellInfo
-from nbdist.wire import Record
+from nbdist.shared.background import CoreWaits, lower_thread, pause_s
+from nbdist.shared.wire import Record
 
 PERIOD_S = 0.5  # between two looks; records come as often
 SHARE = 0.05  # of a core

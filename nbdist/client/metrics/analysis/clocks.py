@@ -1,9 +1,9 @@
 """The ranks' monotonic clocks beside the notebook's, with a bound on the error.
 
-Ranks that read the notebook's own clock (`nbdist.clock`) need nothing. Another host's clock is read
-through the control channel, some times in a row: what it showed lies between asking and hearing, so
-the least round trip tells most, and half of it bounds the error. A clock also drifts: over minutes
-evenly, so readings at several moments narrow each other.
+Ranks that read the notebook's own clock (`nbdist.shared.clock`) need nothing. Another host's clock
+is read through the control channel, some times in a row: what it showed lies between asking and
+hearing, so the least round trip tells most, and half of it bounds the error. A clock also drifts:
+over minutes evenly, so readings at several moments narrow each other.
 
 Threads: `begin` on the main one; everything else belongs to `nbdist-analysis`, so that neither a
 cell nor its steps wait for a reading.
@@ -16,8 +16,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from nbdist import clock
-from nbdist.errors import NBDistError
+from nbdist.shared import clock
+from nbdist.shared.errors import NBDistError
 
 PINGS = 8  # a few milliseconds each
 REFRESH_S = 30.0
@@ -113,7 +113,7 @@ class Clocks:
         """Know nothing yet.
 
         Args:
-            ask: Asks a rank for `nbdist.clock.read`.
+            ask: Asks a rank for `nbdist.shared.clock.read`.
             now_ns: The notebook's clock.
             identity: Its name; found out when None.
         """

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median_high
 
-from nbdist.wire import Record
+from nbdist.shared.wire import Record
 
 FEWEST_STEPS = 50
 FEWEST_SAMPLES = 4

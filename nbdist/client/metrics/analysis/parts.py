@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from nbdist.client.metrics.analysis.values import RECENT, ExplainedStep, RankStep
-from nbdist.wire import is_measured
+from nbdist.shared.wire import is_measured
 
 _MS = 1e3
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from nbdist.packed import CALL, TICK_NS, WAIT, Calls, Template
+from nbdist.shared.packed import CALL, TICK_NS, WAIT, Calls, Template
 
 Ints = npt.NDArray[np.int64]
 

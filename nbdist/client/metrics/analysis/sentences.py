@@ -3,7 +3,7 @@
 from nbdist.client.metrics.analysis.links import SlowLink
 from nbdist.client.metrics.analysis.values import Cause
 from nbdist.client.metrics.analysis.work import MOST_OF, Slow, bigger_batch
-from nbdist.formatting import name_rate
+from nbdist.shared.text import name_rate
 
 _NAMES = {
     "data": "its data loading",

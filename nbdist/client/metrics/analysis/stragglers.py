@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 
 from nbdist.client.metrics.analysis import links, sentences, work
 from nbdist.client.metrics.analysis.values import Verdict
-from nbdist.packed import Template
-from nbdist.wire import Record
+from nbdist.shared.packed import Template
+from nbdist.shared.wire import Record
 
 EVERY_S = 1.0  # what takes 50 steps to be known need not be asked more often
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from nbdist.client.metrics.analysis.match import Meetings
 from nbdist.client.metrics.analysis.rows import Family, Ints
 from nbdist.client.metrics.analysis.values import RECENT, CollectiveRow
-from nbdist.collectives import algorithm_bytes, bus_factor, waits_for_all
+from nbdist.shared.collectives import algorithm_bytes, bus_factor, waits_for_all
 
 MOST_MEETINGS = 100_000  # of recent steps; beyond it fewer steps are recent
 MOST_ROWS = 256

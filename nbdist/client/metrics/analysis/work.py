@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nbdist.client.metrics.analysis.values import Cause
-from nbdist.wire import Record, is_measured
+from nbdist.shared.wire import Record, is_measured
 
 Floats = NDArray[np.float64]
 Steps = NDArray[np.int64]

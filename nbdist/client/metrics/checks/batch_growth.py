@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 
 from nbdist.client.metrics.telemetry import CellInfo
-from nbdist.wire import Record
+from nbdist.shared.wire import Record
 
 GROWTH = 1.5  # less is the remainder that joins a batch, or the last one of an epoch
 FIRST_STEPS = 3  # by which a cell's batch is known

@@ -11,7 +11,7 @@ from nbdist.client.metrics.checks.not_finite import NotFinite
 from nbdist.client.metrics.checks.starving import Starving
 from nbdist.client.metrics.checks.uses import Uses
 from nbdist.client.metrics.telemetry import CellInfo
-from nbdist.wire import Record
+from nbdist.shared.wire import Record
 
 
 class CellChecks:

@@ -9,8 +9,8 @@ differs as it did at the end of an earlier cell has been said there.
 
 from collections.abc import Mapping, MutableMapping, Sequence
 
-from nbdist.ranks import name_ranks
-from nbdist.wire import CELL_END
+from nbdist.shared.text import name_ranks
+from nbdist.shared.wire import CELL_END
 
 MOST_OPEN = 64  # steps of which some ranks have not told
 MOST_APART = 64  # models that differ, of which ends of cells are remembered

@@ -7,8 +7,8 @@ All ranks are heard of the step where it began, so that one sentence names all t
 import math
 from collections.abc import Sequence
 
-from nbdist.ranks import name_ranks
-from nbdist.wire import Record
+from nbdist.shared.text import name_ranks
+from nbdist.shared.wire import Record
 
 
 class NotFinite:

@@ -15,8 +15,8 @@ from statistics import fmean, median
 
 from nbdist.client.metrics.analysis.values import RECENT
 from nbdist.client.metrics.recent import MAKING
-from nbdist.ranks import name_ranks
-from nbdist.wire import Record
+from nbdist.shared.text import name_ranks
+from nbdist.shared.wire import Record
 
 SHOWN_S = 5e-5  # from which on a part is told
 STARVED = 0.2  # of a step, from which on the loader is named

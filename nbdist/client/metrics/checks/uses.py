@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nbdist.client.metrics.checks.wrong_use import RULES, Seen, Step
-from nbdist.wire import Record
+from nbdist.shared.wire import Record
 
 MOST_STEPS = 16  # of which ranks told, whole or not
 

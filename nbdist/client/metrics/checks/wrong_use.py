@@ -7,7 +7,7 @@ Each rule gets the steps of which every rank has told, oldest first, and answers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nbdist.ranks import name_ranks
+from nbdist.shared.text import name_ranks
 
 Values = Mapping[str, float]
 

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 WARM_UP = 2  # the first step makes reducers and optimizers' states, the second new buckets
 MOST = 1000

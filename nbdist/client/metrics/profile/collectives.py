@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from nbdist.client.metrics.profile.chosen import ChosenSteps
 from nbdist.client.metrics.profile.traces import PIDS_A_RANK, Event, about
-from nbdist.collectives import waits_for_all
-from nbdist.packed import Calls
-from nbdist.wire import Record
+from nbdist.shared.collectives import waits_for_all
+from nbdist.shared.packed import Calls
+from nbdist.shared.wire import Record
 
 if TYPE_CHECKING:  # numpy takes a tenth of a second to import, and few cells are profiled
     from nbdist.client.metrics.analysis.match import Arrivals, Meetings

@@ -21,8 +21,8 @@ from nbdist.client.metrics.profile.chosen import ChosenSteps
 from nbdist.client.metrics.profile.collectives import Told, lanes
 from nbdist.client.metrics.profile.summary import RankSummary, summarize
 from nbdist.client.metrics.profile.traces import Event, RankTrace, merged
-from nbdist.errors import NBDistError
-from nbdist.ranks import name_ranks
+from nbdist.shared.errors import NBDistError
+from nbdist.shared.text import name_ranks
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from nbdist.client.metrics.profile.chosen import ChosenSteps, name_steps
 from nbdist.client.metrics.profile.summary import KINDS, OpTotal, RankSummary
-from nbdist.formatting import aligned, counted, milliseconds
-from nbdist.ranks import begin_with_ranks, name_ranks
+from nbdist.shared.text import aligned, begin_with_ranks, counted, milliseconds, name_ranks
 
 HOW_TO_OPEN = "https://ui.perfetto.dev or chrome://tracing opens it"
 _MOST_OPERATORS = 15

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from nbdist.engine.data.sources.urls import reason
 from nbdist.engine.kernel import agreement
-from nbdist.errors import DataError, NBDistError
+from nbdist.shared.errors import DataError, NBDistError
 
 T = TypeVar("T")
 F = TypeVar("F")

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nbdist.engine.data.sources.source import Columns
-from nbdist.errors import DataError, UsageError
+from nbdist.shared.errors import DataError, UsageError
 
 
 def _pa() -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from nbdist.engine.data.sources import urls
 from nbdist.engine.data.sources.parquet import DataFile, ParquetSource
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 
 def open_dataset(dataset: Any, columns: Sequence[str] | None) -> ParquetSource:

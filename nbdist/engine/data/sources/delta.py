@@ -14,7 +14,7 @@ import numpy as np
 
 from nbdist.engine.data.sources import agreed, urls
 from nbdist.engine.data.sources.parquet import DataFile, ParquetSource
-from nbdist.errors import DataError, UsageError, install
+from nbdist.shared.errors import DataError, UsageError, install
 
 LOG = "_delta_log"
 # deltalake calls S3's options otherwise than fsspec does.

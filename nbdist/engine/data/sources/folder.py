@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from nbdist.engine.data.sources import agreed, urls
 from nbdist.engine.data.sources.ipc import ArrowSource
 from nbdist.engine.data.sources.parquet import DataFile, ParquetSource
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".feather", ".ipc")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from nbdist.engine.data.sources import agreed, urls
 from nbdist.engine.data.sources.parquet import DataFile, ParquetSource
-from nbdist.errors import DataError, UsageError
+from nbdist.shared.errors import DataError, UsageError
 
 
 class _Snapshot(NamedTuple):

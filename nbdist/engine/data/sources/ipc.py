@@ -11,7 +11,7 @@ import numpy as np
 from nbdist.engine.data.sources import agreed, arrow_columns, urls
 from nbdist.engine.data.sources.parquet import OpenFile, common_schema
 from nbdist.engine.data.sources.source import Columns, fingerprint
-from nbdist.errors import DataError
+from nbdist.shared.errors import DataError
 
 
 class _About(NamedTuple):

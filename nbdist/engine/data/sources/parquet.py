@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from nbdist.engine.data.sources import agreed, arrow_columns, urls
 from nbdist.engine.data.sources.source import Columns, fingerprint
-from nbdist.errors import DataError
+from nbdist.shared.errors import DataError
 
 OpenFile = Callable[[str], Any]
 

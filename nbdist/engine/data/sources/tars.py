@@ -23,7 +23,7 @@ import numpy.typing as npt
 from nbdist.engine.data import services
 from nbdist.engine.data.sources import agreed, urls
 from nbdist.engine.data.sources.source import Columns, fingerprint
-from nbdist.errors import DataError, UsageError
+from nbdist.shared.errors import DataError, UsageError
 
 ENDING = ".tar"
 KEY = "__key__"

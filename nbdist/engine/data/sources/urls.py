@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from nbdist.error_text import named
-from nbdist.errors import DataError, NBDistError, UsageError, install
+from nbdist.shared.error_text import named
+from nbdist.shared.errors import DataError, NBDistError, UsageError, install
 
 _PATTERN = "*?["
 

@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from nbdist.engine.layout.axes.cp.context import Context
 from nbdist.engine.layout.axes.pp.pipeline_step import PipelineStep
 from nbdist.engine.layout.axes.tp.cuts import TensorPlan
+from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.policies.policies import Policies
-from nbdist.engine.layout.spec.mesh import MeshShape
 
 
 @dataclass

@@ -10,12 +10,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from nbdist.engine.compat import torch_modules, torch_reducers, torch_sharded
 from nbdist.engine.layout.axes import unused
 from nbdist.engine.layout.axes.axis import Axis, Spreading
+from nbdist.engine.layout.plan import device_mesh
+from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.policies import compress, precision
 from nbdist.engine.layout.policies.efficiency import Compress
 from nbdist.engine.layout.policies.two_levels import TwoLevels
-from nbdist.engine.layout.spec import device_mesh
-from nbdist.engine.layout.spec.mesh import MeshShape
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 
 class ReplicaAxis(Axis):

@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_map_only
 from nbdist.engine.compat import torch_sharded
 from nbdist.engine.layout.axes import outside_calls
 from nbdist.engine.layout.axes.axis import Axis, Spreading
+from nbdist.engine.layout.plan import device_mesh
+from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.policies import offload, precision
 from nbdist.engine.layout.policies.efficiency import Precision
-from nbdist.engine.layout.spec import device_mesh
-from nbdist.engine.layout.spec.mesh import MeshShape
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 
 class ShardAxis(Axis):

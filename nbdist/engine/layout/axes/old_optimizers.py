@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from nbdist.engine.compat import heap
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 
 def refuse(model: nn.Module, axis: str) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 _log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 A stage is taken out of the model first, so that its weights alone are cut. What cuts a weight (tp)
 comes before what shards the pieces (fsdp) or copies them (dp). Their order in the mesh is another:
-`spec/axis_facts`.
+`plan/axis_facts`.
 """
 
 from nbdist.engine.layout.axes.axis import Axis
@@ -11,8 +11,8 @@ from nbdist.engine.layout.axes.ddp import ReplicaAxis
 from nbdist.engine.layout.axes.fsdp import ShardAxis
 from nbdist.engine.layout.axes.pp.pipeline_axis import PipelineAxis
 from nbdist.engine.layout.axes.tp.tensor_axis import TensorAxis
-from nbdist.engine.layout.spec.axis_facts import AXES
-from nbdist.engine.layout.spec.mesh import MeshShape
+from nbdist.engine.layout.plan.axis_facts import AXES
+from nbdist.engine.layout.plan.mesh import MeshShape
 
 _KINDS: tuple[type[Axis], ...] = (PipelineAxis, TensorAxis, ContextAxis, ShardAxis, ReplicaAxis)
 

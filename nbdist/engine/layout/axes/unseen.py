@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from nbdist.engine.compat import torch_sharded
 from nbdist.engine.layout.axes.unused import named
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 
 class Unseen:

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from nbdist.engine.compat import torch_hooks, torch_modules, torch_reducers
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 _SHOWN = 4  # names in an error
 

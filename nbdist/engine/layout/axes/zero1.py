@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 
 def make(

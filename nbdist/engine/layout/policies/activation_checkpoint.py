@@ -21,9 +21,9 @@ from torch.utils.checkpoint import (
 )
 
 from nbdist.engine.compat import torch_hooks
+from nbdist.engine.layout.plan.wrap_forward import Around
 from nbdist.engine.layout.policies.efficiency import ActivationCheckpoint
-from nbdist.engine.layout.spec.wrap_forward import Around
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 # Operators whose results `selective` keeps. Not every torch has each of them.
 _KEPT = {

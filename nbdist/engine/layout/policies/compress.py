@@ -29,12 +29,12 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from nbdist.engine.compat import torch_modules
+from nbdist.engine.layout.plan.cost import MIN_COMPRESSION
+from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.policies.efficiency import Compress, Precision
 from nbdist.engine.layout.policies.precision import DTYPES
 from nbdist.engine.layout.policies.two_levels import TwoLevels, done
-from nbdist.engine.layout.spec.cost import MIN_COMPRESSION
-from nbdist.engine.layout.spec.mesh import MeshShape
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 if TYPE_CHECKING:
     Bucket = Any  # torch's types do not tell

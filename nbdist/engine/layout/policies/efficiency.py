@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 Dtype = Literal["bf16", "fp16", "fp32"]
 DTYPES = ("bf16", "fp16", "fp32")

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
+from nbdist.engine.layout.plan.axis_facts import FACTS
+from nbdist.engine.layout.plan.mesh import MeshShape
+from nbdist.engine.layout.plan.wrap_forward import Around
 from nbdist.engine.layout.policies.efficiency import ActivationCheckpoint, Offload
-from nbdist.engine.layout.spec.axis_facts import FACTS
-from nbdist.engine.layout.spec.mesh import MeshShape
-from nbdist.engine.layout.spec.wrap_forward import Around
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 
 def check(

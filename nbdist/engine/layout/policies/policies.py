@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.policies.efficiency import (
     FULL,
     ActivationCheckpoint,
@@ -11,8 +12,7 @@ from nbdist.engine.layout.policies.efficiency import (
     Offload,
     Precision,
 )
-from nbdist.engine.layout.spec.mesh import MeshShape
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 
 @dataclass(frozen=True, slots=True)

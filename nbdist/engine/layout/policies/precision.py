@@ -19,9 +19,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree
 
 from nbdist.engine.compat import torch_modules
+from nbdist.engine.layout.plan.wrap_forward import Around
 from nbdist.engine.layout.policies.efficiency import Precision
-from nbdist.engine.layout.spec.wrap_forward import Around
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from nbdist.engine.compat import torch_groups
 from nbdist.engine.layout.policies.efficiency import Compress
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 
 def group_size(policy: Compress, world_size: int, ranks_on_host: int) -> int:

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 from nbdist.engine.compat import torch_sharded
-from nbdist.error_text import text_of
-from nbdist.errors import LayoutError, NBDistError
+from nbdist.shared.error_text import text_of
+from nbdist.shared.errors import LayoutError, NBDistError
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 

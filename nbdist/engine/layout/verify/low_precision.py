@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
+from nbdist.engine.layout.plan.wrap_forward import Around
 from nbdist.engine.layout.policies import precision
 from nbdist.engine.layout.policies.efficiency import Precision
-from nbdist.engine.layout.spec.wrap_forward import Around
 
 
 class Lowered:

@@ -21,8 +21,8 @@ from nbdist.engine.layout.verify.loss_sync import LossFunction
 from nbdist.engine.layout.verify.restore import dropouts
 from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.layout.weights.full_tensors import LayoutFacts
-from nbdist.errors import LayoutError
-from nbdist.formatting import name_bytes
+from nbdist.shared.errors import LayoutError
+from nbdist.shared.text import name_bytes
 
 SOURCE = 0  # the rank that computes in one process
 

@@ -19,12 +19,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
-from nbdist.engine.layout.spec.inputs import join
-from nbdist.engine.layout.spec.random_numbers import seed_part
+from nbdist.engine.layout.plan.inputs import join
+from nbdist.engine.layout.plan.random_numbers import seed_part
 from nbdist.engine.layout.verify.low_precision import Lowered
 from nbdist.engine.layout.verify.report import LossSpread, Noise, OnePiece, spread_of
-from nbdist.error_text import named
-from nbdist.errors import LayoutError
+from nbdist.shared.error_text import named
+from nbdist.shared.errors import LayoutError
 
 MOVE = 0.01  # by which share of their norm a step changes the weights
 _LEAST_SCALE = 2.0**-24  # of a loss

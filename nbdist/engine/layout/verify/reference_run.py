@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from nbdist.engine.layout.plan.blocks import find_blocks
 from nbdist.engine.layout.policies.efficiency import FULL
-from nbdist.engine.layout.spec.blocks import find_blocks
 from nbdist.engine.layout.verify.loss_sync import checked
 from nbdist.engine.layout.verify.low_precision import Lowered
 from nbdist.engine.layout.verify.preconditions import SOURCE, Provable, Task
@@ -21,8 +21,8 @@ from nbdist.engine.layout.verify.reference import Part, Reference
 from nbdist.engine.layout.verify.report import LossSpread, Noise, OnePiece
 from nbdist.engine.layout.weights import full_tensors, meta_copy
 from nbdist.engine.layout.weights.full_tensors import TensorFacts
-from nbdist.error_text import text_of
-from nbdist.errors import LayoutError
+from nbdist.shared.error_text import text_of
+from nbdist.shared.errors import LayoutError
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from nbdist.errors import LayoutError
-from nbdist.formatting import counted
-from nbdist.ranks import name_ranks
+from nbdist.shared.errors import LayoutError
+from nbdist.shared.text import counted, name_ranks
 
 MULTIPLE = 10
 NORM_MULTIPLE = 5

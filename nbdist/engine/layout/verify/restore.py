@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from nbdist.engine.compat import torch_hooks, torch_modules, torch_reducers, torch_sharded
 from nbdist.engine.group import ddp_hook_state
-from nbdist.engine.layout.spec.trace import untouched
+from nbdist.engine.layout.plan.trace import untouched
 from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.steps import defer_interrupt
 from nbdist.engine.training import training

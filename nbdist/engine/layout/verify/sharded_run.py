@@ -14,9 +14,9 @@ from torch.distributed.tensor import DTensor
 
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.compat.torch_hooks import local_part
+from nbdist.engine.layout.plan.random_numbers import seed_part
 from nbdist.engine.layout.policies import compress
 from nbdist.engine.layout.policies.precision import Scaler
-from nbdist.engine.layout.spec.random_numbers import seed_part
 from nbdist.engine.layout.verify.loss_sync import Midway, checked
 from nbdist.engine.layout.verify.preconditions import Provable, Task, moved
 from nbdist.engine.layout.weights import full_tensors

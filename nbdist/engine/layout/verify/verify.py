@@ -46,8 +46,8 @@ from nbdist.engine.layout.verify.restore import NoDropout, dropouts, unharmed, w
 from nbdist.engine.layout.verify.sharded_run import ShardedRun
 from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.layout.weights.full_tensors import TensorFacts
-from nbdist.errors import LayoutError
-from nbdist.formatting import counted
+from nbdist.shared.errors import LayoutError
+from nbdist.shared.text import counted
 
 
 def verify(layout: Provable, task: Task, steps: int) -> Proof:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from nbdist.engine.compat import torch_modules
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 _SOURCE = 0  # the rank whose weights count
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from nbdist.errors import PublishError
+from nbdist.shared.errors import PublishError
 
 _TOLERANCE = 1e-4  # of the largest value: what the program may differ by
 

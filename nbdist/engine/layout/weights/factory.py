@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from nbdist.engine.layout.spec.mesh import MeshShape
+from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.weights import full_tensors, meta_copy
 from nbdist.engine.layout.weights.full_tensors import TensorFacts
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 _SOURCE = 0  # the rank that has the weights
 

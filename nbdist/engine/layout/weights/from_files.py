@@ -18,12 +18,12 @@ from torch.distributed.fsdp import FSDPModule
 
 from nbdist.engine.compat import torch_checkpoint, torch_hooks
 from nbdist.engine.kernel.agreement import each
-from nbdist.engine.layout.spec.mesh import MeshShape
+from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.weights import full_tensors, meta_copy, stand_in
 from nbdist.engine.layout.weights.full_tensors import TensorFacts
 from nbdist.engine.layout.weights.pretrained_folder import Match
 from nbdist.engine.layout.weights.safetensors_file import StoredTensor, read_box, unreadable
-from nbdist.errors import CheckpointError
+from nbdist.shared.errors import CheckpointError
 
 
 class FromFiles:

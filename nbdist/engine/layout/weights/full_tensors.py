@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from nbdist.engine.compat import torch_hooks, torch_modules
-from nbdist.engine.layout.spec.mesh import MeshShape
+from nbdist.engine.layout.plan.mesh import MeshShape
 
 _SOURCE = 0  # the rank whose tensors are sent
 _PACK_BYTES = 1 << 20  # sent at once

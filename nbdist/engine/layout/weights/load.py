@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.layout.weights.full_tensors import LayoutFacts, TensorFacts
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 _SHOWN = 3  # names in an error
 

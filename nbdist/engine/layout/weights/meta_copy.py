@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdist.error_text import named
+from nbdist.shared.error_text import named
 
 LARGEST_BUFFER_BYTES = 1 << 20  # larger ones are left out; `full_tensors` can tell them
 

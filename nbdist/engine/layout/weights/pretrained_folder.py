@@ -18,7 +18,7 @@ from torch import nn
 from nbdist.engine.compat import transformers_names
 from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.layout.weights.safetensors_file import StoredTensor, stored_in, unreadable
-from nbdist.errors import CheckpointError
+from nbdist.shared.errors import CheckpointError
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 _SHOWN = 3  # names in an error

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from nbdist.errors import CheckpointError
+from nbdist.shared.errors import CheckpointError
 
 _DTYPES = {
     "F64": torch.float64,

@@ -22,7 +22,7 @@ from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.layout.weights.full_tensors import LayoutFacts, TensorFacts
 from nbdist.engine.layout.weights.pretrained_folder import INDEX, SINGLE
 from nbdist.engine.layout.weights.safetensors_file import bytes_of, header_of
-from nbdist.errors import CheckpointError
+from nbdist.shared.errors import CheckpointError
 
 _PARTIAL = ".partial"  # what a file ends in until all are complete
 

@@ -44,8 +44,8 @@ from nbdist.engine.recovery.clone import (
 from nbdist.engine.recovery.clone.p2p import P2PTransfer
 from nbdist.engine.recovery.clone.recipes import recipes
 from nbdist.engine.steps import keep
-from nbdist.errors import ClusterError, LostStateError
-from nbdist.ranks import NAMES_OF_A_RANK
+from nbdist.shared.errors import ClusterError, LostStateError
+from nbdist.shared.wire import NAMES_OF_A_RANK
 
 # IPython's: In, Out, _, __, _i, _ii, _3, _i3, _oh, _dh, ...
 _OF_IPYTHON = re.compile(

@@ -4,8 +4,8 @@ import ast
 import linecache
 from collections.abc import Iterator
 
-from nbdist import origins
 from nbdist.engine.kernel import cell_code
+from nbdist.shared import origins
 
 _NO_LOOPS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 

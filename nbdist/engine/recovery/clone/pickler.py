@@ -35,7 +35,7 @@ from nbdist.engine.recovery.clone.unpickler import (
     make,
     make_function,
 )
-from nbdist.error_text import named, text_of
+from nbdist.shared.error_text import named, text_of
 
 Recipe = Callable[[Any], tuple[Any, ...] | None]  # a reduction as of `__reduce__`; None: not mine
 

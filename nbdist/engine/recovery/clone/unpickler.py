@@ -15,7 +15,7 @@ from typing import Any
 
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.kernel.placeholder import Placeholder, PlaceholderError, first_line
-from nbdist.error_text import named
+from nbdist.shared.error_text import named
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from nbdist.client.metrics.analysis.values import (
     Verdict,
 )
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
-from nbdist.wire import Batch, Record
+from nbdist.shared.wire import Batch, Record
 
 
 def cell_info(ranks: int, device: str = "cpu") -> CellInfo:

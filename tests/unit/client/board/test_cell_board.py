@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import nbdist
-from nbdist.background import CoreWaits
 from nbdist.client.board import VIEWS
 from nbdist.client.board import live as live_module
 from nbdist.client.board.cell_board import Board
@@ -22,7 +21,8 @@ from nbdist.client.metrics.analysis.values import Analysis
 from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slot, Slots
-from nbdist.errors import ClusterError
+from nbdist.shared.background import CoreWaits
+from nbdist.shared.errors import ClusterError
 from tests.unit.client.board.board_data import analysis_of, cell_info, steps_of, training
 
 

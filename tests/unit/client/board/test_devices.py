@@ -16,7 +16,7 @@ from nbdist.client.board.plots.lanes_over_time import name_time
 from nbdist.client.board.scene import Scene
 from nbdist.client.board.views import ranks as view
 from nbdist.client.metrics.telemetry import Telemetry
-from nbdist.wire import Batch, Record
+from nbdist.shared.wire import Batch, Record
 from tests.unit.client.board.board_data import cell_info, devices_of, steps_of, training
 
 

@@ -12,7 +12,7 @@ from nbdist.client.board.cell_board import render_png
 from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
 from nbdist.client.metrics.telemetry import Telemetry
-from nbdist.wire import Batch, Record
+from nbdist.shared.wire import Batch, Record
 from tests.unit.client.board.board_data import cell_info, steps_of, training
 
 

@@ -9,7 +9,7 @@ import pytest
 from nbdist.client.board import VIEWS, live_controls
 from nbdist.client.board.cell_board import Board
 from nbdist.client.board.live_controls import ALL, CellActions, LiveControls
-from nbdist.errors import ClusterError
+from nbdist.shared.errors import ClusterError
 from tests.unit.client.board.board_data import cell_info, training
 from tests.unit.client.board.test_cell_board import Shelf, until_it_wants_to_open
 

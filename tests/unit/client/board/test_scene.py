@@ -8,7 +8,7 @@ from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
 from nbdist.client.board.scene import Epoch, Scene
 from nbdist.client.metrics.telemetry import Telemetry
-from nbdist.wire import Batch, Record
+from nbdist.shared.wire import Batch, Record
 from tests.unit.client.board.board_data import analysis_of, cell_info, steps_of, training
 
 

@@ -25,8 +25,8 @@ from nbdist.client.board.scene import Curve, Scene
 from nbdist.client.board.views.collectives import group_names
 from nbdist.client.metrics.analysis.values import Analysis, RankStep, Verdict
 from nbdist.client.metrics.telemetry import Telemetry
-from nbdist.formatting import figure
-from nbdist.wire import Batch, Record
+from nbdist.shared.text import figure
+from nbdist.shared.wire import Batch, Record
 from tests.unit.client.board.board_data import analysis_of, cell_info, steps_of, training
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 from nbdist.client.cells.cost_meter import CostMeter
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.metrics.telemetry import Telemetry
-from nbdist.wire import Batch, Record
+from nbdist.shared.wire import Batch, Record
 
 OF_RANK = {
     0: {"steps": 500, "step_us": 330.0, "measured_share": 0.1, "parts": {"tap": 3.0}},

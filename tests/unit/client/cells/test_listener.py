@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from nbdist import wire
 from nbdist.client.cells.listener import RankListener
 from nbdist.client.cluster.connection import Message
 from nbdist.client.output.live_text import LiveText
 from nbdist.client.output.slots import Slots
-from nbdist.ended import Ended
+from nbdist.shared import wire
+from nbdist.shared.ended import Ended
 
 
 class Heard:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nbdist.client.cells.request import check_syntax, read_script
-from nbdist.errors import CellSyntaxError, UsageError
+from nbdist.shared.errors import CellSyntaxError, UsageError
 
 
 @pytest.mark.parametrize(

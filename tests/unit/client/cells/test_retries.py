@@ -3,7 +3,7 @@
 import pytest
 
 from nbdist.client.cells.retries import ranks_again
-from nbdist.errors import ClusterError
+from nbdist.shared.errors import ClusterError
 
 
 def test_a_cell_of_all_ranks_runs_again_on_all_that_there_are_now() -> None:

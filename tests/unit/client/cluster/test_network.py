@@ -8,7 +8,7 @@ import pytest
 from nbdist.client.cluster.network import check_connection, choose_address
 from nbdist.client.notebook import current
 from nbdist.client.notebook.arguments import parse_dist
-from nbdist.errors import StartError, UsageError
+from nbdist.shared.errors import StartError, UsageError
 
 INTERFACES = {"lo": ["127.0.0.1"], "eth0": ["192.0.2.7"], "down0": []}
 GOOD = {"key": "k" * 64, "signature_scheme": "hmac-sha256", "interface": "tcp://127.0.0.1"}

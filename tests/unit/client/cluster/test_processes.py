@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from nbdist.client.cluster.launchers.base import Started
 from nbdist.client.cluster.processes import Processes
-from nbdist.ended import Ended
+from nbdist.shared.ended import Ended
 
 KILLED = Ended.from_status(-9)
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from nbdist import wire
 from nbdist.client.cluster.connection import Message
 from nbdist.client.cluster.requests import RankDiedError, RankFailedError, Requests
-from nbdist.ended import Ended
-from nbdist.wire import CellStart
+from nbdist.shared import wire
+from nbdist.shared.ended import Ended
+from nbdist.shared.wire import CellStart
 from tests.unit.fakes import FakeConnection
 
 

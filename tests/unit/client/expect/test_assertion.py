@@ -5,7 +5,7 @@ import pytest
 from nbdist.client.expect.assertion import Comparison, Phrase, parse
 from nbdist.client.notebook.arguments import parse_dist
 from nbdist.client.notebook.completion import Values, complete
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from nbdist.client.expect import baseline
 from nbdist.client.expect.baseline import baseline_file, store_run, stored_run
 from nbdist.client.metrics.usual_step import RunFigures, StepTime
-from nbdist.errors import TrackingError
+from nbdist.shared.errors import TrackingError
 
 RUN = RunFigures(2, 40, ({"all_reduce": 1}, {}), (41, 0), 644.0, StepTime(5.25, 0.02, 0.0, 30))
 

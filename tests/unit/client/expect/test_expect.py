@@ -7,8 +7,8 @@ import pytest
 
 from nbdist.client.expect.expect import expect, metric_names
 from nbdist.client.metrics.telemetry import Telemetry
-from nbdist.errors import ExpectationError, TransferError, UsageError
-from nbdist.wire import Batch, Record
+from nbdist.shared.errors import ExpectationError, TransferError, UsageError
+from nbdist.shared.wire import Batch, Record
 
 
 def trained() -> Any:

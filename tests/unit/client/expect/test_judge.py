@@ -9,7 +9,7 @@ from nbdist.client.expect import judge
 from nbdist.client.expect.assertion import Comparison, parse
 from nbdist.client.metrics.analysis.values import Verdict
 from nbdist.client.metrics.usual_step import RunFigures, StepTime
-from nbdist.errors import ExpectationError, NBDistError
+from nbdist.shared.errors import ExpectationError, NBDistError
 
 RUN = RunFigures(2, 40, ({"all_reduce": 1},) * 2, (41, 41), 644.0, StepTime(5.0, 0.02, 0.0, 30))
 

@@ -11,8 +11,8 @@ from nbdist import cli
 from nbdist.client.export.cells import NotebookCell, read_notebook
 from nbdist.client.export.export import FORMATS, Exported, ExportRequest, export
 from nbdist.client.notebook.arguments import parse_dist, parse_distributed
-from nbdist.errors import UsageError
-from nbdist.options import ClusterOptions
+from nbdist.shared.errors import UsageError
+from nbdist.shared.options import ClusterOptions
 
 NO_TIME = {"torchrun", "ray", "spark"}
 CELLS = [

@@ -3,7 +3,7 @@
 import pytest
 
 from nbdist.client.faults.fault_handler import agree
-from nbdist.wire import CellEnd
+from nbdist.shared.wire import CellEnd
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,10 @@ from nbdist.client.faults.rank_errors import (
     rank_error,
 )
 from nbdist.client.faults.rank_state import Inactive
-from nbdist.ended import Ended
-from nbdist.errors import RankError
-from nbdist.gpu_errors import explain
-from tests.unit.test_gpu_errors import ASSERT, EMBEDDING
+from nbdist.shared.ended import Ended
+from nbdist.shared.errors import RankError
+from nbdist.shared.gpu_errors import explain
+from tests.unit.shared.test_gpu_errors import ASSERT, EMBEDDING
 
 INSTALLED = sysconfig.get_path("purelib")
 GLOO = (

@@ -6,7 +6,7 @@ from nbdist.client.faults.fewer_ranks import MOST_ROUNDS
 from nbdist.client.faults.recovery import repair, restart
 from nbdist.client.faults.repair_report import Repaired, describe
 from nbdist.client.faults.stderr_tail import LastOutput
-from nbdist.errors import StartError
+from nbdist.shared.errors import StartError
 from tests.unit.fakes import CLONED, PLAIN, FakeCluster
 
 

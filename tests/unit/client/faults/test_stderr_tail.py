@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from nbdist import origins
 from nbdist.client.faults.stderr_tail import (
     MOST_LINES,
     LastOutput,
@@ -10,7 +9,8 @@ from nbdist.client.faults.stderr_tail import (
     read,
     telling_lines,
 )
-from tests.unit.test_gpu_errors import ASSERT, EMBEDDING
+from nbdist.shared import origins
+from tests.unit.shared.test_gpu_errors import ASSERT, EMBEDDING
 
 
 def test_only_what_was_written_since_counts(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nbdist.client.metrics import telemetry
 from nbdist.client.metrics.telemetry import Telemetry, thin
-from nbdist.wire import Batch, Record
+from nbdist.shared.wire import Batch, Record
 
 
 def batch(rank: int, first: int, *losses: float, facts: dict[str, str] | None = None) -> Batch:

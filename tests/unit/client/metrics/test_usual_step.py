@@ -6,8 +6,8 @@ import pytest
 
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.metrics.usual_step import UNTOLD, UsualSteps, step_time
-from nbdist.packed import Calls, Template
-from nbdist.wire import Batch, Record
+from nbdist.shared.packed import Calls, Template
+from nbdist.shared.wire import Batch, Record
 
 INFO = CellInfo(1, "", (0, 1), 2, "gloo", ("cpu", "cpu"))
 TEMPLATES = {

@@ -7,7 +7,7 @@ import pytest
 from nbdist.client.board import VIEWS
 from nbdist.client.notebook.arguments import COMMANDS, parse_dist, parse_distributed
 from nbdist.client.notebook.completion import complete
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 
 def test_bare_dist_is_status() -> None:

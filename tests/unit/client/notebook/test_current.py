@@ -12,7 +12,7 @@ from nbdist.client.cluster.launchers.base import LaunchOptions
 from nbdist.client.cluster.launchers.shared_options import HostsOptions
 from nbdist.client.notebook import current
 from nbdist.client.notebook.magics import NBDist
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 
 @pytest.mark.parametrize(

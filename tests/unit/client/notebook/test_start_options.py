@@ -16,8 +16,8 @@ from nbdist.client.cluster.launchers.shared_options import HostsOptions
 from nbdist.client.notebook.arguments import parse_dist, parser_of
 from nbdist.client.notebook.magics import NBDist
 from nbdist.client.notebook.start_options import StartOptions, all_options, read_options
-from nbdist.errors import UsageError
-from nbdist.options import flag_of, options_of
+from nbdist.shared.errors import UsageError
+from nbdist.shared.options import flag_of, options_of
 
 TAKEN = {
     "n": None,
@@ -54,7 +54,7 @@ NO_TRAIT = {"detach", "say"}
 FLAGS = set(TAKEN) - {"tap", "hooks", "grad_norm", "quiet", "check", "theme", "view", "say"}
 MODULE = """
 from dataclasses import dataclass
-from nbdist.options import option
+from nbdist.shared.options import option
 
 @dataclass(frozen=True)
 class Options:

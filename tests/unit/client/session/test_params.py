@@ -7,8 +7,8 @@ import pytest
 
 import nbdist
 from nbdist.client.session.params import require_params
-from nbdist.errors import UsageError
-from nbdist.ranks import NAMES_OF_A_RANK
+from nbdist.shared.errors import UsageError
+from nbdist.shared.wire import NAMES_OF_A_RANK
 
 
 @pytest.mark.parametrize("name", sorted(NAMES_OF_A_RANK))

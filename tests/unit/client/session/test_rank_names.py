@@ -4,7 +4,7 @@ from typing import Any, cast
 
 from nbdist.client.cluster.requests import PendingReply, Requests
 from nbdist.client.session.rank_names import RankNames
-from nbdist.errors import ClusterError
+from nbdist.shared.errors import ClusterError
 
 
 class Rank:

@@ -4,7 +4,7 @@ import pytest
 
 from nbdist.client.session.sweep import MOST_RUNS, announcement, combinations, said_of
 from nbdist.client.tracking.names import run_name_of
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 
 def test_several_lists_are_tried_in_all_combinations_the_last_changing_fastest() -> None:

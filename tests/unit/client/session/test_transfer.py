@@ -6,7 +6,7 @@ import pytest
 
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.session.transfer import _failed, push
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 NO_CLUSTER = cast("Cluster", None)
 

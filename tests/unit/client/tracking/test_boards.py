@@ -11,7 +11,7 @@ from nbdist.client.tracking.begin import RunPlace
 from nbdist.client.tracking.runs import find_run, kept_board, runs_table, select
 from nbdist.client.tracking.spool import spool_of
 from nbdist.client.tracking.writing import RunEnd, RunWriter
-from nbdist.errors import TrackingError, UsageError
+from nbdist.shared.errors import TrackingError, UsageError
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from nbdist.client.metrics.analysis.values import ExplainedStep
 from nbdist.client.tracking.flat import flat_values, spread
 from nbdist.client.tracking.series import LAG_S, MOST_TIMINGS, Point, RunSeries
-from nbdist.wire import Record
+from nbdist.shared.wire import Record
 
 MS = 1_000_000
 

@@ -2,7 +2,7 @@ import pytest
 
 from nbdist.engine.averaging.groups import parts_of
 from nbdist.engine.averaging.rounds import Rounds
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 
 def test_a_warm_up_averages_after_each_step_and_rounds_begin_after_it() -> None:

@@ -7,7 +7,7 @@ import pytest
 from nbdist.engine.checkpoint import chosen, manifest
 from nbdist.engine.checkpoint.folder import COMMIT, CheckpointFolder
 from nbdist.engine.checkpoint.manifest import Manifest
-from nbdist.errors import CheckpointError, UsageError
+from nbdist.shared.errors import CheckpointError, UsageError
 
 
 @pytest.fixture

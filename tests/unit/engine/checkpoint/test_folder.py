@@ -12,7 +12,7 @@ import pytest
 from nbdist.engine.checkpoint import folder, manifest
 from nbdist.engine.checkpoint.folder import COMMIT, WRITING, CheckpointFolder
 from nbdist.engine.checkpoint.manifest import Manifest
-from nbdist.errors import CheckpointError, UsageError
+from nbdist.shared.errors import CheckpointError, UsageError
 
 NOBODY = 2**22 + 1  # a pid that no Linux and no macOS gives
 

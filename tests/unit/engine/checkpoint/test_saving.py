@@ -4,7 +4,7 @@ import pickle
 import threading
 
 from nbdist.engine.checkpoint.saving import Saving
-from nbdist.errors import CheckpointError
+from nbdist.shared.errors import CheckpointError
 
 
 def test_a_save_that_travels_is_what_there_is_to_tell_of_it() -> None:

@@ -4,7 +4,7 @@ import torch
 
 from nbdist.engine.checkpoint.place import DefaultFolder
 from nbdist.engine.checkpoint.steady import Known
-from nbdist.wire import CellStart
+from nbdist.shared.wire import CellStart
 
 
 def optimizer() -> torch.optim.Optimizer:

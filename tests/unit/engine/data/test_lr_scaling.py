@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import (  # noqa: E402
 )
 
 from nbdist.engine.data.lr_scaling import BatchScaledLR, scale_lr  # noqa: E402
-from nbdist.errors import UsageError  # noqa: E402
+from nbdist.shared.errors import UsageError  # noqa: E402
 
 
 def optimizer(rate: float = 0.1, **options: Any) -> Optimizer:

@@ -5,7 +5,7 @@ from typing import Any
 from nbdist.engine.component import EndedCell
 from nbdist.engine.data.make import loader
 from nbdist.engine.data.position import LoaderPosition, Positions
-from nbdist.wire import CellStart
+from nbdist.shared.wire import CellStart
 
 START = CellStart(2, (0,), 2)
 

@@ -14,7 +14,7 @@ from nbdist.engine.data.batches import Shard, cut, part
 from nbdist.engine.data.interleave import Interleave
 from nbdist.engine.data.reader import GroupFeed
 from nbdist.engine.data.sources.source import Columns
-from nbdist.errors import DataError
+from nbdist.shared.errors import DataError
 
 
 class Memory:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nbdist.engine.data.make import loader
-from nbdist.errors import DataError
+from nbdist.shared.errors import DataError
 from tests.group import s3_server
 
 ROWS, GROUP = 16, 8  # of a file, of a row group

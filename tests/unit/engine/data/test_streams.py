@@ -19,7 +19,7 @@ from nbdist.engine.data.coverage import Coverage, coverage
 from nbdist.engine.data.make import loader
 from nbdist.engine.data.stream_batches import StreamBatches
 from nbdist.engine.data.streams import SampleStream
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 
 class Counted:

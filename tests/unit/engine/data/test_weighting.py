@@ -6,7 +6,7 @@ import pytest
 
 from nbdist.engine.component import EndedCell
 from nbdist.engine.data import weighting
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 ENDED = EndedCell(1, "", has_succeeded=True)
 

@@ -3,8 +3,8 @@
 import pytest
 
 from nbdist.engine.kernel.environment import group_variables, rank_variables, restore
-from nbdist.options import ClusterOptions
-from nbdist.placement import Place
+from nbdist.shared.options import ClusterOptions
+from nbdist.shared.placement import Place
 
 PLACE = Place(local_rank=1, local_size=4)
 

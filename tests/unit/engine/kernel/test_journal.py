@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from nbdist import wire
 from nbdist.engine.kernel.journal import Journal
+from nbdist.shared import wire
 
 
 def message(number: int, kind: str, **content: Any) -> dict[str, Any]:

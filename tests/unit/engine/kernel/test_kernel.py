@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from nbdist import wire
 from nbdist.engine.kernel.kernel import _is_read
+from nbdist.shared import wire
 
 OUR_CELL = {"header": {"msg_type": "execute_request"}, "metadata": {wire.CELL_KEY: {}}}
 OUR_REQUEST = {"header": {"msg_type": wire.REQUEST}, "metadata": {}}

@@ -10,7 +10,7 @@ import pytest
 
 from nbdist.engine.kernel import records
 from nbdist.engine.kernel.records import Recorder
-from nbdist.wire import Batch
+from nbdist.shared.wire import Batch
 
 
 class Client:

@@ -9,7 +9,7 @@ import torch
 
 from nbdist.client.faults.rank_errors import Failure, place_of
 from nbdist.engine.kernel import location, tracebacks
-from nbdist.engine.layout.spec.mesh import parse
+from nbdist.engine.layout.plan.mesh import parse
 
 CELL = "/tmp/ipykernel_nbdist/cd34.py"
 

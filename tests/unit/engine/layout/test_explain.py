@@ -1,8 +1,8 @@
 """What a layout says of itself before anything runs."""
 
 from nbdist.engine.layout.explain import Explanation
-from nbdist.engine.layout.spec.cost import ModelSize
-from nbdist.engine.layout.spec.mesh import parse
+from nbdist.engine.layout.plan.cost import ModelSize
+from nbdist.engine.layout.plan.mesh import parse
 
 
 def told(text: str, ranks: int) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.rank import components
-from nbdist.wire import CellStart
+from nbdist.shared.wire import CellStart
 
 START = CellStart(3, (0, 1), 3)
 ENDED = EndedCell(3, "pass", has_succeeded=True)

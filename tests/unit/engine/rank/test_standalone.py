@@ -5,9 +5,9 @@ import torch.distributed as dist
 
 from nbdist.engine.rank import standalone
 from nbdist.engine.rank.standalone import _gpus, _place, init
-from nbdist.errors import StartError, UsageError
-from nbdist.options import LOOPBACK
-from nbdist.placement import HERE
+from nbdist.shared.errors import StartError, UsageError
+from nbdist.shared.options import LOOPBACK
+from nbdist.shared.placement import HERE
 
 TOLD = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1"}
 

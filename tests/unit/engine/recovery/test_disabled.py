@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from nbdist.engine.recovery import disabled  # noqa: E402
-from nbdist.errors import ClusterError  # noqa: E402
+from nbdist.shared.errors import ClusterError  # noqa: E402
 
 
 def test_a_refused_module_raises_before_its_other_hooks_run_until_it_is_allowed_again() -> None:

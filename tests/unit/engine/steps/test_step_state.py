@@ -7,7 +7,7 @@ import torch
 
 from nbdist.engine.component import EndedCell
 from nbdist.engine.steps.step_state import Boundary
-from nbdist.wire import CellStart
+from nbdist.shared.wire import CellStart
 
 START = CellStart(1, (0,), 1)
 FAILED = EndedCell(1, "1 / 0", has_succeeded=False)

@@ -17,7 +17,7 @@ from nbdist.engine.tap.collective_check import (
     size_bytes,
 )
 from nbdist.engine.tap.purpose import BUFFERS, UNKNOWN, of_parameters
-from nbdist.errors import MismatchError
+from nbdist.shared.errors import MismatchError
 
 F32 = DTYPES.index("float32")
 SUM = pack("all_reduce", F32)

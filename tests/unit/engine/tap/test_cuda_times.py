@@ -18,7 +18,7 @@ from nbdist.engine.tap.collective import Launch
 from nbdist.engine.tap.counters import GroupCounters
 from nbdist.engine.tap.cuda_events import CudaMark, Gpu
 from nbdist.engine.tap.cuda_times import ANCHOR_EVERY_NS, BLOCKED_NS, MAX_SPANS, CudaTimes
-from nbdist.packed import CALL, TICK_NS
+from nbdist.shared.packed import CALL, TICK_NS
 
 MS = 1_000_000
 AHEAD_NS = 777_000_000_000  # of the GPU's clock before the host's

@@ -8,7 +8,7 @@ from nbdist.engine.tap import encode, in_flight
 from nbdist.engine.tap.collective import Launch
 from nbdist.engine.tap.counters import MAX_TAGS, GroupCounters
 from nbdist.engine.tap.encode import MAX_TEMPLATES, Templates
-from nbdist.packed import ANY_TAG, CALL, Calls
+from nbdist.shared.packed import ANY_TAG, CALL, Calls
 
 
 class _Book:

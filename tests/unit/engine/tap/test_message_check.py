@@ -6,7 +6,7 @@ import pytest
 
 from nbdist.engine.tap.collective_check import DTYPES, MESSAGES, SharedTable, pack, size_bytes
 from nbdist.engine.tap.message_check import MessageEnd, Messages, messages
-from nbdist.errors import MismatchError
+from nbdist.shared.errors import MismatchError
 
 F32, I32 = DTYPES.index("float32"), DTYPES.index("int32")
 HERE = 7 << 32 | 5

@@ -3,7 +3,7 @@
 import pytest
 
 from nbdist.engine.tap.ops import refuse_message
-from nbdist.errors import ClusterError
+from nbdist.shared.errors import ClusterError
 
 
 @pytest.mark.parametrize("kind", ["send", "recv"])

@@ -11,7 +11,7 @@ import torch
 from nbdist.engine.component import EndedCell
 from nbdist.engine.training import devices
 from nbdist.engine.training.devices import DeviceStats, Gpu
-from nbdist.wire import DEVICE_KEYS, CellStart
+from nbdist.shared.wire import DEVICE_KEYS, CellStart
 
 GB = 10**9
 DEVICE = torch.device("cuda", 1)

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from nbdist.engine.layout.axes.cp import exchange
 from nbdist.engine.layout.policies.policies import ContextParallel
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 CALL: Callable[..., Tensor] = F.scaled_dot_product_attention
 

@@ -20,11 +20,11 @@ from torch.utils import _pytree as pytree
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.layout.axes.cp import attention, exchange, follow
 from nbdist.engine.layout.axes.tp import proof
+from nbdist.engine.layout.plan import random_numbers, trace
+from nbdist.engine.layout.plan.inputs import Inputs
+from nbdist.engine.layout.plan.wrap_forward import Around
 from nbdist.engine.layout.policies.policies import ContextParallel
-from nbdist.engine.layout.spec import random_numbers, trace
-from nbdist.engine.layout.spec.inputs import Inputs
-from nbdist.engine.layout.spec.wrap_forward import Around
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 _GUESSED = 16  # tokens, at least, of a guessed sequence
 _FEWEST = 2  # tokens a rank: of one row of attention some models no longer say that it is causal

@@ -5,8 +5,8 @@ import torch.distributed as dist
 from nbdist.engine.layout.axes.axis import Axis, Sent, Spreading
 from nbdist.engine.layout.axes.cp import context
 from nbdist.engine.layout.axes.tp import cuts, fit
-from nbdist.engine.layout.spec import random_numbers
-from nbdist.engine.layout.spec.mesh import MeshShape
+from nbdist.engine.layout.plan import random_numbers
+from nbdist.engine.layout.plan.mesh import MeshShape
 
 
 class ContextAxis(Axis):

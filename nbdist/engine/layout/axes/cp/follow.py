@@ -15,9 +15,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from nbdist.engine.layout.axes.cp.attention import CALL
-from nbdist.engine.layout.spec import trace
-from nbdist.engine.layout.spec.inputs import Inputs
-from nbdist.errors import LayoutError
+from nbdist.engine.layout.plan import trace
+from nbdist.engine.layout.plan.inputs import Inputs
+from nbdist.shared.errors import LayoutError
 
 Tensors = dict[str, Tensor]  # by where they stand in args and keywords: "[0][1]", "[1]['cos']"
 

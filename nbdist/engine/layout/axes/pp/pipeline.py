@@ -23,13 +23,13 @@ from nbdist.engine.layout.axes.pp.stage_forward import StageForward
 from nbdist.engine.layout.axes.pp.stage_trace import ForwardTrace, TensorSpec, find, trace
 from nbdist.engine.layout.axes.pp.stages import Stage
 from nbdist.engine.layout.axes.tp.proof import TOLERANCE, evaluating, of_rank_0
+from nbdist.engine.layout.plan.inputs import Inputs
+from nbdist.engine.layout.plan.trace import untouched
 from nbdist.engine.layout.policies.policies import Pipeline
 from nbdist.engine.layout.policies.precision import Imitation
-from nbdist.engine.layout.spec.inputs import Inputs
-from nbdist.engine.layout.spec.trace import untouched
-from nbdist.error_text import named
-from nbdist.errors import LayoutError
-from nbdist.formatting import aligned
+from nbdist.shared.error_text import named
+from nbdist.shared.errors import LayoutError
+from nbdist.shared.text import aligned
 
 
 @dataclass(frozen=True, slots=True)

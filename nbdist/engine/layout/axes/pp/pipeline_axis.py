@@ -9,11 +9,11 @@ from nbdist.engine.layout.axes.pp import pipeline
 from nbdist.engine.layout.axes.pp.pipeline_step import PipelineStep
 from nbdist.engine.layout.axes.pp.schedule_runner import ScheduleRunner, SequenceSlices
 from nbdist.engine.layout.axes.pp.stage_forward import StageForward
+from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.policies import precision
 from nbdist.engine.layout.policies.policies import Policies
-from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.engine.tap.ops import WHY_NO_MESSAGES
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 
 class PipelineAxis(Axis):

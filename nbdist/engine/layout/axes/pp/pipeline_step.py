@@ -21,11 +21,11 @@ from nbdist.engine.compat import torch_sharded
 from nbdist.engine.compat.torch_hooks import local_part
 from nbdist.engine.layout.axes.pp import average
 from nbdist.engine.layout.axes.pp.schedule_runner import LossFunction, ScheduleRunner
+from nbdist.engine.layout.plan import device_mesh, random_numbers
+from nbdist.engine.layout.plan.inputs import Inputs
+from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.policies import precision
 from nbdist.engine.layout.policies.policies import Policies
-from nbdist.engine.layout.spec import device_mesh, random_numbers
-from nbdist.engine.layout.spec.inputs import Inputs
-from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.engine.layout.weights.buffers import BufferSync
 
 

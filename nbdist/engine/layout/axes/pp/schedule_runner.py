@@ -27,10 +27,10 @@ from nbdist.engine.layout.axes.pp.pipeline import StagePlan
 from nbdist.engine.layout.axes.pp.stage_forward import StageForward
 from nbdist.engine.layout.axes.pp.stage_trace import ForwardTrace, TensorSpec
 from nbdist.engine.layout.axes.pp.stages import Stage
-from nbdist.engine.layout.spec.inputs import Inputs, samples_in, split
-from nbdist.engine.layout.spec.trace import untouched
+from nbdist.engine.layout.plan.inputs import Inputs, samples_in, split
+from nbdist.engine.layout.plan.trace import untouched
 from nbdist.engine.training import training
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout.axes.pp.stage_trace import first_of
-from nbdist.engine.layout.spec.inputs import Inputs
-from nbdist.engine.layout.spec.trace import untouched
+from nbdist.engine.layout.plan.inputs import Inputs
+from nbdist.engine.layout.plan.trace import untouched
 
 _ROUNDS = 5  # of which the first warms up
 

@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_map_only
 
 from nbdist.engine.compat import torch_transformer
 from nbdist.engine.layout.axes.pp.stage_trace import ForwardTrace, TensorSpec, first_of
-from nbdist.engine.layout.spec.inputs import Inputs
-from nbdist.errors import LayoutError
+from nbdist.engine.layout.plan.inputs import Inputs
+from nbdist.shared.errors import LayoutError
 
 # On the tensor whose place it took, by number of the block, for a checkpoint calls once more.
 _HIDDEN = "_nbdist_hidden"

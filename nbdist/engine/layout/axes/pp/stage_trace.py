@@ -19,9 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from nbdist.engine.layout.policies.precision import AS_BUILT, Imitation
-from nbdist.engine.layout.spec.inputs import Inputs, as_inputs
-from nbdist.engine.layout.spec.trace import (
+from nbdist.engine.layout.plan.inputs import Inputs, as_inputs
+from nbdist.engine.layout.plan.trace import (
     BATCH,
     first_line,
     guesses,
@@ -29,7 +28,8 @@ from nbdist.engine.layout.spec.trace import (
     refuse_numbers,
     untouched,
 )
-from nbdist.errors import LayoutError
+from nbdist.engine.layout.policies.precision import AS_BUILT, Imitation
+from nbdist.shared.errors import LayoutError
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from nbdist.engine.layout.policies.policies import Pipeline
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ from nbdist.engine.layout.axes.tp.cuts import (
     Cut,
     TensorPlan,
 )
-from nbdist.engine.layout.spec.blocks import find_blocks
-from nbdist.engine.layout.spec.trace import ModuleCall
-from nbdist.errors import LayoutError
+from nbdist.engine.layout.plan.blocks import find_blocks
+from nbdist.engine.layout.plan.trace import ModuleCall
+from nbdist.shared.errors import LayoutError
 
 # transformers' words for what we do, in its releases 4 and 5.
 _THEIR_WORDS = {

@@ -21,9 +21,9 @@ from nbdist.engine.layout.axes.tp.cuts import (
     cut_dims,
     is_known,
 )
-from nbdist.engine.layout.spec import trace
-from nbdist.engine.layout.spec.inputs import Inputs
-from nbdist.errors import LayoutError
+from nbdist.engine.layout.plan import trace
+from nbdist.engine.layout.plan.inputs import Inputs
+from nbdist.shared.errors import LayoutError
 
 _HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "nheads", "heads")
 _KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")

@@ -17,9 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from nbdist.engine.compat import torch_modules, torch_transformer
 from nbdist.engine.layout.axes.tp.cuts import COLUMN, ROW, TensorPlan, cut_dims
-from nbdist.engine.layout.spec.inputs import Inputs
-from nbdist.engine.layout.spec.trace import untouched
-from nbdist.errors import LayoutError
+from nbdist.engine.layout.plan.inputs import Inputs
+from nbdist.engine.layout.plan.trace import untouched
+from nbdist.shared.errors import LayoutError
 
 # Largest difference, relative to the largest value, that comes of another order of summation.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from nbdist.engine.compat import torch_sharded
 from nbdist.engine.layout.axes.tp.cuts import TensorPlan
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 _SEQUENCE = 1  # the dim of tokens: (batch, sequence, features)
 

@@ -4,10 +4,10 @@ import torch.distributed as dist
 
 from nbdist.engine.layout.axes.axis import Axis, Sent, Spreading
 from nbdist.engine.layout.axes.tp import cuts, tp
+from nbdist.engine.layout.plan import random_numbers
+from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.policies.policies import Policies
-from nbdist.engine.layout.spec import random_numbers
-from nbdist.engine.layout.spec.mesh import MeshShape
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 
 class TensorAxis(Axis):

@@ -22,9 +22,9 @@ from torch.distributed.tensor.parallel import (
 from nbdist.engine.compat import torch_sharded, torch_transformer
 from nbdist.engine.layout.axes.tp import find_cuts, fit, local_parameters, proof, sequence
 from nbdist.engine.layout.axes.tp.cuts import COLUMN, HEAD, ROW, SUMMED, VOCAB, TensorPlan, is_known
+from nbdist.engine.layout.plan import trace
 from nbdist.engine.layout.policies.policies import TensorParallel
-from nbdist.engine.layout.spec import trace
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 
 def find_plan(

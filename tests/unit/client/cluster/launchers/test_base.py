@@ -10,7 +10,7 @@ import pytest
 from nbdist.client.cluster.launchers import base, ssh
 from nbdist.client.cluster.launchers.batch_systems import IPYPARALLELS
 from nbdist.client.cluster.launchers.shared_options import HostsOptions
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 
 @pytest.fixture

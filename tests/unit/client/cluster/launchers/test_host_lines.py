@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nbdist.client.cluster.launchers.host_lines import HostLine, read_hosts
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 
 def test_hosts_are_names_with_a_number_of_ranks() -> None:

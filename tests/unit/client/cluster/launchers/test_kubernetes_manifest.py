@@ -11,7 +11,7 @@ import yaml
 from nbdist.client.cluster.launchers import kubernetes_manifest as manifest
 from nbdist.client.cluster.launchers.base import LaunchOptions
 from nbdist.client.cluster.launchers.kubernetes_manifest import Options
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 from tests.groups import ROOT
 
 EXAMPLES = ROOT / "docs" / "kubernetes"

@@ -10,7 +10,7 @@ LIMITED = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 from nbdist.client.cluster.launchers.open_files import allow_open_files
-from nbdist.errors import StartError
+from nbdist.shared.errors import StartError
 try:
     allow_open_files()
     print(resource.getrlimit(resource.RLIMIT_NOFILE))
@@ -28,7 +28,7 @@ def said_with(soft: int, hard: int) -> str:
 FULL = """
 import os, resource
 from nbdist.client.cluster.launchers.open_files import FEWEST_FREE, require_files_to_start
-from nbdist.errors import StartError
+from nbdist.shared.errors import StartError
 resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
 held = [os.open(os.devnull, os.O_RDONLY) for _ in range(300 - len(os.listdir("/dev/fd")) - 9)]
 try:

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.client.cluster.launchers.parent_link import ParentLink
-from nbdist.ended import Ended, EndKind
-from nbdist.errors import StartError
+from nbdist.shared.ended import Ended, EndKind
+from nbdist.shared.errors import StartError
 
 Exits = list[tuple[str, Ended]]
 KILLED = Ended.from_status(-9)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from nbdist.client.cluster.launchers import preflight
-from nbdist.errors import StartError
+from nbdist.shared.errors import StartError
 
 
 def _facts(python: str = "3.11.7", torch: str = "2.13.0+cpu", **more: Any) -> dict[str, Any]:

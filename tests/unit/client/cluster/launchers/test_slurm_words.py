@@ -13,7 +13,7 @@ from nbdist.client.cluster.launchers.slurm_words import (
     read_wish,
     waiting_line,
 )
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 
 def test_five_ranks_on_two_nodes_take_three_slots_each() -> None:

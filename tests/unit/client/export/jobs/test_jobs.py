@@ -12,7 +12,7 @@ import yaml
 from nbdist.client.export.jobs import FORMATS, Job, files
 from nbdist.client.export.jobs.sagemaker import _FIND_NODE as SAGEMAKER_NODE
 from nbdist.client.export.jobs.vertex import _FIND_NODE as VERTEX_NODE
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 SMALL = Job("train.py", 2)
 LARGE = Job(

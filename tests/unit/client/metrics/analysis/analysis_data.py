@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from nbdist.packed import TICK_NS, Calls, Packer, Template
-from nbdist.wire import Record
+from nbdist.shared.packed import TICK_NS, Calls, Packer, Template
+from nbdist.shared.wire import Record
 
 MS = 1_000_000
 

@@ -5,8 +5,8 @@ import pytest
 from nbdist.client.metrics.analysis.analyst import LATE_S, Analyst
 from nbdist.client.metrics.analysis.stragglers import Judge
 from nbdist.client.metrics.analysis.values import RECENT
-from nbdist.packed import Calls
-from nbdist.wire import Record
+from nbdist.shared.packed import Calls
+from nbdist.shared.wire import Record
 from tests.unit.client.metrics.analysis.analysis_data import OneClock, Rank, template
 
 close = pytest.approx

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from nbdist import clock
 from nbdist.client.metrics.analysis.analyst import Analyst
 from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
 from nbdist.client.metrics.analysis.clocks import Clocks
 from nbdist.client.metrics.analysis.values import PARTS
 from nbdist.client.metrics.telemetry import CellInfo
-from nbdist.wire import Record
+from nbdist.shared import clock
+from nbdist.shared.wire import Record
 
 INFO = CellInfo(1, "train()", (0, 1), 2, "gloo", ("cpu", "cpu"))
 

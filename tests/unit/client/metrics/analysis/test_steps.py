@@ -11,8 +11,8 @@ from nbdist.client.metrics.analysis.match import Arrivals
 from nbdist.client.metrics.analysis.rows import CallRows, Waits
 from nbdist.client.metrics.analysis.steps import split
 from nbdist.client.metrics.analysis.values import ExplainedStep
-from nbdist.packed import Template
-from nbdist.wire import Record
+from nbdist.shared.packed import Template
+from nbdist.shared.wire import Record
 from tests.unit.client.metrics.analysis.analysis_data import OneClock, Rank, template
 
 close = pytest.approx

@@ -7,8 +7,8 @@ import pytest
 
 from nbdist.client.metrics.analysis.stragglers import EVERY_S, Judge, StragglerReport
 from nbdist.client.metrics.analysis.values import Verdict
-from nbdist.packed import Calls, Template
-from nbdist.wire import Record
+from nbdist.shared.packed import Calls, Template
+from nbdist.shared.wire import Record
 
 CLEAN = {
     "data_s": 0.001,

@@ -6,7 +6,7 @@ import pytest
 
 from nbdist.client.metrics.checks.batch_growth import BatchGrowth, Trained, advice
 from nbdist.client.metrics.telemetry import CellInfo
-from nbdist.wire import Record
+from nbdist.shared.wire import Record
 
 MODEL = (4, 100)
 

@@ -1,7 +1,7 @@
 """Replicas that differ, found in what ranks tell of the same steps."""
 
 from nbdist.client.metrics.checks.drift import MOST_OPEN, Drift, Ends
-from nbdist.wire import CELL_END
+from nbdist.shared.wire import CELL_END
 
 
 def test_ranks_that_tell_the_same_are_silent() -> None:

@@ -4,7 +4,7 @@ import math
 
 from nbdist.client.metrics.checks.checks import CellChecks
 from nbdist.client.metrics.telemetry import CellInfo
-from nbdist.wire import Record
+from nbdist.shared.wire import Record
 
 NAN, INF = math.nan, math.inf
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nbdist.client.metrics.checks.starving import LoaderFacts, MeanStep, Starving, advice, sentence
-from nbdist.wire import Record
+from nbdist.shared.wire import Record
 
 LOADER = LoaderFacts(prompt=3, line=5, workers=2, cores=8.0)
 SLOW = MeanStep(0.11, 0.07, {"fetch": 0.2, "collate": 0.02}, making_cpu_s=0.2, cpu_s=0.04)

@@ -4,7 +4,7 @@ import pytest
 
 from nbdist.client.metrics.profile.chosen import ChosenSteps, parse_steps
 from nbdist.client.notebook.arguments import DEFAULT_STEPS, parse_distributed
-from nbdist.errors import UsageError
+from nbdist.shared.errors import UsageError
 
 
 @pytest.mark.parametrize(

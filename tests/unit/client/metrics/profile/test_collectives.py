@@ -5,8 +5,8 @@ from typing import Any
 
 from nbdist.client.metrics.profile.chosen import ChosenSteps
 from nbdist.client.metrics.profile.collectives import Heard, lanes
-from nbdist.packed import Calls, Packer, Template
-from nbdist.wire import Record
+from nbdist.shared.packed import Calls, Packer, Template
+from nbdist.shared.wire import Record
 
 ALL_REDUCE = Template("all_reduce", "0", "the default group", (0, 1), 4096, "float32", "line 3")
 ORIGIN_NS = 1_000_000_000

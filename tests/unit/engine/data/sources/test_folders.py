@@ -17,7 +17,7 @@ import pyarrow.parquet as pq  # noqa: E402
 from nbdist.engine.data.make import loader  # noqa: E402
 from nbdist.engine.data.sources.open_source import open_source, paths_in  # noqa: E402
 from nbdist.engine.data.sources.source import Source  # noqa: E402
-from nbdist.errors import DataError, NBDistError, UsageError  # noqa: E402
+from nbdist.shared.errors import DataError, NBDistError, UsageError  # noqa: E402
 
 
 def write(folder: Path, files: int = 3, rows: int = 10, row_group: int = 4) -> Path:

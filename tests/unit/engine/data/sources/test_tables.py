@@ -22,7 +22,7 @@ from pyiceberg.types import IntegerType  # noqa: E402
 from nbdist.engine.data.sources import iceberg  # noqa: E402
 from nbdist.engine.data.sources.open_source import open_source  # noqa: E402
 from nbdist.engine.data.sources.source import Source  # noqa: E402
-from nbdist.errors import DataError, UsageError  # noqa: E402
+from nbdist.shared.errors import DataError, UsageError  # noqa: E402
 
 
 def opened(data: Any, columns: list[str] | None = None) -> Source:

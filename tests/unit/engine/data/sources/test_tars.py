@@ -15,7 +15,7 @@ import webdataset
 from nbdist.engine.data import decode, services
 from nbdist.engine.data.sources import tars
 from nbdist.engine.data.sources.source import Columns
-from nbdist.errors import DataError, UsageError
+from nbdist.shared.errors import DataError, UsageError
 
 
 def write(path: Path, files: Mapping[str, bytes]) -> None:

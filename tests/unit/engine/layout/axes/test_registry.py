@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from nbdist.engine.layout.axes.registry import axes_of, innermost_first
-from nbdist.engine.layout.spec.axis_facts import AXES
-from nbdist.engine.layout.spec.mesh import MeshShape
+from nbdist.engine.layout.plan.axis_facts import AXES
+from nbdist.engine.layout.plan.mesh import MeshShape
 
 
 @pytest.mark.parametrize("axis", AXES)

@@ -2,15 +2,15 @@
 
 import pytest
 
+from nbdist.engine.layout.plan import cost
+from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.policies.efficiency import (
     ActivationCheckpoint,
     Compress,
     Offload,
     Precision,
 )
-from nbdist.engine.layout.spec import cost
-from nbdist.engine.layout.spec.mesh import MeshShape
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 SIZE = cost.ModelSize(4000, 4000, block_bytes=3000, parameters=1000)
 

@@ -6,10 +6,10 @@ import torch.distributed as dist
 from torch import nn
 
 from nbdist.engine.layout.parallelize import parallelize
+from nbdist.engine.layout.plan.mesh import MeshShape, parse
 from nbdist.engine.layout.policies import offload, two_levels
 from nbdist.engine.layout.policies.efficiency import ActivationCheckpoint, Compress, Offload
-from nbdist.engine.layout.spec.mesh import MeshShape, parse
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 ACTIVATIONS = Offload(parameters=False, activations=True)
 

@@ -13,7 +13,7 @@ from nbdist.engine.layout.verify.report import (
     allowances,
     judge,
 )
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 ALLOWED = {
     "what": "gradient",

@@ -8,7 +8,7 @@ from torch import nn
 
 from nbdist.engine.layout.weights.pretrained_folder import Match, match
 from nbdist.engine.layout.weights.safetensors_file import StoredTensor
-from nbdist.errors import CheckpointError
+from nbdist.shared.errors import CheckpointError
 
 
 class Body(nn.Module):

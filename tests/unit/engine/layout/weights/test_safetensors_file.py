@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nbdist.engine.layout.weights import safetensors_file
 from nbdist.engine.layout.weights.safetensors_file import header_of, read_box, stored_in
-from nbdist.errors import CheckpointError
+from nbdist.shared.errors import CheckpointError
 
 
 def write(path: Path, tensors: dict[str, torch.Tensor]) -> None:

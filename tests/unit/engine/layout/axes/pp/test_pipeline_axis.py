@@ -5,9 +5,9 @@ import torch
 
 from nbdist.engine.layout import spread
 from nbdist.engine.layout.axes.registry import axes_of
+from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.policies.policies import Policies
-from nbdist.engine.layout.spec.mesh import MeshShape
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 
 @pytest.mark.parametrize("shape", [MeshShape(pp=2), MeshShape(pp=2, dp=2)])

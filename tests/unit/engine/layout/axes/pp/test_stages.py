@@ -16,7 +16,7 @@ from nbdist.engine.layout.axes.pp.stages import (
     stages,
 )
 from nbdist.engine.layout.policies.policies import Pipeline
-from nbdist.errors import LayoutError
+from nbdist.shared.errors import LayoutError
 
 
 def test_the_heaviest_stage_is_as_light_as_any_cut_makes_it() -> None:

@@ -1,0 +1,240 @@
+"""Run a model's forward on fake tensors: shapes and order without memory, time or collectives.
+
+What feeds what is seen by hooks, and what a rank's part of the weights would do to the shapes is
+tried before anything is cut. The model is left as it is.
+"""
+
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+
+from nbdist.engine.compat import torch_transformer
+from nbdist.engine.layout.plan.inputs import Inputs, as_inputs
+from nbdist.shared import origins
+from nbdist.shared.errors import LayoutError
+
+_TOKENS, _FEW_TOKENS = 16, 4  # of a guessed sequence
+_PIXELS = (32, 64, 224)  # of the side of a guessed image
+# What `example` of a policy takes, for people.
+BATCH = (
+    "a small batch as the model is called with: a tensor, a tuple of arguments or a dict of "
+    "keywords"
+)
+_FIRST_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """One call of a module that has parameters of its own, in a forward."""
+
+    name: str
+    module: Any
+    fed: object  # its first argument: the same object for modules that one tensor feeds
+
+
+def find_inputs(
+    model: nn.Module, example: Any, policy: str = "TensorParallel", tokens: int = _TOKENS
+) -> tuple[Inputs, list[ModuleCall]]:
+    """Return inputs with which the model runs, and what they made it call.
+
+    Args:
+        model: Not changed.
+        example: From `TensorParallel.example`; None tries token ids where the model begins with
+            an embedding, else features.
+        policy: Which one can give an example, for the error.
+        tokens: Of a guessed sequence.
+
+    Raises:
+        LayoutError: The model does not run with the example, or with any that was tried.
+    """
+    given = [as_inputs(example)] if example is not None else list(guesses(model, tokens))
+    first: Exception | None = None
+    for inputs in given:
+        try:
+            return inputs, _trace(model, inputs)
+        except Exception as error:
+            first = first or error
+    refuse_numbers(model, first)
+    tried = "the example" if example is not None else "any input that was tried"
+    plan = (
+        '; or a plan: TensorParallel(plan={"blocks.*.up": "column", "blocks.*.down": "row"})'
+        if policy == "TensorParallel"
+        else ""
+    )
+    raise LayoutError(
+        f"{type(model).__name__} does not run with {tried}, so what {policy} asks for cannot be "
+        "planned.",
+        why=f"{type(first).__name__}: {first_line(first)}"
+        if first
+        else "it has no layer that tells what it takes",
+        do=f"parallelize(model, layout, {policy}(example=batch)), {BATCH}" + plan,
+    ) from first
+
+
+def refuse_numbers(model: nn.Module, error: Exception | None) -> None:
+    """Refuse a forward that decides by the numbers in a tensor, which a trace does not have.
+
+    Raises:
+        LayoutError: `error` says that it does; the text names the line.
+    """
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        raise LayoutError(
+            f"{type(model).__name__} decides by the numbers in a tensor, so its forward cannot be "
+            "looked at before it runs.",
+            why=f"{_place(error)} needs them, and tensors have only shapes while the model is "
+            "planned",
+            do='"zero3", "hsdp" and "ddp" look at no forward; or decide before the model is '
+            "called, and pass it a plain value",
+        ) from error
+
+
+def run_in_parts(model: nn.Module, inputs: Inputs, parts: dict[str, torch.Size]) -> None:
+    """Run the forward with parameters of other shapes: those that one rank will hold.
+
+    Raises:
+        LayoutError: Some line counts with sizes of the whole; the text names it.
+    """
+    try:
+        run_on_fakes(model, inputs, parts)
+    except Exception as error:
+        raise LayoutError(
+            f"{type(model).__name__} cannot run on a part of its heads or features: "
+            f"{first_line(error)}",
+            why=f"{_place(error)} counts with the sizes of the whole model",
+            do="let sizes follow from the tensor: view(b, t, -1, head_dim), not "
+            "view(b, t, n_heads, head_dim); or leave the module out with a plan of your own",
+        ) from error
+
+
+def run_on_fakes(model: nn.Module, inputs: Inputs, parts: dict[str, torch.Size]) -> None:
+    """Run the forward, without a trace in the model, with parameters of these shapes."""
+    with untouched(model), numberless(), FakeTensorMode() as mode, torch.no_grad():
+        state = _fake_state(model, mode)
+        for name, shape in parts.items():
+            state[name] = state[name].new_empty(shape)
+        fakes = inputs.map(mode.from_tensor)
+        torch.func.functional_call(model, state, fakes.args, fakes.keywords)
+
+
+def _trace(model: nn.Module, inputs: Inputs) -> list[ModuleCall]:
+    """Return the calls of modules with parameters of their own, in order."""
+    calls: list[ModuleCall] = []
+    hooks = []
+    for name, module in model.named_modules():
+        if any(p is not None for p in module._parameters.values()):
+            hooks.append(module.register_forward_pre_hook(_recorder(name, calls), with_kwargs=True))
+    try:
+        run_on_fakes(model, inputs, {})
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls
+
+
+def _recorder(name: str, calls: list[ModuleCall]) -> Callable[..., None]:
+    def record(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        fed = [*args, *keywords.values()]
+        calls.append(ModuleCall(name, module, fed[0] if fed else None))
+
+    return record
+
+
+def _fake_state(model: nn.Module, mode: FakeTensorMode) -> dict[str, torch.Tensor]:
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return {name: mode.from_tensor(tensor) for name, tensor in tensors}
+
+
+def guesses(model: nn.Module, tokens: int = _TOKENS) -> Iterator[Inputs]:
+    """Yield inputs that the model's first layers let expect, the likeliest first."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    if tables:
+        # A table that is added as a whole, such as one of positions, wants as many tokens.
+        lengths = dict.fromkeys([tokens, *(m.num_embeddings for m in tables), _FEW_TOKENS])
+        entries = min(m.num_embeddings for m in tables)
+        for length in lengths:
+            ids = torch.arange(length, device=device) * 7 % entries
+            yield Inputs((ids.unsqueeze(0),), {})
+        return
+    first = next((m for m in model.modules() if isinstance(m, _FIRST_LAYERS)), None)
+    for shape in _shapes_for(first, tokens):
+        assert first is not None
+        wave = torch.linspace(-1, 1, _size(shape), device=device).sin()
+        yield Inputs((wave.view(shape).to(first.weight.dtype),), {})
+
+
+def _shapes_for(first: nn.Module | None, tokens: int) -> list[tuple[int, ...]]:
+    """Return shapes of features that a model with this first layer may take."""
+    if isinstance(first, nn.Linear):
+        return [(2, first.in_features), (1, tokens, first.in_features)]
+    if first is None:
+        return []
+    channels, dims = int(first.in_channels), len(first.kernel_size)  # type: ignore[arg-type]
+    return [(2, channels, *[pixels] * dims) for pixels in _PIXELS]
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    return int(torch.Size(shape).numel())
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Take back what a forward leaves in its modules, such as a table that it makes once.
+
+    A fake one would be found there by the next forward. What a module holds in a list or a dict of
+    its own is not looked into.
+    """
+    tables = ("_parameters", "_buffers", "_modules")
+    before = [
+        (module, dict(vars(module)), {name: dict(vars(module)[name]) for name in tables})
+        for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for module, held, entries in before:
+            vars(module).clear()
+            vars(module).update(held)
+            for name, entry in entries.items():
+                table = vars(module)[name]
+                table.clear()
+                table.update(entry)
+
+
+@contextmanager
+def numberless() -> Iterator[None]:
+    """Have torch's own modules ask no numbers of tensors, and log no shape that does not fit.
+
+    We tell it in words.
+    """
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was = log.disabled
+    log.disabled = True
+    try:
+        with torch_transformer.without_numbers():
+            yield
+    finally:
+        log.disabled = was
+
+
+def first_line(error: BaseException | None) -> str:
+    """Return the first line of an error's text."""
+    return (str(error).strip().splitlines() or [""])[0]
+
+
+def _place(error: BaseException) -> str:
+    """Return the innermost line of the model's own code, for torch's own says nothing to people."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not origins.is_of(f.filename, "torch", "nbdist")]
+    return f"line {own[-1].lineno} of {own[-1].filename}, {own[-1].line}" if own else "its forward"
