@@ -21,8 +21,7 @@ from nbdist.client.board.measures import WIDE
 from nbdist.client.board.past import SHARP, Past, caption
 from nbdist.client.board.picture import halved
 from nbdist.client.metrics.telemetry import CellInfo
-from nbdist.client.output.result import Display
-from nbdist.client.output.slots import Slots
+from nbdist.client.output.slots import Display, Slots
 
 if TYPE_CHECKING:
     from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis

@@ -18,8 +18,7 @@ from typing import Any, Protocol
 from nbdist.client.board import VIEWS, text
 from nbdist.client.board import past as past_module
 from nbdist.client.board.past import Past
-from nbdist.client.output.result import Display
-from nbdist.client.output.slots import Slot, Slots, is_live, kernel_shell
+from nbdist.client.output.slots import Display, Slot, Slots, is_live, kernel_shell
 
 IDLE_S = 300.0  # JupyterLab saves by itself every 120 s after a change
 VIEW_TYPE = "application/vnd.jupyter.widget-view+json"

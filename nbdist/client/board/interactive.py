@@ -18,8 +18,7 @@ from nbdist.client.board.controls import show_past
 from nbdist.client.board.measures import WIDE
 from nbdist.client.board.past import Past, caption
 from nbdist.client.board.picture import halved
-from nbdist.client.output.result import Display
-from nbdist.client.output.slots import Slots, is_live
+from nbdist.client.output.slots import Display, Slots, is_live
 
 MIME = "application/vnd.plotly.v1+json"
 VIEWS = ("loss", "step", "collectives")  # those that have something to hover over

@@ -17,7 +17,7 @@ from nbdist.client.board.measures import WIDE
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.picture import live
 from nbdist.client.board.text import STYLE
-from nbdist.client.output.result import Display
+from nbdist.client.output.slots import Display
 
 LIVE_CLASS = "nbdist-live"  # of the live board's outermost widget
 AGAIN_CLASS = "nbdist-again"  # of the one that shows in its place all that its cell has left

@@ -23,16 +23,15 @@ from nbdist.client.board.picture import AUTO_CLASS, LIVE_WIDTH, ON_PAGES
 from nbdist.client.board.tables import to_html
 from nbdist.client.board.views import VIEWS
 from nbdist.client.metrics import usage
-from nbdist.client.metrics.telemetry import CellInfo
-from nbdist.client.output.result import Display
-from nbdist.client.output.slots import Slot, Slots
+from nbdist.client.metrics.telemetry import IDLE_S, CellInfo
+from nbdist.client.output.slots import Display, Slot, Slots
 from nbdist.shared.background import CoreWaits, lower_thread, pause_s
 
 if TYPE_CHECKING:
     from nbdist.client.board.palette import Theme
     from nbdist.client.board.scene import Scene
     from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
-    from nbdist.client.metrics.telemetry import Telemetry
+    from nbdist.client.metrics.telemetry import IDLE_S, Telemetry
 
 PERIOD_S = 0.5
 SHARE = 0.01  # most of one core that drawing may take
@@ -201,7 +200,7 @@ class LiveBoard:
 
     def _is_quiet(self) -> bool:
         """Return whether no step has come for so long that words say it, each second anew."""
-        return time.monotonic() - self._telemetry.trained_s > text.IDLE_S
+        return time.monotonic() - self._telemetry.trained_s > IDLE_S
 
     def _has_ended(self, rest_s: float) -> bool:
         """Rest until a view is chosen; return whether the cell has ended."""

@@ -13,7 +13,7 @@ from nbdist.client.board.palette import Theme
 from nbdist.client.board.picture import lasting
 from nbdist.client.board.tables import to_html, to_text
 from nbdist.client.board.views import VIEWS
-from nbdist.client.output.result import Display
+from nbdist.client.output.slots import Display
 
 if TYPE_CHECKING:  # for its type alone: the scene loads numpy
     from nbdist.client.board.scene import Scene

@@ -21,7 +21,7 @@ import io
 
 from nbdist.client.board.measures import WIDE
 from nbdist.client.board.palette import BRIGHTNESS, PAPER, Theme
-from nbdist.client.output.result import Display
+from nbdist.client.output.slots import Display
 
 SWITCH_PX = 860  # output's width from which the wide picture's letters have ten pixels or more
 MOST_PX, MOST_LIVE_PX = 1440, 1200  # a live one has fewer pixels

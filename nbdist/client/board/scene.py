@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nbdist.client.board.scales import Floats
-from nbdist.client.board.text import IDLE_S
 from nbdist.client.metrics.analysis.values import PARTS, Analysis, RankStep
 from nbdist.client.metrics.recent import RecentSteps, comm_pct, data_pct, divided, making_ms
+from nbdist.client.metrics.telemetry import IDLE_S
 
 BOTH = "compute and communication"  # a part of steps whose communication was not measured
 ALL = -1  # the rank of a line that is of all of them

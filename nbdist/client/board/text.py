@@ -15,7 +15,6 @@ if TYPE_CHECKING:  # for its type alone: the scene loads numpy
 
 STYLE = "font: 12px/1.5 var(--jp-ui-font-family, sans-serif); font-variant-numeric: tabular-nums"
 _LISTED = re.compile(r"^(\d*)([-+=.)])")  # what begins a list or a heading
-IDLE_S = 5.0  # so long a training may be quiet before it is said
 MARKDOWN = str.maketrans({c: "\\" + c for c in "\\`*_[]<>#$|~&"})
 ENDINGS = {
     "finished": " over ",

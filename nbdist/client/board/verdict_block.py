@@ -11,7 +11,7 @@ from nbdist.client.board import palette
 from nbdist.client.board.text import STYLE
 from nbdist.client.metrics.analysis.advice import advice_for
 from nbdist.client.metrics.analysis.values import Verdict
-from nbdist.client.output.result import Display
+from nbdist.client.output.slots import Display
 from nbdist.shared.text import name_ranks
 
 ACCENT, _ = palette.PARTS["waiting"]  # that is what a verdict is about

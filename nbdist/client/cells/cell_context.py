@@ -33,7 +33,7 @@ from nbdist.client.metrics.checks.batch_growth import Trained
 from nbdist.client.metrics.checks.checks import CellChecks
 from nbdist.client.metrics.checks.drift import Told
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
-from nbdist.client.output.result import Display
+from nbdist.client.output.slots import Display
 from nbdist.shared.errors import ClusterError, TrackingError
 
 if TYPE_CHECKING:

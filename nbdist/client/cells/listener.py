@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nbdist.client.output.live_text import LiveText
-from nbdist.client.output.result import Display
+from nbdist.client.output.slots import Display
 from nbdist.shared import wire
 from nbdist.shared.ended import Ended
 

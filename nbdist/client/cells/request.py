@@ -16,7 +16,7 @@ from typing import Any
 
 from nbdist.client.faults.advice import WhatRan
 from nbdist.client.metrics.profile.chosen import ChosenSteps
-from nbdist.client.output.result import Display
+from nbdist.client.output.slots import Display
 from nbdist.shared import plain
 from nbdist.shared.errors import CellSyntaxError, UsageError
 from nbdist.shared.wire import CellStart, CheckpointEvery, ProfileSteps, Repeat, Script

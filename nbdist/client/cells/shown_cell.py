@@ -12,11 +12,12 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nbdist.client.board.cell_board import Board
 from nbdist.client.board.live_controls import CellActions
 from nbdist.client.board.past import Past, caption
+from nbdist.client.cells.cost_meter import CostMeter
 from nbdist.client.cells.run import Outcome
 from nbdist.client.faults.rank_errors import should_go_on
 from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
@@ -27,12 +28,10 @@ from nbdist.client.metrics.profile.words import HOW_TO_OPEN
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.output import merge, pages
 from nbdist.client.output.pages import Pages
-from nbdist.client.output.result import Display
-from nbdist.client.output.slots import Slots, owns_cell
+from nbdist.client.output.slots import Display, Slots, owns_cell
 from nbdist.shared.text import name_ranks
 
 if TYPE_CHECKING:
-    from nbdist.client.cells.cell_context import CellContext
     from nbdist.client.tracking.run import TrackedRun
 
 log = logging.getLogger(__name__)
@@ -41,12 +40,35 @@ _EXPLAIN_TIMEOUT_S = 2.0
 _SIGN_OF_LIFE_S = 0.35  # ticks are 0.1 s apart: it is seen within 0.5 s
 
 
+class Surroundings(Protocol):
+    """What a shown cell needs of the session, which outlives it."""
+
+    @property
+    def cost_meter(self) -> CostMeter:
+        """Counts what watching costs."""
+
+    def meter_cost(self, telemetry: Telemetry) -> None:
+        """The cell has begun to train."""
+
+    def follow_board(self, board: Board, run: "TrackedRun | None" = None) -> None:
+        """Its board may be asked for while it runs."""
+
+    def remember_records(self, outcome: Outcome) -> None:
+        """All of its records have been read."""
+
+    def remember_board(self, past: Past | None) -> None:
+        """Its board is whole, if it had one."""
+
+    def remember_training(self, outcome: Outcome) -> None:
+        """It is over, and so are the checks of its training."""
+
+
 class ShownCell:
     """One cell's slots, telemetry, insight, board and run. Main thread only."""
 
     def __init__(
         self,
-        showing: "CellContext",
+        showing: Surroundings,
         info: CellInfo,
         telemetry: Telemetry,
         insight: CellAnalysis,

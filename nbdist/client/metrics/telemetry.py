@@ -32,6 +32,7 @@ from nbdist.shared.wire import DEVICE_KEYS, RUN_KINDS, STEP_KEYS, Batch, Record
 MAX_POINTS = 20_000  # a plot is about 1000 pixels wide; 16 bytes a point
 MAX_DEVICE_POINTS = 2000  # they come each second, whatever a step takes
 MAX_KEYS = 256
+IDLE_S = 5.0  # a training that is quiet for longer is said to be
 _OURS = STEP_KEYS | DEVICE_KEYS
 
 _log = logging.getLogger("nbdist.telemetry")

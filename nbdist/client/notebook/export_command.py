@@ -14,6 +14,7 @@ from nbdist.client.export.export import Exported, ExportRequest, export
 from nbdist.client.export.history import History
 from nbdist.client.notebook.arguments import parse_dist, parse_distributed
 from nbdist.shared.errors import UsageError
+from nbdist.shared.options import ClusterOptions
 
 
 def watch(shell: Any) -> None:
@@ -52,13 +53,16 @@ def _note_run(result: Any) -> None:
     )
 
 
-def export_history(asked: argparse.Namespace) -> None:
-    """Export what this kernel has run, and print what is to be said; raises as `export`."""
-    from nbdist.client.notebook import current
+def export_history(asked: argparse.Namespace, running: ClusterOptions | None) -> None:
+    """Export what this kernel has run, and print what is to be said; raises as `export`.
+
+    Args:
+        asked: The words of `%dist export`.
+        running: What the cluster runs with, if there is one.
+    """
     from nbdist.client.tracking.provenance import notebook_path
 
     path = notebook_path()
-    running = current.current().options if current.is_running() else None
     cells = here.cells()
     made = export(
         _request(asked),

@@ -280,7 +280,9 @@ class NBDist(Magics):
         )
 
     def _export(self, asked: Any, names: dict[str, Any]) -> None:
-        export_command.export_history(asked)
+        from nbdist.client.notebook.current import current, is_running
+
+        export_command.export_history(asked, current().options if is_running() else None)
 
     def _doctor(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist import doctor

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from nbdist.client.output.merge import Item, OutputLine, Shown, kind_of, render, text_of
-from nbdist.client.output.result import Display
-from nbdist.client.output.slots import Slot, Slots
+from nbdist.client.output.slots import Display, Slot, Slots
 from nbdist.client.output.terminal import RankOutput
 
 INTERVAL_S: Final = 0.1

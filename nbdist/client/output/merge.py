@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from nbdist.client.output.result import Display
+from nbdist.client.output.slots import Display
 from nbdist.shared.text import name_ranks
 
 MAX_LINES = 200

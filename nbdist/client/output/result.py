@@ -4,13 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class Display:
-    """One output of a cell in Jupyter's form: a mime bundle and its metadata."""
-
-    data: dict[str, Any]
-    metadata: dict[str, Any] = field(default_factory=dict)
+from nbdist.client.output.slots import Display, Slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +25,6 @@ class RankResult:
 
     def show(self) -> None:
         """Display this rank's text and rich outputs in full."""
-        from nbdist.client.output.slots import Slots
-
         text = [Display({"text/plain": self.text})] if self.text else []
         Slots(live=False).settle([*text, *self.displays])
 

@@ -13,9 +13,8 @@ import os
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
-
-from nbdist.client.output.result import Display
 
 
 def is_live() -> bool:
@@ -36,6 +35,14 @@ def owns_cell() -> bool:
     """
     parent: dict[str, Any] = getattr(kernel_shell(), "get_parent", dict)() or {}
     return str(parent.get("content", {}).get("code", "")).lstrip().startswith("%%distributed")
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """One output of a cell in Jupyter's form: a mime bundle and its metadata."""
+
+    data: dict[str, Any]
+    metadata: dict[str, Any] = field(default_factory=dict)
 
 
 class Slot:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbdist.client.output.merge import Item, OutputLine, Shown, spaced
-from nbdist.client.output.result import Display
+from nbdist.client.output.slots import Display
 from nbdist.shared.text import name_bytes
 
 HEAD_LINES = 500

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from nbdist.client.cells.cell_context import CellContext
 from nbdist.client.cells.request import CellRequest
 from nbdist.client.cells.retries import CellAttempts
-from nbdist.client.output.result import CellResult, Display
-from nbdist.client.output.slots import Slots
+from nbdist.client.output.result import CellResult
+from nbdist.client.output.slots import Display, Slots
 from nbdist.shared.errors import UsageError
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ TRIED = {"ipykernel": "7.4", "IPython": "9.18", "ipyparallel": "9.2"}
 
 
 class Rank(Protocol):
-    """What the kernel calls on the program that lives in it (`engine/rank/boot.py`)."""
+    """What the kernel calls on the rank that it serves (`engine/rank/rank.py`)."""
 
     def installed(self, kernel: "RankKernel") -> None:
         """The kernel exists and is about to serve."""

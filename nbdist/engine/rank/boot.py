@@ -10,221 +10,51 @@ marked busy (`engine/kernel/calls.py`).
 """
 
 import contextlib
-import faulthandler
 import logging
 import os
 import sys
-import time
-import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 import nbdist
 from nbdist.engine.kernel import (
-    calls,
-    cleanup,
     environment,
     fd_reserve,
     kernel,
-    location,
-    shell,
-    termination,
     tqdm_bars,
 )
-from nbdist.engine.kernel.records import Recorder
-from nbdist.engine.kernel.stdio import Output
-from nbdist.engine.kernel.stdio_files import LogStream
-from nbdist.shared import lifeline, plain, side, wire
-from nbdist.shared.error_text import named
+from nbdist.engine.rank.rank import become, this_rank
+from nbdist.shared import lifeline, side, wire
 from nbdist.shared.options import ClusterOptions
-from nbdist.shared.placement import HERE, Place
+from nbdist.shared.placement import Place
 from nbdist.shared.text import name_ranks
-
-if TYPE_CHECKING:
-    from nbdist.engine.compat.torch_dist import Functions
-    from nbdist.engine.component import Component
 
 log = logging.getLogger(__name__)
 
 
-class Program:
-    """What runs on this rank beside the user's code. One a process; see `program`."""
-
-    def __init__(self, spec: dict[str, Any]) -> None:
-        self.rank: int = spec["rank"]
-        self.options = ClusterOptions(**spec["options"])
-        self.place = Place(**spec["place"])
-        self.device = torch.device(self.options.device)
-        self.variables: dict[str, str] = {}
-        self.joined = False
-        self._spec = spec
-        self.logs: str = spec["output_folder"]
-        # As for scp, where the notebook does not see the file.
-        self._logs_on = f"{spec['logs_on']}:" if "logs_on" in spec else ""
-        self.torchs: Functions | None = None
-        self.tracks = True  # the cell that runs, or ran last
-        self.published: list[dict[str, Any]] = []  # by that cell
-        self._began = 0.0
-        self.first_seq = 0
-        self.components: tuple[Component, ...] = ()  # until it has joined
-        self._number = 0  # of the cell that runs, or ran last
-
-    def keep_with_peers(self) -> None:
-        """Begin to keep snapshots in a peer's memory, where that is asked for."""
-        from nbdist.engine.group import state
-        from nbdist.engine.recovery import peers
-
-        peers.here.start(
-            self.rank,
-            self.place.peer,
-            every=self.options.peer_snapshots,
-            host=self.place.address,
-            key=self.kernel.session.key,
-            client=state.here.member().client,
-        )
-
-    # -- called by the kernel (engine/kernel/kernel.py)
-
-    def installed(self, rank_kernel: kernel.RankKernel) -> None:
-        """Take over what is printed, and put the names in place that cells find."""
-        from nbdist.engine.rank import script
-
-        if self.place.host != HERE:
-            termination.leave_to_parent()
-        self.kernel = rank_kernel
-        self.recorder = Recorder(self.rank, self._publish_records)
-        self.output = Output(self.rank, Path(self._spec["output_folder"]), self._publish_output)
-        self.output.install()
-        if (here := os.getcwd()) != os.path.realpath(wanted := self._spec["work_folders"][0]):
-            gone = "is gone" if self.place.host == HERE else f"is not on {self.place.host}"
-            print(f"{wanted} {gone}: rank {self.rank} works in {here}.")
-        # Into the file behind descriptor 2: the notebook tells a dead rank's last words from it.
-        faulthandler.enable(2, all_threads=False)
-        engine_log = LogStream(self.output.original(2))
-        kernel.log_to(rank_kernel.log, engine_log)
-        _log_to(engine_log)
-        self.script = script.Script(rank_kernel.shell, script.ReadFiles())
-        shell.install(rank_kernel, self.output.flush, self.output.lent, _was_freed)
-
-    def cell_began(self, start: wire.CellStart) -> None:
-        """Prepare for a cell: its output, its records, the parameters of `-p`, its components."""
-        from nbdist.engine.checks import model_facts
-        from nbdist.engine.rank import components, register
-
-        self._began = time.perf_counter()
-        self.output.put_back()
-        self.output.begin_cell(start.number)
-        self.tracks = start.track
-        self.published.clear()
-        self.recorder.forget(wire.PUBLISHED, wire.GOES_ON, *model_facts.FACTS)
-        self.first_seq = self.recorder.begin_cell()
-        self.kernel.shell.user_ns.update(
-            {name: plain.decode(value) for name, value in start.params.items()}
-        )
-        location.here.script = start.script.file if start.script else None
-        components.begin(self.components, start)
-        location.here.running = self._number = start.number
-        register.tell_going_on(self.recorder)  # before the cell logs anything
-
-    def cell_ended(self, result: Any) -> wire.CellEnd:
-        """Flush what the cell made, put the environment back, and sum the cell up."""
-        from nbdist.engine.component import EndedCell
-        from nbdist.engine.data import resume
-        from nbdist.engine.rank import components
-        from nbdist.engine.tap import tap
-        from nbdist.engine.training import training
-
-        source = str(result.info.raw_cell) if result is not None else ""
-        cell = EndedCell(self._number, source, result is not None and bool(result.success))
-        self.output.put_back()  # what follows may print, or open descriptors
-        notices = tuple(components.end(self.components, cell))
-        environment.restore(self.variables)
-        cut_bytes, file = self.output.end_cell()
-        value = getattr(result, "result", None)
-        is_plain = plain.is_plain(value)
-        end = wire.CellEnd(
-            first_seq=self.first_seq,
-            next_seq=self.recorder.flush(),
-            collectives=tap.counts() if self.joined else {},
-            sent=tap.sent(),
-            received=tap.received(),
-            steps=training.here.current_step(),
-            value=plain.encode(value) if is_plain else None,
-            value_repr=None if is_plain else _short_repr(value),
-            notices=notices,
-            cut_bytes=cut_bytes,
-            output_file=None if file is None else f"{self._logs_on}{file}",
-            seconds=time.perf_counter() - self._began,
-            in_loops=resume.here.are_loops_begun(),
-            in_group=not self.joined or torch.distributed.is_initialized(),
-        )
-        location.here.running = location.here.script = None
-        cleanup.release_frames(getattr(result, "error_in_exec", None))
-        return end
-
-    def answer(
-        self, content: dict[str, Any], buffers: list[memoryview], *, busy: bool
-    ) -> kernel.Answer:
-        """Carry out one request of the notebook; an error becomes text in the reply."""
-        try:
-            function = calls.resolve(content["call"], busy=busy)
-            if content["call"] in calls.WITH_BUFFERS:
-                value, out = function(buffers, **content["kwargs"])
-                return {"value": value}, out
-            return {"value": function(**content["kwargs"])}, []
-        except BaseException as error:
-            # Also KeyboardInterrupt: a request that an interrupt hit still needs its reply.
-            log.warning("request %s failed\n%s", content.get("call"), traceback.format_exc())
-            return {"error": named(error)}, []
-
-    # -- messages to the notebook
-
-    def _publish_records(self, batch: dict[str, Any]) -> None:
-        self.kernel.publish(wire.RECORDS, batch)
-
-    def _publish_output(self, content: dict[str, Any]) -> None:
-        self.kernel.publish(wire.OUTPUT, content)
-
-
-_program: Program | None = None
-
-
-def program() -> Program:
-    """Return this process's program.
-
-    Raises:
-        RuntimeError: This process is not a rank.
-    """
-    if _program is None:
-        raise RuntimeError("This process is not a rank of an nbdist cluster.")
-    return _program
-
-
 def run(spec: dict[str, Any]) -> None:
     """Serve as an engine; returns when it has been told to stop. Called once a process."""
-    global _program
     lifeline.watch(spec["kernel_pid"], lifeline.end_own_session)
     side.settle("rank")
     _go_to_work(spec["work_folders"])
-    _program = Program(spec)
-    options = _program.options
-    _program.variables = environment.rank_variables(spec["rank"], options, _program.place)
-    environment.restore(_program.variables)
+    rank = become(spec)
+    rank.variables = environment.rank_variables(rank.rank, rank.options, rank.place)
+    environment.restore(rank.variables)
     environment.refuse_more_ranks()
     environment.refuse_second_rpc()
-    torch.set_num_threads(options.threads)
-    environment.seed_anew(spec["rank"])
+    torch.set_num_threads(rank.options.threads)
+    environment.seed_anew(rank.rank)
     tqdm_bars.install()
     kernel.serve(
-        _program,
+        rank,
         [
             f"--file={spec['connection_file']}",
             f"--profile-dir={spec['profile_dir']}",
             # By default the folder in which ipyparallel was imported: in a fork, that was earlier.
             f"--work-dir={os.getcwd()}",
-            f"--IPEngine.id={spec['rank']}",
+            f"--IPEngine.id={rank.rank}",
             "--IPEngine.enable_nanny=False",
             "--IPEngine.timeout=60",
             # The lifeline replaces it, and works while the main thread is busy.
@@ -278,7 +108,7 @@ def join(
             f"the notebook speaks version {version} of nbdist's messages, this rank "
             f"{wire.VERSION}: install the same nbdist on both"
         )
-    here = program()
+    here = this_rank()
     here.options, here.place = asked, place_ = ClusterOptions(**options), Place(**place)
     if asked.device == "cuda":
         torch.cuda.init()  # what it raises says why a GPU cannot be used
@@ -333,7 +163,7 @@ def recover(
     if newcomers:
         save.here.give_up(f"{name_ranks(newcomers)} died")
     fd_reserve.here.release()
-    if (torchs := program().torchs) is not None:
+    if (torchs := this_rank().torchs) is not None:
         torchs.put_back()  # what a cell that went well has replaced
     try:
         return recovery.recover(generation, newcomers, dict(peers))
@@ -347,12 +177,12 @@ def leave() -> dict[str, Any]:
     from nbdist.engine.recovery import resize
 
     save.here.give_up("the number of ranks changes")
-    return resize.leave(program().kernel.shell.user_ns)
+    return resize.leave(this_rank().kernel.shell.user_ns)
 
 
 def resend(first: int, next: int) -> list[dict[str, Any]]:
     """Return the record batches of `range(first, next)` that the push has lost."""
-    return program().recorder.resend(first, next)
+    return this_rank().recorder.resend(first, next)
 
 
 def missed(message: str, *, whole: bool = False) -> dict[str, Any]:
@@ -360,21 +190,12 @@ def missed(message: str, *, whole: bool = False) -> dict[str, Any]:
 
     With `whole` also `first_seq` and `next_seq`, the bounds of its records so far, and `facts`.
     """
-    here = program()
+    here = this_rank()
     told = here.kernel.journal.told(message, whole=whole)
     if whole:
         told |= {"first_seq": here.first_seq, "next_seq": here.recorder.next_seq}
         told["facts"] = here.recorder.facts
     return told
-
-
-def _log_to(stream: LogStream) -> None:
-    """Send what nbdist logs to `stream`: what prints in a cell is the user's own."""
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    ours = logging.getLogger("nbdist")
-    ours.addHandler(handler)
-    ours.propagate = False
 
 
 def _go_to_work(folders: list[str]) -> None:
@@ -383,20 +204,6 @@ def _go_to_work(folders: list[str]) -> None:
         with contextlib.suppress(OSError):
             os.chdir(folder)
             return
-
-
-def _was_freed(error: BaseException) -> bool:
-    from nbdist.engine.group import group
-
-    return group.was_released(error)
-
-
-def _short_repr(value: object, limit: int = 4096) -> str:
-    try:
-        text = repr(value)
-    except Exception as error:
-        return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
-    return text if len(text) <= limit else text[:limit] + "…"
 
 
 def main(arguments: list[str]) -> None:

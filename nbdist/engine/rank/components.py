@@ -27,7 +27,12 @@ from nbdist.shared.wire import CellStart
 
 
 def of_rank(
-    functions: Functions, script: Script, links: LinkStats, devices: DeviceStats, checks: RankChecks
+    functions: Functions,
+    script: Script,
+    continuation: Component,
+    links: LinkStats,
+    devices: DeviceStats,
+    checks: RankChecks,
 ) -> tuple[Component, ...]:
     """Return the components of a notebook's rank, which has joined its group."""
     return (
@@ -43,6 +48,7 @@ def of_rank(
         position.here,
         weighting.here,
         resume.here,
+        continuation,
         step_state.here(),
         links,
         devices,

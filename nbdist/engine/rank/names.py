@@ -44,9 +44,9 @@ def describe(path: str) -> str:
 
 
 def _namespace() -> dict[str, Any]:
-    from nbdist.engine.rank.boot import program
+    from nbdist.engine.rank.rank import this_rank
 
-    names: dict[str, Any] = program().kernel.shell.user_ns
+    names: dict[str, Any] = this_rank().kernel.shell.user_ns
     return names
 
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from nbdist.engine.checkpoint import automatic
 from nbdist.engine.checks import begun_anew, first_weights, model_facts
 from nbdist.engine.checks.checks import RankChecks
+from nbdist.engine.component import Component
 from nbdist.engine.data import resume, services
 from nbdist.engine.group import link_stats
 from nbdist.engine.kernel.records import Recorder
@@ -27,11 +28,37 @@ from nbdist.engine.training.devices import DeviceStats, Gpu
 from nbdist.shared import wire
 
 if TYPE_CHECKING:
-    from nbdist.engine.rank.boot import Program
+    from nbdist.engine.rank.rank import Rank
+
+
+class Continuation(Component):
+    """Whether the cell continues what an attempt before has trained, as a fact of the cell.
+
+    Args:
+        recorder: Takes the fact.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._loops = begun_anew.BegunAnew()
+
+    def cell_began(self, start: wire.CellStart) -> None:
+        """Say so before the cell logs anything, as far as is known."""
+        self._report()
+
+    def optimizer_begins(self, optimizer: Optimizer) -> None:
+        """Say so of an optimizer's first step, and which loop begins again."""
+        self._report()
+        if resume.here.goes_on_trained() or automatic.here.goes_on():
+            self._loops.tell(optimizer)
+
+    def _report(self) -> None:
+        if resume.here.goes_on() or automatic.here.goes_on():
+            self._recorder.fact(**{wire.GOES_ON: "yes"})
 
 
 class Registration:
-    """Whether what needs no program around it is connected."""
+    """Whether what needs no rank around it is connected."""
 
     def __init__(self) -> None:
         self._is_done = False
@@ -51,28 +78,27 @@ class Registration:
         automatic.here.install()
 
 
-def connect(program: "Program", device: torch.device) -> None:
+def connect(rank: "Rank", device: torch.device) -> None:
     """Have all that happens on this rank, and its device, watched and kept; after each `join`."""
-    options, recorder = program.options, program.recorder
+    options, recorder = rank.options, rank.recorder
     here.register()
     tap.install(options.tap)
     training.here.install(recorder)
     training.here.set_enabled(options.hooks, grad_norm=options.grad_norm)
     recovery.install()
-    keep.here.look_in(lambda: program.kernel.shell.user_ns)
+    keep.here.look_in(lambda: rank.kernel.shell.user_ns)
     parallelize.here.tell = recorder.fact
     publish.here.place = publish.Place(
-        Path(program.logs).parent.parent / "models",
-        lambda told: _tell_published(program, told),
-        lambda: program.tracks,
+        Path(rank.logs).parent.parent / "models",
+        lambda told: _tell_published(rank, told),
+        lambda: rank.tracks,
     )
-    services.here.indexes = Path(program.logs).parent.parent / "indexes"
+    services.here.indexes = Path(rank.logs).parent.parent / "indexes"
     wrapped.look_on()
     first_weights.look_on()
     training.here.at_new_optimizer("trained", lambda one: model_facts.tell(recorder, one))
-    training.here.at_new_optimizer("going on", lambda _: tell_going_on(recorder))
-    loops = begun_anew.BegunAnew()
-    training.here.at_new_optimizer("begun anew", lambda one: _tell_begun_anew(loops, one))
+    continuation = Continuation(recorder)
+    training.here.at_new_optimizer("continuation", continuation.optimizer_begins)
     services.here.tell_loop = lambda facts: recorder.add(
         "loader", training.here.current_step(), facts
     )
@@ -90,27 +116,18 @@ def connect(program: "Program", device: torch.device) -> None:
         control.gpu,
     )
     recorder.before_publishing(links.sample, devices.sample)
-    assert program.torchs is not None, "it has joined its group"
-    program.components = components.of_rank(program.torchs, program.script, links, devices, checks)
+    assert rank.torchs is not None, "it has joined its group"
+    rank.components = components.of_rank(
+        rank.torchs, rank.script, continuation, links, devices, checks
+    )
 
 
-def tell_going_on(recorder: Recorder) -> None:
-    """Tell whether the cell goes on with what an attempt before has trained, as far as is known."""
-    if resume.here.goes_on() or automatic.here.goes_on():
-        recorder.fact(**{wire.GOES_ON: "yes"})
-
-
-def _tell_begun_anew(loops: begun_anew.BegunAnew, optimizer: Optimizer) -> None:
-    if resume.here.goes_on_trained() or automatic.here.goes_on():
-        loops.tell(optimizer)
-
-
-def _tell_published(program: "Program", told: dict[str, Any]) -> None:
+def _tell_published(rank: "Rank", told: dict[str, Any]) -> None:
     """Tell the notebook of a model; with a record, so that the cell has a run to put it in."""
-    program.published.append(told)
-    program.recorder.fact(**{wire.PUBLISHED: json.dumps(program.published)})
+    rank.published.append(told)
+    rank.recorder.fact(**{wire.PUBLISHED: json.dumps(rank.published)})
     values = {"model_mb": told["size_bytes"] / 1e6}
-    program.recorder.add("log", training.here.current_step(), values)
+    rank.recorder.add("log", training.here.current_step(), values)
 
 
 here = Registration()

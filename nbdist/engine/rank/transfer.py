@@ -11,10 +11,10 @@ from nbdist.shared import payload
 
 def push(buffers: list[memoryview], names: list[str]) -> tuple[None, list[Any]]:
     """Set `names` in this rank's namespace to the values in `buffers`. On the main thread."""
-    from nbdist.engine.rank.boot import program
+    from nbdist.engine.rank.rank import this_rank
 
     values = payload.unpack(buffers)
-    program().kernel.shell.user_ns.update(zip(names, values, strict=True))
+    this_rank().kernel.shell.user_ns.update(zip(names, values, strict=True))
     return None, []
 
 
@@ -25,9 +25,9 @@ def pull(buffers: list[memoryview], name: str) -> tuple[None, list[Any]]:
         NameError: There is no such name.
         TransferError: The value cannot be pickled.
     """
-    from nbdist.engine.rank.boot import program
+    from nbdist.engine.rank.rank import this_rank
 
-    namespace = program().kernel.shell.user_ns
+    namespace = this_rank().kernel.shell.user_ns
     if name not in namespace:
         raise NameError(f'there is no variable "{name}"')
     return None, payload.pack(namespace[name])

@@ -19,8 +19,7 @@ from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
 from nbdist.client.metrics.analysis.clocks import Clocks
 from nbdist.client.metrics.analysis.values import Analysis
 from nbdist.client.metrics.telemetry import Telemetry
-from nbdist.client.output.result import Display
-from nbdist.client.output.slots import Slot, Slots
+from nbdist.client.output.slots import Display, Slot, Slots
 from nbdist.shared.background import CoreWaits
 from nbdist.shared.errors import ClusterError
 from tests.unit.client.board.board_data import analysis_of, cell_info, steps_of, training

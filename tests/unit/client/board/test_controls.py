@@ -15,8 +15,7 @@ from nbdist.client.board import controls as controls_module
 from nbdist.client.board.controls import Controls, show_past
 from nbdist.client.board.look import look
 from nbdist.client.board.past import Past
-from nbdist.client.output.result import Display
-from nbdist.client.output.slots import Slot, Slots
+from nbdist.client.output.slots import Display, Slot, Slots
 from tests.unit.client.board.board_data import analysis_of, cell_info, training
 
 

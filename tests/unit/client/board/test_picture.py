@@ -19,7 +19,7 @@ from nbdist.client.board.measures import NARROW, WIDE
 from nbdist.client.board.palette import PAPER
 from nbdist.client.board.past import NARROW_SHARP, SHARP, Past
 from nbdist.client.board.picture import AUTO_CLASS, NARROW_PX, SWITCH_PX, single
-from nbdist.client.output.result import Display
+from nbdist.client.output.slots import Display
 from nbdist.client.tracking.compare import Entry
 from tests.unit.client.board.board_data import analysis_of, cell_info, training
 

@@ -7,7 +7,7 @@ from nbdist.client.board import VIEWS, palette, tables, text
 from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
 from nbdist.client.board.scene import Epoch, Scene
-from nbdist.client.metrics.telemetry import Telemetry
+from nbdist.client.metrics.telemetry import IDLE_S, Telemetry
 from nbdist.shared.wire import Batch, Record
 from tests.unit.client.board.board_data import analysis_of, cell_info, steps_of, training
 
@@ -228,7 +228,7 @@ def test_progress_reads_like_tqdm_and_names_the_last_rank() -> None:
 
 def test_a_training_that_stands_still_is_told_no_time_that_is_left() -> None:
     view = look(training(2, 20, total=100), cell_info(2))
-    assert view.idle_s < text.IDLE_S
+    assert view.idle_s < IDLE_S
     goes, stands = (
         text.progress(replace(view, idle_s=idle_s), elapsed_s=75) for idle_s in (1.0, 12.0)
     )

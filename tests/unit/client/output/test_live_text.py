@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from nbdist.client.output.live_text import LiveText
-from nbdist.client.output.result import Display
-from nbdist.client.output.slots import Slot, Slots
+from nbdist.client.output.slots import Display, Slot, Slots
 
 
 class Seen(Slots):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.client.output.merge import Item, OutputLine, Shown, align, arrange, render, text_of
-from nbdist.client.output.result import Display
+from nbdist.client.output.slots import Display
 
 
 def lines(*texts: str) -> list[Item]:

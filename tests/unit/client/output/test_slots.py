@@ -9,15 +9,14 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from nbdist.client.output.result import Display
-from nbdist.client.output.slots import Slots
+from nbdist.client.output.slots import Display, Slots
 
 SET_UP = """
 import threading
 from nbdist.client.output.slots import Slots
 from nbdist.client.output.live_text import LiveText
 from nbdist.client.output.merge import render
-from nbdist.client.output.result import Display
+from nbdist.client.output.slots import Display
 def text(t): return Display({"text/plain": t})
 def figure(t):
     return Display({"image/png": t, "text/plain": "a figure"}, {"image/png": {"width": 9}})
@@ -133,7 +132,7 @@ def test_the_finals_stand_in_the_file_in_their_order(both) -> None:  # type: ign
 def test_a_plain_script_prints_the_finals() -> None:
     program = """
 from nbdist.client.output.slots import Slots
-from nbdist.client.output.result import Display
+from nbdist.client.output.slots import Display
 slots = Slots()
 slots.open(Display({"text/plain": "live"}))
 slots.settle([Display({"text/plain": "the end"})])

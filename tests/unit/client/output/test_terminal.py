@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tqdm import tqdm
 
 from nbdist.client.output.merge import OutputLine, Shown
-from nbdist.client.output.result import Display
+from nbdist.client.output.slots import Display
 from nbdist.client.output.terminal import MAX_DISPLAYS, RankOutput, Screen
 
 
