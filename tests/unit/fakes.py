@@ -11,8 +11,9 @@ from typing import Any, cast
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.connection import Connection, Handler
 from nbdist.client.cluster.events import EventLog
-from nbdist.client.cluster.launchers.base import Launcher, Started
+from nbdist.client.cluster.launchers.base import Launcher
 from nbdist.client.cluster.process_group import Answers
+from nbdist.client.cluster.processes import Started
 from nbdist.client.cluster.requests import RankFailedError
 from nbdist.shared.ended import Ended
 from nbdist.shared.errors import ClusterError

@@ -28,13 +28,13 @@ from nbdist.client.cluster.folders import (
     living_logs,
     work_folders,
 )
-from nbdist.client.cluster.launchers.base import Launcher, Started
+from nbdist.client.cluster.launchers.base import Launcher
 from nbdist.client.cluster.launchers.open_files import require_files_to_start
 from nbdist.client.cluster.memory import ClusterMemory
 from nbdist.client.cluster.network import check_connection
 from nbdist.client.cluster.patience import sleeping_s
 from nbdist.client.cluster.process_group import Answers, ProcessGroup
-from nbdist.client.cluster.processes import Processes, RankProcess
+from nbdist.client.cluster.processes import Processes, RankProcess, Started
 from nbdist.client.cluster.requests import Requests
 from nbdist.shared import gpu_errors
 from nbdist.shared.ended import Ended

@@ -9,8 +9,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nbdist.client.cluster.launchers.base import Started
 from nbdist.shared.ended import Ended
+from nbdist.shared.placement import HERE
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A process that has been started.
+
+    Attributes:
+        pid: On its host.
+        port: Of the one that listens (the store).
+        host: As it is shown.
+        is_here: It runs on the notebook's machine, where its pid names it.
+    """
+
+    pid: int
+    port: int | None = None
+    host: str = HERE
+    is_here: bool = True
 
 
 @dataclass(slots=True)

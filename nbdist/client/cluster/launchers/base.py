@@ -14,9 +14,10 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from nbdist.client.cluster.processes import Started
 from nbdist.shared.ended import Ended
 from nbdist.shared.errors import StartError, UsageError
-from nbdist.shared.placement import HERE, Place
+from nbdist.shared.placement import Place
 from nbdist.shared.text import name_ranks
 
 GROUP = "nbdist.launchers"
@@ -52,23 +53,6 @@ class LaunchOptions(Generic[OwnOptions]):
     own: OwnOptions
     n: int | None = None
     trust_network: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A process that has been started.
-
-    Attributes:
-        pid: On its host.
-        port: Of the one that listens (the store).
-        host: As it is shown.
-        is_here: It runs on the notebook's machine, where its pid names it.
-    """
-
-    pid: int
-    port: int | None = None
-    host: str = HERE
-    is_here: bool = True
 
 
 class NoHostError(StartError):

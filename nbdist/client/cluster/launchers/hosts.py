@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.client.cluster.launchers import rendezvous
-from nbdist.client.cluster.launchers.base import NoHostError, OnExit, OnNotice, Started
+from nbdist.client.cluster.launchers.base import NoHostError, OnExit, OnNotice
 from nbdist.client.cluster.launchers.host import Channel, Host, Hosts, explain_parent
 from nbdist.client.cluster.launchers.keeper_link import KeeperLink
 from nbdist.client.cluster.launchers.parent_link import ExitCallbacks, ParentLink
 from nbdist.client.cluster.launchers.preflight import show_host
 from nbdist.client.cluster.patience import FAR_S
+from nbdist.client.cluster.processes import Started
 from nbdist.shared.ended import Ended, EndKind
 from nbdist.shared.errors import StartError
 from nbdist.shared.placement import HERE, TOKEN, Place, assign, places

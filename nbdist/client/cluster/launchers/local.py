@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.client.cluster.folders import last_lines
-from nbdist.client.cluster.launchers.base import OnExit, OnNotice, Started
+from nbdist.client.cluster.launchers.base import OnExit, OnNotice
 from nbdist.client.cluster.launchers.helper_process import start_helper
 from nbdist.client.cluster.launchers.open_files import allow_open_files
 from nbdist.client.cluster.launchers.parent_link import (
@@ -39,6 +39,7 @@ from nbdist.client.cluster.launchers.parent_link import (
     lines_of,
 )
 from nbdist.client.cluster.patience import HANGS_AFTER_S, IdleProcesses, LongWait, processor_s
+from nbdist.client.cluster.processes import Started
 from nbdist.shared import lifeline
 from nbdist.shared.ended import Ended, EndKind
 from nbdist.shared.errors import StartError

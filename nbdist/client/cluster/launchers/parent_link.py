@@ -15,7 +15,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from nbdist.client.cluster.launchers.base import OnExit, Started
+from nbdist.client.cluster.launchers.base import OnExit
+from nbdist.client.cluster.processes import Started
 from nbdist.shared.ended import Ended
 from nbdist.shared.errors import ClusterError, StartError
 from nbdist.shared.placement import HERE

@@ -3,8 +3,7 @@
 import json
 from dataclasses import asdict
 
-from nbdist.client.cluster.launchers.base import Started
-from nbdist.client.cluster.processes import Processes
+from nbdist.client.cluster.processes import Processes, Started
 from nbdist.shared.ended import Ended
 
 KILLED = Ended.from_status(-9)
