@@ -137,17 +137,6 @@ def test_each_ranks_own_file_opens_by_itself_and_tells_its_place_among_all(
         assert all(p.stat().st_mode & 0o77 == 0 for p in file.parents[:4])
 
 
-def test_the_times_of_a_step_add_up_and_the_operators_are_counted(session: Session) -> None:
-    session.run(TRAIN, profile="4", track=False)
-    assert session.profile is not None
-    rows = session.profile.text.splitlines()
-    for row in rows[2:4]:
-        _, step, *kinds, _ = (float(cell) for cell in row.split())
-        assert sum(kinds) == pytest.approx(step, rel=0.05, abs=0.2)  # each is rounded
-    (all_reduce,) = [row for row in rows if row.endswith("gloo:all_reduce")]
-    assert all_reduce.split()[1] == "1"
-
-
 def test_a_cell_that_ends_early_gives_what_there_is_and_says_so(session: Session) -> None:
     session.run(TRAIN, profile="7-20", track=False)
     assert session.profile is not None
@@ -286,7 +275,7 @@ def test_a_trace_is_fetched_in_pieces_from_a_rank_that_runs_elsewhere(
         assert copy.read_bytes() == file.read_bytes()
 
 
-def test_trace_and_summary_are_artifacts_of_the_run(session: Session) -> None:
+def test_the_trace_is_an_artifact_of_the_run(session: Session) -> None:
     session.run(TRAIN, profile="3", run_name="profiled")
     assert session.profile is not None
     assert session.profile.trace is not None
@@ -297,9 +286,6 @@ def test_trace_and_summary_are_artifacts_of_the_run(session: Session) -> None:
         return [path for path in found if path.read_bytes() == trace]
 
     wait_for(arrived, "the trace in MLflow's artifacts", timeout_s=60)
-    summary = arrived()[0].with_name("summary.txt")
-    wait_for(summary.exists, "the summary beside it", timeout_s=60)
-    assert session.profile.said in summary.read_text()
 
 
 def test_without_the_option_nothing_is_recorded_and_nothing_hooked(session: Session) -> None:
@@ -325,12 +311,10 @@ def test_help_tells_of_it_and_tab_completes_it(notebook: Kernel) -> None:
     assert "--profile" in notebook.complete("%%distributed --pro")
 
 
-def test_the_cell_shows_where_the_trace_is_and_the_tables(notebook: Kernel) -> None:
+def test_the_cell_shows_where_the_trace_is(notebook: Kernel) -> None:
     ran = notebook.cell(TRAIN, "--profile --no-track")
     assert ran.error is None
     assert "Steps 3-5 were recorded, which adds overhead. The trace is .nbdist" in ran.text
-    assert "gloo:all_reduce" in ran.text
-    assert ["text/html", "text/plain"] in ran.mimes
     assert "profiler_start" not in ran.text  # what kineto tells on descriptor 2
 
 
@@ -367,7 +351,6 @@ def test_a_static_cell_shows_the_same_text_each_time_it_is_run(static: Kernel) -
     path = "nbdist.current().profile.trace"
     told = static.run(f"print({path} in __import__('pathlib').Path.cwd().glob({named!r}))")
     assert told.text == "True"
-    assert "Main thread by kind" in static.run("print(nbdist.current().profile.text)").text
 
 
 def test_the_folder_of_a_profile_bears_the_number_of_the_prompt(notebook: Kernel) -> None:

@@ -102,15 +102,12 @@ def test_a_killed_rank_comes_back_with_what_the_others_hold() -> None:
 
 
 @pytest.mark.parametrize(("n", "backend"), [(1, "nccl"), (2, "gloo")])
-def test_a_profile_holds_the_kernels_of_each_rank_and_divides_the_gpus_time(
-    n: int, backend: str
-) -> None:
+def test_a_profile_holds_the_kernels_of_each_rank(n: int, backend: str) -> None:
     with nbdist.start(n=n, device="cuda", backend=backend) as session:
         session.run(STEP, profile="2", track=False)
         profile = session.profile
         assert profile is not None
         assert profile.trace is not None, profile.said
-        assert "GPU compute" in profile.text
         events = json.loads(gzip.decompress(profile.trace.read_bytes()))["traceEvents"]
         kernels = {e["pid"] for e in events if e.get("cat") == "kernel"}
         assert {pid // 100 for pid in kernels} == set(range(n))

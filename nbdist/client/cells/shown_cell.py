@@ -5,7 +5,6 @@ does not train leaves no trace of either. Whatever fails here is logged and step
 cell's own outcome comes first.
 """
 
-import html
 import logging
 import math
 import os
@@ -251,21 +250,20 @@ def _text(line: str) -> Display:
 
 
 def _shown(profiled: Profiled | None) -> list[Display]:
-    """Return what stays of a profile: where the trace lies; its numbers only where all is live."""
+    """Return what stays of a profile: where the trace lies."""
     if profiled is None:
         return []
     if profiled.trace is None:
-        return [Display({"text/plain": profiled.said})]
+        return [_text(profiled.said)]
     if os.environ.get("NBDIST_STATIC") == "1":
-        # The folder's name holds the time of the start, and the table times.
+        # The folder's name holds the time of the start.
         said = f"{profiled.said} The trace is {_in_any_run(profiled.trace)}: {HOW_TO_OPEN}."
-        said += " nbdist.current().profile.trace is its path, .text the table of where time went."
-        return [Display({"text/plain": said})]
+        said += " nbdist.current().profile.trace is its path."
+        return [_text(said)]
     said = f"{profiled.said} The trace is {_short_path(str(profiled.trace))}: {HOW_TO_OPEN}."
     if profiled.left_out:
         said += f" The {profiled.left_out:,} shortest slices are omitted."
-    page = f"<p>{html.escape(said)}</p>{profiled.html}"
-    return [Display({"text/plain": f"{said}\n\n{profiled.text}", "text/html": page})]
+    return [_text(said)]
 
 
 def _in_any_run(trace: Path) -> str:

@@ -1,4 +1,4 @@
-"""Fetch what the ranks recorded, and make of it the one trace and the summary.
+"""Fetch what the ranks recorded, and make the one trace of it.
 
 Main thread, when the cell has settled. One rank's trace is in memory at a time. Nothing here raises
 for what ranks or disk do: the cell's own outcome comes first.
@@ -19,7 +19,6 @@ from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.metrics.profile import words
 from nbdist.client.metrics.profile.chosen import ChosenSteps
 from nbdist.client.metrics.profile.collectives import Told, lanes
-from nbdist.client.metrics.profile.summary import RankSummary, summarize
 from nbdist.client.metrics.profile.traces import Event, RankTrace, merged
 from nbdist.shared.errors import NBDistError
 from nbdist.shared.text import name_ranks
@@ -37,22 +36,17 @@ _OUR_FOLDERS = 4  # above that of a cell's ranks: .nbdist/profiles/<start>/cell-
 class Profiled:
     """What stays of a cell's profile.
 
-    `said` tells what was recorded; `trace` and `summary` are files, None where there was nothing to
-    write. `text` and `html` are the tables.
+    `said` tells what was recorded; `trace` is a file, None where there was nothing to write.
     """
 
     said: str
     trace: Path | None = None
-    summary: Path | None = None
-    text: str = ""
-    html: str = ""
     left_out: int = 0
 
     @property
     def artifacts(self) -> dict[str, Path]:
         """What goes into the cell's run, by its name there."""
-        files = {"profile/trace.json.gz": self.trace, "profile/summary.txt": self.summary}
-        return {name: path for name, path in files.items() if path is not None}
+        return {} if self.trace is None else {"profile/trace.json.gz": self.trace}
 
 
 @dataclass(slots=True)
@@ -85,7 +79,7 @@ def gather(
     told: Told,
     offset_ns: Callable[[int, int], int | None],
 ) -> Profiled:
-    """Return what the ranks of a settled cell recorded, merged and summed up.
+    """Return what the ranks of a settled cell recorded, merged.
 
     Args:
         cluster: Asked for traces that do not lie on this machine.
@@ -106,12 +100,8 @@ def gather(
                 f" The clocks of {name_ranks(lost)} are unknown: their events may be misaligned."
             )
         offsets = {rank: offset or 0 for rank, offset in known.items()}
-        path, summaries, left_out = _write(cluster, folder, found, offsets, told)
-        text = words.as_text(summaries)
-        summary = folder / "summary.txt"
-        with _draft(summary) as file:
-            file.write(f"{said}\n\n{text}\n".encode())
-        return Profiled(said, path, summary, text, words.as_html(summaries), left_out)
+        path, left_out = _write(cluster, folder, found, offsets, told)
+        return Profiled(said, path, left_out)
     except Exception as error:
         log.exception("The profile could not be merged")
         return Profiled(f"The profile could not be merged: {type(error).__name__}: {error}.")
@@ -196,23 +186,21 @@ def _traces(cluster: Cluster, found: _Found, offsets_ns: Mapping[int, int]) -> I
 
 def _write(
     cluster: Cluster, folder: Path, found: _Found, offsets_ns: Mapping[int, int], told: Told
-) -> tuple[Path, list[RankSummary], int]:
-    """Write the common trace; return its place, each rank's summary, and slices left out."""
+) -> tuple[Path, int]:
+    """Write the common trace; return its place, and how many slices were left out."""
     path = folder / "trace.json.gz"
     origin_ns = min(int(found.facts[rank]["began_ns"]) + offsets_ns[rank] for rank in found.files)
-    summaries: list[RankSummary] = []
     left_out = 0
     with _draft(path) as draft, gzip.open(draft, "wb", _ZIP_LEVEL) as stream:
         stream.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
-        for trace in _traces(cluster, found, offsets_ns):
+        for number, trace in enumerate(_traces(cluster, found, offsets_ns)):
             events, less = merged(trace, origin_ns, MOST_SLICES // len(found.files))
-            _write_events(stream, events, is_first=not summaries)
+            _write_events(stream, events, is_first=number == 0)
             left_out += less
-            summaries.append(summarize(trace))
         of_these = {rank: calls for rank, calls in told.items() if rank in found.files}
         _write_events(stream, lanes(of_these, origin_ns, offsets_ns.__getitem__), is_first=False)
         stream.write(b"\n]}\n")
-    return path, summaries, left_out
+    return path, left_out
 
 
 def _write_events(stream: Any, events: list[Event], *, is_first: bool) -> None:

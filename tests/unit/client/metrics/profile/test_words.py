@@ -3,8 +3,7 @@
 import pytest
 
 from nbdist.client.metrics.profile.chosen import ChosenSteps
-from nbdist.client.metrics.profile.summary import KINDS, OpTotal, RankSummary
-from nbdist.client.metrics.profile.words import as_html, as_text, what_was_recorded
+from nbdist.client.metrics.profile.words import what_was_recorded
 
 CHOSEN = ChosenSteps(3, 5)
 
@@ -47,21 +46,3 @@ def test_nothing_at_all_is_said_with_the_reason() -> None:
     assert said({}, {0: "RuntimeError: no", 1: "RuntimeError: no"}) == (
         "Nothing was recorded: RuntimeError: no."
     )
-
-
-def _summary(rank: int, name: str, self_us: float) -> RankSummary:
-    kinds = dict.fromkeys(KINDS, 2.0)
-    return RankSummary(rank, (3, 4), 10.0, kinds, 3.0, ops={name: OpTotal(4, self_us)})
-
-
-def test_the_tables_hold_each_rank_and_name_the_slowest_of_an_operator() -> None:
-    text = as_text([_summary(0, "aten::mm", 2000), _summary(1, "aten::mm", 6000)])
-    rank_1 = text.splitlines()[3].split()
-    assert rank_1 == ["1", "10.0", *["2.00"] * 5, "3.00"]
-    assert text.splitlines()[-1].split() == ["2.00", "2", "1", "3.00", "aten::mm"]
-
-
-def test_names_of_operators_are_text_in_html_too() -> None:
-    page = as_html([_summary(0, "<b>op</b>", 1000)])
-    assert "<b>op" not in page
-    assert "&lt;b&gt;op" in page
