@@ -204,7 +204,7 @@ def ui(folder: Path) -> int:
             why="a notebook keeps its runs in the folder .nbdist beside it.",
             do="nbdist ui PATH/.nbdist, or nbdist demo to make a run here.",
         )
-    from nbdist.client.tracking.ui import OPEN_TO_ALL, start_ui
+    from nbdist.client.tracking.shipping.ui import OPEN_TO_ALL, start_ui
 
     # The server must not outlive us, however we end: a closed terminal, a SIGTERM.
     guard = [sys.executable, "-m", "nbdist.shared.lifeline", str(os.getpid())]

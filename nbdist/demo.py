@@ -35,7 +35,7 @@ def run_demo(notebooks: Path, state: Path, out: TextIO = sys.stdout) -> int:
         out: Where the story goes; the runs' table, the picture and the next command end it.
     """
     from nbdist.client.tracking.folder import make_private_folder
-    from nbdist.client.tracking.runs import runs_table
+    from nbdist.client.tracking.past.runs import runs_table
 
     folder = make_private_folder(state) / "demo"
     folder.mkdir(exist_ok=True)

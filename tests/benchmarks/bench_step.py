@@ -32,7 +32,7 @@ LONGEST_S = 300.0
 _HAS_SENT = """
 import json
 import nbdist.client.notebook.current as current
-from nbdist.client.tracking.shipper import wait_until_sent
+from nbdist.client.tracking.shipping.shipper import wait_until_sent
 print(json.dumps(wait_until_sent(current._tracker().folder, 120)))
 """
 BESIDE = ("notebook", "controller", "shipping process")
@@ -169,7 +169,7 @@ def _pids_beside(kernel: Kernel) -> list[list[int]]:
     ship = [
         child.pid
         for child in psutil.Process(notebook).children(recursive=True)
-        if "nbdist.client.tracking.ship" in child.cmdline()
+        if "nbdist.client.tracking.shipping.ship" in child.cmdline()
     ]
     family = [controller, *(p.pid for p in psutil.Process(controller).children(recursive=True))]
     return [[notebook], family, ship]

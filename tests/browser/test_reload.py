@@ -5,7 +5,7 @@ import time
 import pytest
 from playwright.sync_api import Browser
 
-from nbdist.client.tracking.runs import runs
+from nbdist.client.tracking.past.runs import runs
 from tests.browser.lab import Lab, OpenNotebook
 from tests.browser.test_notebook import TRAIN, WIDGET
 

@@ -278,7 +278,7 @@ def test_a_run_bears_the_notebooks_prompt_and_a_loss_that_is_nan_is_said(noteboo
     )
 
     told = notebook.run(
-        "from pathlib import Path; from nbdist.client.tracking.runs import runs\n"
+        "from pathlib import Path; from nbdist.client.tracking.past.runs import runs\n"
         "print(runs(Path('.nbdist'))[0].cell, nbdist.current().alarms)"
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nbdist import ClusterError, RankError, Session
-from nbdist.client.tracking.runs import runs
+from nbdist.client.tracking.past.runs import runs
 from tests.cluster.conftest import Kernel
 from tests.cluster.test_faults import fail
 

@@ -226,7 +226,7 @@ def test_folds_in_one_cell_are_a_run_that_has_the_last_loss_of_each(notebook: Ke
     told = next(line for line in ran.text.splitlines() if "LAST 0" in line)
     asked = """
 from pathlib import Path
-from nbdist.client.tracking.runs import runs
+from nbdist.client.tracking.past.runs import runs
 row = runs(Path(".nbdist"))[0]
 print("ROW", row.name, row.steps, *(f"{x:.6g}" for x in (*row.losses_before, row.values["loss"])))
 """

@@ -164,7 +164,7 @@ def test_a_cell_whose_kernel_is_killed_ends_in_another_one_with_nothing_missing(
     assert re.search(rf"broken +finished +2 +{STEPS} ", said), said
     points = notebook.run(
         "import nbdist.client.notebook.current as c, mlflow\n"
-        "from nbdist.client.tracking.shipper import unsent\n"
+        "from nbdist.client.tracking.shipping.shipper import unsent\n"
         "folder = c._tracker().folder\n"
         "assert c._tracker().flush(120), [(r.key, r.state()) for r in unsent(folder)]\n"
         "mlflow.set_tracking_uri(c._tracker().whole_uri)\n"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import nbdist
-from nbdist.client.tracking.runs import runs
+from nbdist.client.tracking.past.runs import runs
 from nbdist.client.tracking.settings import own_database
-from nbdist.client.tracking.shipper import sync, wait_until_sent
+from nbdist.client.tracking.shipping.shipper import sync, wait_until_sent
 from tests.cluster.conftest import LONGEST_S, ROOT
 
 pytestmark = pytest.mark.timeout(300)  # making the database of MLflow is slow where others work

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import nbdist
-from nbdist.client.tracking.runs import RunRow, runs
+from nbdist.client.tracking.past.runs import RunRow, runs
 from tests.lifecycle.kernels import wait_for
 from tests.thirdparty import task
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from nbdist.client.cluster.launchers.helper_process import rank_environment
+from nbdist.client.tracking.past.runs import runs
 from nbdist.client.tracking.run import Tracker
-from nbdist.client.tracking.runs import runs
-from nbdist.client.tracking.shipper import sync
+from nbdist.client.tracking.shipping.shipper import sync
 from tests.tracking.conftest import Ranks, Server, cell
 from tests.tracking.test_embedded import wait_for
 

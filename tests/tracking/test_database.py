@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.client.tracking import database
+from nbdist.client.tracking.past.runs import runs, runs_table
 from nbdist.client.tracking.run import TrackedRun, Tracker
-from nbdist.client.tracking.runs import runs, runs_table
-from nbdist.client.tracking.shipper import sync
+from nbdist.client.tracking.shipping import database
+from nbdist.client.tracking.shipping.shipper import sync
 from tests.tracking.conftest import Ranks, cell, client_of
 from tests.tracking.test_embedded import wait_for
 
-_COMMAND = [sys.executable, "-m", "nbdist.client.tracking.ship"]
+_COMMAND = [sys.executable, "-m", "nbdist.client.tracking.shipping.ship"]
 
 
 @pytest.mark.slow

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from nbdist.client.tracking.past.runs import compare, runs, runs_table
 from nbdist.client.tracking.run import RunLink, Tracker
-from nbdist.client.tracking.runs import compare, runs, runs_table
 from nbdist.client.tracking.series import Point
 from nbdist.client.tracking.settings import own_database
-from nbdist.client.tracking.ship import Shipper
+from nbdist.client.tracking.shipping.ship import Shipper
 from nbdist.client.tracking.spool import Begin, SpooledRun, SpoolWriter
 from nbdist.shared.lifeline import is_alive
 from nbdist.shared.wire import Batch, Record

@@ -15,7 +15,7 @@ import pytest
 
 from nbdist.client.tracking.run import Tracker
 from nbdist.client.tracking.settings import mlflow_environment
-from nbdist.client.tracking.shipper import sync
+from nbdist.client.tracking.shipping.shipper import sync
 from nbdist.shared.wire import PUBLISHED
 from tests.group.harness import run_ranks
 from tests.tracking.conftest import Ranks, Server, cell, client_of, mlflow_client

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from nbdist.client.tracking.past.runs import WHAT_ATTEMPTS_ARE, require_run, runs, runs_table
 from nbdist.client.tracking.run import Tracker
-from nbdist.client.tracking.runs import WHAT_ATTEMPTS_ARE, require_run, runs, runs_table
-from nbdist.client.tracking.sender import _newest_of_name
+from nbdist.client.tracking.shipping.sender import _newest_of_name
 from nbdist.client.tracking.spool import SpooledRun, spool_of, spooled_runs
 from nbdist.client.tracking.writing import Outcome
 from nbdist.shared.errors import UsageError

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from nbdist.client.tracking.past.runs import runs, runs_table
 from nbdist.client.tracking.run import Tracker
-from nbdist.client.tracking.runs import runs, runs_table
-from nbdist.client.tracking.shipper import sync
-from nbdist.client.tracking.ui import start_ui
+from nbdist.client.tracking.shipping.shipper import sync
+from nbdist.client.tracking.shipping.ui import start_ui
 from tests.tracking.conftest import Ranks, Server, cell, mlflow_client
 from tests.tracking.test_embedded import wait_for
 

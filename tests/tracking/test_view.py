@@ -13,9 +13,9 @@ from PIL import Image
 
 from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep, RankStep, Verdict
 from nbdist.client.tracking.run import RunLink, Tracker
-from nbdist.client.tracking.ui import start_ui
-from nbdist.client.tracking.view import MOST_CHARACTERS, encode, view_state
-from nbdist.client.tracking.view import page as view_page
+from nbdist.client.tracking.shipping.ui import start_ui
+from nbdist.client.tracking.shipping.view import MOST_CHARACTERS, encode, view_state
+from nbdist.client.tracking.shipping.view import page as view_page
 from tests.tracking.conftest import Ranks, cell
 
 if TYPE_CHECKING:

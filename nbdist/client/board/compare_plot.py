@@ -16,7 +16,7 @@ from nbdist.client.board.colors import png
 from nbdist.client.board.palette import Theme, line_style, theme_named
 from nbdist.client.board.picture import single
 from nbdist.client.output.slots import Slots, is_live
-from nbdist.client.tracking.compare import Comparison, Entry
+from nbdist.client.tracking.past.compare import Comparison, Entry
 
 WIDTH_IN, HEIGHT_IN = 9.6, 3.4
 DPI = 200

@@ -149,7 +149,7 @@ class CellContext:
 
     def _board_of(self, word: str, view: str | None) -> Past:
         from nbdist.client.board.scene_file import from_bytes
-        from nbdist.client.tracking.runs import find_run, kept_board
+        from nbdist.client.tracking.past.runs import find_run, kept_board
 
         tracker, running = self._tracking(), self._running
         # A word beside a view can only be a run's.
@@ -317,7 +317,7 @@ class CellContext:
 
     def require_run(self, name: str) -> None:
         """Check that a cell can go on with the run of that name; raises UsageError."""
-        from nbdist.client.tracking.runs import require_run
+        from nbdist.client.tracking.past.runs import require_run
 
         tracker = self._tracking()
         require_run(tracker.folder, tracker.experiment, name)

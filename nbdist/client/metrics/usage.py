@@ -18,7 +18,7 @@ _PARTS = {
     "nbdist-tracking": "tracking",
 }
 _OTHERS = "messages"  # ipyparallel's and ipykernel's threads, which send and receive
-_SHIPPING = "nbdist.client.tracking.ship"
+_SHIPPING = "nbdist.client.tracking.shipping.ship"
 
 
 class Totals:

@@ -41,9 +41,9 @@ from nbdist.shared.errors import ClusterError, UsageError
 from nbdist.shared.options import choose_options, sharing_note
 
 if TYPE_CHECKING:
-    from nbdist.client.tracking.compare import Comparison
+    from nbdist.client.tracking.past.compare import Comparison
+    from nbdist.client.tracking.past.runs import RunsTable
     from nbdist.client.tracking.run import Tracker
-    from nbdist.client.tracking.runs import RunsTable
     from nbdist.doctor.findings import Finding
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ def health() -> "list[Finding]":
 
 def runs() -> "RunsTable":
     """Return this notebook's runs, newest first."""
-    from nbdist.client.tracking.runs import runs_table
+    from nbdist.client.tracking.past.runs import runs_table
 
     tracker = _tracker()
     return runs_table(tracker.folder, tracker.experiment)
@@ -145,7 +145,7 @@ def compare(words: Sequence[str]) -> "Comparison":
     Raises:
         UsageError: A word names no run.
     """
-    from nbdist.client.tracking.runs import compare, select
+    from nbdist.client.tracking.past.runs import compare, select
 
     tracker = _tracker()
     return compare(tracker.folder, select(tracker.folder, tracker.experiment, words))
@@ -153,7 +153,7 @@ def compare(words: Sequence[str]) -> "Comparison":
 
 def sync() -> str:
     """Send what MLflow has not taken yet; return one sentence that says what came of it."""
-    from nbdist.client.tracking.shipper import sync
+    from nbdist.client.tracking.shipping.shipper import sync
 
     tracker = _tracker()
     return sync(tracker.folder, credentials=tracker.credentials)
@@ -166,7 +166,7 @@ def open_ui() -> str:
     server's own address, and nothing is started.
     """
     global _ui
-    from nbdist.client.tracking.ui import start_ui, view_page
+    from nbdist.client.tracking.shipping.ui import start_ui, view_page
 
     tracker = _tracker()
     if _ui is not None and _ui[1] is not None and _ui[1].poll() is None:
@@ -181,7 +181,7 @@ def open_ui() -> str:
 
 def _shown_at(link: str, *, is_ours: bool) -> str:
     """Return a line with the link, and for a server of ours one on who can open it."""
-    from nbdist.client.tracking.ui import OPEN_TO_ALL
+    from nbdist.client.tracking.shipping.ui import OPEN_TO_ALL
 
     return f"MLflow shows the runs at {link}" + (f"\n{OPEN_TO_ALL}" if is_ours else "")
 

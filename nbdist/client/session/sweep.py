@@ -20,7 +20,7 @@ from nbdist.client.output.slots import Display, Slots
 from nbdist.shared.errors import UsageError
 
 if TYPE_CHECKING:
-    from nbdist.client.tracking.compare import Comparison, Entry
+    from nbdist.client.tracking.past.compare import Comparison, Entry
     from nbdist.client.tracking.study import Study
     from nbdist.client.tracking.writing import Outcome
 
@@ -179,9 +179,9 @@ class _Sweep:
 
     def _note(self, values: Values, state: str) -> None:
         """Remember what came of a run, as far as it trained."""
-        from nbdist.client.tracking.compare import entry_of
         from nbdist.client.tracking.curves import curves_of
         from nbdist.client.tracking.names import params_of
+        from nbdist.client.tracking.past.compare import entry_of
 
         shown = self._attempts.shown
         if shown is None:
@@ -193,7 +193,7 @@ class _Sweep:
 
     def _end(self, outcome: "Outcome", error: BaseException | None, done: int) -> "Comparison":
         """Show the table of the runs so far, and end the study."""
-        from nbdist.client.tracking.compare import Comparison, rows_of
+        from nbdist.client.tracking.past.compare import Comparison, rows_of
 
         table = Comparison(tuple(self._entries))
         if error is not None:

@@ -7,10 +7,8 @@
     series  records in, points out; flat: one step as a few numbers     (pure)
     curves  what stays of a run to compare it by, over the same steps   (pure)
     spool   a run on disk: its journal, and how far MLflow has it       (both processes)
-    ship    sends the spool to MLflow, each run by a sender             (a process of its own)
-    shipper starts, watches and ends that process                       (kernel)
-    runs    `%dist runs`, and a run by its name                         (kernel)
-    ui      `%dist ui`                                                  (kernel)
+    shipping/  sends the spool to MLflow, by a process of its own; MLflow's UI
+    past/   `%dist runs`, a run by its name, and what differs between runs
 
-Only `ship` imports mlflow, so importing this package costs milliseconds.
+Only `shipping/ship` imports mlflow, so importing this package costs milliseconds.
 """

@@ -25,7 +25,7 @@ from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.tracking import provenance
 from nbdist.client.tracking.begin import RunPlace
 from nbdist.client.tracking.settings import shown_uri, split_password, tracking_uri, whole_uri
-from nbdist.client.tracking.shipper import ShippingProcess, wait_until_sent
+from nbdist.client.tracking.shipping.shipper import ShippingProcess, wait_until_sent
 from nbdist.client.tracking.spool import SpooledRun, SpoolState, spool_of
 from nbdist.client.tracking.study import Study
 from nbdist.client.tracking.writing import Feed, Outcome, RunEnd, RunWriter

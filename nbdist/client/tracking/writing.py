@@ -27,11 +27,11 @@ from nbdist.client.tracking.begin import (
     summary_of,
 )
 from nbdist.client.tracking.curves import curves_of, joined
-from nbdist.client.tracking.description import TAG, description
 from nbdist.client.tracking.folder import make_private_folder
 from nbdist.client.tracking.hiding import hide_secrets
 from nbdist.client.tracking.names import merge_facts, params_of
 from nbdist.client.tracking.series import Point, RunSeries
+from nbdist.client.tracking.shipping.description import TAG, description
 from nbdist.client.tracking.spool import SpoolWriter, spool_of
 from nbdist.client.tracking.story import story
 from nbdist.shared.wire import GOES_ON, PUBLISHED, Record

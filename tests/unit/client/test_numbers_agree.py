@@ -16,8 +16,8 @@ from nbdist.client.board.views import VIEWS
 from nbdist.client.metrics.analysis.parts import StepParts
 from nbdist.client.metrics.analysis.values import RECENT, Analysis, ExplainedStep, RankStep
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
-from nbdist.client.tracking import runs as run_list
 from nbdist.client.tracking.begin import RunPlace
+from nbdist.client.tracking.past import runs as run_list
 from nbdist.client.tracking.series import Point
 from nbdist.client.tracking.spool import SpooledRun, spool_of
 from nbdist.client.tracking.writing import RunEnd, RunWriter

@@ -20,7 +20,7 @@ from nbdist.client.board.palette import PAPER
 from nbdist.client.board.past import NARROW_SHARP, SHARP, Past
 from nbdist.client.board.picture import AUTO_CLASS, NARROW_PX, SWITCH_PX, single
 from nbdist.client.output.slots import Display
-from nbdist.client.tracking.compare import Entry
+from nbdist.client.tracking.past.compare import Entry
 from tests.unit.client.board.board_data import analysis_of, cell_info, training
 
 LETTERS_PX = 8 / 72 * 100  # of TEXT_PT, where a picture is as wide as it was composed

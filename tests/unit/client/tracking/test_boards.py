@@ -8,7 +8,7 @@ import pytest
 
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.tracking.begin import RunPlace
-from nbdist.client.tracking.runs import find_run, kept_board, runs_table, select
+from nbdist.client.tracking.past.runs import find_run, kept_board, runs_table, select
 from nbdist.client.tracking.spool import spool_of
 from nbdist.client.tracking.writing import RunEnd, RunWriter
 from nbdist.shared.errors import TrackingError, UsageError

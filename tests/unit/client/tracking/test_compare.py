@@ -11,7 +11,8 @@ import pytest
 from nbdist.client.board.compare_plot import picture
 from nbdist.client.board.palette import theme_named
 from nbdist.client.metrics.telemetry import Series
-from nbdist.client.tracking.compare import (
+from nbdist.client.tracking.curves import MOST_POINTS, curves_of, joined
+from nbdist.client.tracking.past.compare import (
     Comparison,
     Entry,
     Figure,
@@ -22,7 +23,6 @@ from nbdist.client.tracking.compare import (
     sum_over_ranks,
     what_differs,
 )
-from nbdist.client.tracking.curves import MOST_POINTS, curves_of, joined
 
 
 def history(values: list[float], first: int = 1) -> Series:

@@ -1,6 +1,11 @@
 """What a run's page says of it."""
 
-from nbdist.client.tracking.description import MOST_CHARACTERS, RUN_ID, addressed, description
+from nbdist.client.tracking.shipping.description import (
+    MOST_CHARACTERS,
+    RUN_ID,
+    addressed,
+    description,
+)
 
 VALUES = {"loss": 0.12345, "step_ms": 12.34, "comm_pct": 13.4, "wait_pct": 5.0}
 CHARTS = (

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nbdist.client.tracking.folder import make_private_folder
-from nbdist.client.tracking.shipper import wait_until_sent
+from nbdist.client.tracking.shipping.shipper import wait_until_sent
 from nbdist.client.tracking.spool import (
     CONTINUED_UNSENT,
     PREPARING,

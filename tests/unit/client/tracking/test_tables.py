@@ -8,7 +8,7 @@ import pytest
 from nbdist.client.board.past import caption
 from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.tracking.begin import name_of
-from nbdist.client.tracking.tables import html_table, text_table
+from nbdist.client.tracking.past.tables import html_table, text_table
 
 NAMES = [
     "a|b",

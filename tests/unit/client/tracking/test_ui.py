@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 
-from nbdist.client.tracking.ui import _answers
+from nbdist.client.tracking.shipping.ui import _answers
 
 
 class _NoHTTP(socketserver.BaseRequestHandler):

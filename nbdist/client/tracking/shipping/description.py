@@ -7,7 +7,7 @@ address and no size, so `board.png` is as large as it is to be shown. Pure.
 from collections.abc import Mapping, Sequence
 
 from nbdist.client.metrics.analysis.values import RECENT
-from nbdist.client.tracking import view
+from nbdist.client.tracking.shipping import view
 from nbdist.shared.text import counted, figure
 
 TAG = "mlflow.note.content"

@@ -16,7 +16,7 @@ from typing import Any
 from nbdist.client.metrics.analysis.values import RECENT
 from nbdist.client.metrics.recent import percent
 from nbdist.client.tracking.curves import StepRange, has_steps, loss_over, window_of
-from nbdist.client.tracking.tables import html_table, number, text_table, used_columns, whole
+from nbdist.client.tracking.past.tables import html_table, number, text_table, used_columns, whole
 
 WHAT_RECENT_IS = f"Speed and comm %: the last {RECENT} measured steps, without a cell's first step."
 _MOST_DIFFERENT = 8

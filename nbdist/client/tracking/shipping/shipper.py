@@ -17,7 +17,7 @@ from nbdist.shared.text import counted
 
 _MOST_LOG_BYTES = 1_000_000
 _MOST_FAILURES = 3
-_COMMAND = (sys.executable, "-m", "nbdist.client.tracking.ship")
+_COMMAND = (sys.executable, "-m", "nbdist.client.tracking.shipping.ship")
 
 
 class ShippingProcess:

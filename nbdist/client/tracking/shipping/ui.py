@@ -13,7 +13,6 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nbdist.client.tracking import database, view
 from nbdist.client.tracking.folder import is_locked, make_private_folder, try_lock
 from nbdist.client.tracking.settings import (
     is_server,
@@ -24,7 +23,8 @@ from nbdist.client.tracking.settings import (
     tracking_uri,
     whole_uri,
 )
-from nbdist.client.tracking.shipper import open_log, sync, wait_until_sent
+from nbdist.client.tracking.shipping import database, view
+from nbdist.client.tracking.shipping.shipper import open_log, sync, wait_until_sent
 from nbdist.client.tracking.spool import spooled_runs
 from nbdist.shared.errors import TrackingError
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from nbdist.client.tracking import description, models
 from nbdist.client.tracking.hiding import hide_secrets
 from nbdist.client.tracking.series import Point
+from nbdist.client.tracking.shipping import description, models
 from nbdist.client.tracking.spool import (
     CONTINUED_UNSENT,
     STUDY_UNSENT,

@@ -8,10 +8,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from nbdist.client.tracking.compare import WHAT_RECENT_IS, Comparison, entry_of
+from nbdist.client.tracking.past.compare import WHAT_RECENT_IS, Comparison, entry_of
+from nbdist.client.tracking.past.tables import html_table, number, text_table, used_columns, whole
 from nbdist.client.tracking.settings import shown_uri
 from nbdist.client.tracking.spool import SpooledRun, spool_of, spooled_runs
-from nbdist.client.tracking.tables import html_table, number, text_table, used_columns, whole
 from nbdist.shared.errors import TrackingError, UsageError
 
 _MOST_PARAMS = 4

@@ -1,8 +1,9 @@
-"""Send what the spool holds to MLflow: `python -m nbdist.client.tracking.ship FOLDER [--drain]`.
+"""Send what the spool holds to MLflow: `python -m nbdist.client.tracking.shipping.ship FOLDER`.
 
-A process of its own, beside the kernel. Importing mlflow costs 1.5 s of work that holds the GIL
-(another thread waits up to 0.1 s at a stretch), and MLflow takes its timeouts from the environment;
-here neither touches the kernel or the user's own use of MLflow.
+A process of its own, beside the kernel; with `--drain` it sends what is there, and ends. Importing
+mlflow costs 1.5 s of work that holds the GIL (another thread waits up to 0.1 s at a stretch), and
+MLflow takes its timeouts from the environment; here neither touches the kernel or the user's own
+use of MLflow.
 
 At least once: `state.json` moves on after MLflow has acknowledged, and what is sent again is
 stored once, for MLflow keys a point by run, key, time, step and value.
@@ -33,9 +34,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbdist.client.tracking import database, view
 from nbdist.client.tracking.folder import try_lock
-from nbdist.client.tracking.sender import (
+from nbdist.client.tracking.settings import own_database, whole_uri
+from nbdist.client.tracking.shipping import database, view
+from nbdist.client.tracking.shipping.sender import (
     Deleted,
     NotTaken,
     RunSender,
@@ -43,7 +45,6 @@ from nbdist.client.tracking.sender import (
     calling,
     error_text,
 )
-from nbdist.client.tracking.settings import own_database, whole_uri
 from nbdist.client.tracking.spool import (
     MOST_POINTS,
     PREPARING,
@@ -349,7 +350,7 @@ def _follow(folder: Path, kernel_pid: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the shipping process; see the module's docstring."""
-    parser = argparse.ArgumentParser(prog="python -m nbdist.client.tracking.ship")
+    parser = argparse.ArgumentParser(prog="python -m nbdist.client.tracking.shipping.ship")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kernel", type=int, default=0, help="follow this kernel's runs")
     parser.add_argument("--drain", action="store_true", help="send what is there, then exit")

@@ -1,0 +1,1 @@
+"""Runs that a notebook has made: listed, found and compared."""

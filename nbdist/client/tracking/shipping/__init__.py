@@ -1,0 +1,1 @@
+"""From the spool into MLflow: the process that sends, what it sends, the UI that shows it."""
