@@ -40,6 +40,7 @@ from nbdist.engine.steps.find_followers import (
     loose_tensors,
     search,
 )
+from nbdist.engine.steps.written_weights import WrittenWeights
 
 Optimizer = torch.optim.Optimizer
 Number = int | float
@@ -178,6 +179,7 @@ class Followers:
         self._begins_with_cell = False  # the turn, and no loader has given a batch since
         self._keep: Callable[[], Any] = _keep_nothing
         self._kept: tuple[int, Any] = 0, None
+        self._written = WrittenWeights()
 
     # -- events
 
@@ -203,9 +205,10 @@ class Followers:
         if not self._look_at:
             self._look()
 
-    def after_step(self, steps: Stepped) -> None:
+    def after_step(self, steps: Stepped, optimizer: Optimizer) -> None:
         """Note that an optimizer has stepped."""
         steps.opened = self._opened
+        self._written.stepped(optimizer)
         if not self._has_stepped:
             self._has_stepped = True
             if self._source is not None and (source := self._source()) is not None:
@@ -233,6 +236,7 @@ class Followers:
             self._close()
         self._look_at, self._kept = 0, (0, None)
         self._first_turn = self._turn
+        self._written.begin_cell()
         self._open()
         self._begins_with_cell = True
 
@@ -248,6 +252,7 @@ class Followers:
 
     def next_turn(self, *, is_by_loader: bool = False) -> None:
         """End the running turn, for all that belongs to its step is done, and begin another."""
+        self._written.turn_ended()
         due, self._due = self._due, []
         now: _Now | None = self._close()
         if self._turn >= self._look_at:
@@ -469,6 +474,10 @@ class Followers:
             ahead = {n for n in ahead if n in living or self._history[n].moved is not None}
         lacking = known - moved if self._has_stepped else set()
         unknown = (new | options) - known - moved
+        for optimizer, is_certain in self._written.missing():
+            name = self._optimizers.get(optimizer, "the optimizer")
+            change = f"the change of the weights after {name}.step()"
+            (lacking if is_certain else unknown).add(change)
         return Progress(
             self._has_stepped,
             tuple(sorted(lacking)),

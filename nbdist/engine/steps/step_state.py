@@ -232,7 +232,7 @@ class Boundary(Component):
 
     def _take_boundary(self, optimizer: Optimizer, steps: OptimizerSteps) -> None:
         self.last = self.take()
-        self.followers.after_step(steps)
+        self.followers.after_step(steps, optimizer)
         for after in self._after:
             after(optimizer, steps.whole)
 

@@ -136,7 +136,7 @@ class Loop:
         self.followers.before_step(self.steps)
         self.steps.whole += 1
         self.optimizer.step()
-        self.followers.after_step(self.steps)
+        self.followers.after_step(self.steps, self.optimizer)
 
 
 def test_a_step_lacks_what_is_due_and_has_not_moved(training: Training) -> None:
@@ -443,3 +443,32 @@ def test_whatever_ipython_runs_as_a_cell_ends_one_that_failed(
 def test_a_cell_that_awaits_sets_the_names_that_it_sets() -> None:
     source = "import asyncio\nawait asyncio.sleep(0)\nn = 1"
     assert "n" in (stored(source, reached(source, {}), {}) or ())
+
+
+def test_weights_that_a_loop_writes_after_each_step_are_lacking_where_it_has_not(
+    training: Training,
+) -> None:
+    loop = Loop(training)
+    for _ in range(4):
+        loop.step()
+        next(loop.model.parameters()).data.add_(1)
+    loop.step()
+    change = "the change of the weights after opt.step()"
+    assert change in loop.followers.progress().lacking
+    next(loop.model.parameters()).data.add_(1)
+    assert change not in loop.followers.progress().lacking
+
+
+def test_of_weights_that_a_loop_writes_now_and_then_nobody_knows_whether_it_has(
+    training: Training,
+) -> None:
+    loop = Loop(training)
+    for turn in range(4):
+        loop.step()
+        if turn % 2 == 0:
+            next(loop.model.parameters()).data.add_(1)
+    loop.step()
+    progress = loop.followers.progress()
+    change = "the change of the weights after opt.step()"
+    assert change in progress.unknown
+    assert change not in progress.lacking
