@@ -36,6 +36,7 @@ opt = layout.optimizer(torch.optim.AdamW, {trained}lr=1e-2)
 train = nbdist.loader(data, global_batch=16, seed=3)
 n = 0
 struck = pathlib.Path({folder!r})
+def local(t): return t.to_local() if hasattr(t, "to_local") else t
 def fail(place):
     mine = struck / f"rank {{rank}}"
     if place == {place!r} and n == {at} and rank in {ranks} and not mine.exists():
@@ -83,7 +84,6 @@ while train.epoch < 2:
     {epoch}
 """
 TOLD = """
-def local(t): return t.to_local() if hasattr(t, "to_local") else t
 ([local(p).detach().double().sum().item() for p in model.parameters()],
  n, opt.param_groups[0]["lr"], {told})
 """
@@ -145,6 +145,7 @@ KINDS = {
         "[g.update(lr=g['lr'] * 0.9) for g in opt.param_groups if n in (1, 3, 9)]",
         places=("step", "after"),
     ),
+    "weights": Kind("", "weights = [local(p.data).mul_(0.99) for p in model.parameters()]"),
     "averaged": Kind(
         "ema = torch.optim.swa_utils.AveragedModel(model, avg_fn=lambda a, p, i: 0.9*a + 0.1*p)",
         "ema.update_parameters(model)",
@@ -307,11 +308,14 @@ def do_as_said(session: Session, kind: Kind, said: str) -> None:
             return
         paths = re.split(r", | and ", re.sub(r" \(\w+\)", "", named[1] or named[2]))
         names = {re.split(r"[.[]", path)[0] for path in paths}
+        if "the change of the weights after opt" in names:
+            names.add("weights")
         ranks = re.search(r"distributed -r ([\d,]+)", line)
         rest = [
             part
             for part in kind.after.split("; ")
-            if "fail(" not in part and any(f"{name}." in part or name == part for name in names)
+            if any(f"{name}." in part or part.startswith(f"{name} = ") for name in names)
+            if "fail(" not in part
             if part not in done
         ]
         done += rest

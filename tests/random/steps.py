@@ -41,6 +41,7 @@ PARTS = {
         "e2.update(model)",
         "[p.double().sum().item() for p in e2.kept['weights'].values()]",
     ),
+    "weights": ("", "weights = [local(p.data).mul_(0.99) for p in model.parameters()]", "0"),
     "counter": (
         "class Held: pass\nc1 = Held(); c1.seen = 0",
         "c1.seen += 1",

@@ -52,7 +52,7 @@ class FollowReport:
     def from_plain(told: Mapping[str, Any]) -> "FollowReport":
         """Return the report whose `asdict` travelled as JSON."""
         progress = dict(told["progress"])
-        for name in ("lacking", "unknown", "optimizers", "ahead", "did", "stepped"):
+        for name in ("lacking", "unknown", "optimizers", "ahead", "did", "stepped", "written"):
             progress[name] = tuple(progress[name])
         lists = {name: tuple(told[name]) for name in ("ranks", "names", "cut")}
         return FollowReport(**{**told, **lists, "progress": Progress(**progress)})
@@ -235,13 +235,18 @@ def _after_going_back(reports: Mapping[int, FollowReport]) -> Following:
     if not behind:
         return Following()
     if not whole or not all(report.is_alike for report in reports.values()):
-        lost = {rank: tuple(sorted(reports[rank].progress.kinds)) for rank in behind}
+        lost = {
+            rank: (*sorted(reports[rank].progress.kinds), *reports[rank].progress.written)
+            for rank in behind
+        }
         return Following(lacking=lost, lines=tuple(_half_lines(reports, lost)))
     source = whole[0]
     cut = {name for report in reports.values() for name in report.cut}
     kinds = reports[source].progress.kinds
     names = tuple(name for name, kind in kinds.items() if kind and name not in cut)
-    lacking = {rank: tuple(sorted(cut & set(kinds))) for rank in behind}
+    lacking = {
+        rank: (*sorted(cut & set(kinds)), *reports[rank].progress.written) for rank in behind
+    }
     lines = tuple(_half_lines(reports, lacking))
     return Following(source, behind, names, {}, {}, lacking, lines=lines)
 

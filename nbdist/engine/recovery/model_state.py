@@ -45,6 +45,13 @@ def read(unit: Unit, *, buffers: bool) -> tuple[dict[str, Any], list[torch.Tenso
     return frame, tensors
 
 
+def read_weights(unit: Unit) -> list[torch.Tensor]:
+    """Return the live tensors with which those of `read` begin: the parameters."""
+    tensors: list[torch.Tensor] = []
+    _take(list(unit.parameters), tensors)
+    return tensors
+
+
 def read_options(unit: Unit) -> dict[str, Any]:
     """Return the options of the unit's optimizers: learning rates, and what else a group holds.
 

@@ -306,11 +306,16 @@ class Snapshots(Component):
         made = unit.steps()[: len(unit.optimizers)]
         # The frame holds plain values that optimizers replace, not change.
         taken = _Snapshot(made, began, frame, copies, step_state.here().last, turn)
+        followers = step_state.here().followers
+        followers.look_at_weights(optimizer)
         series.kept.append(taken)
         series.kept_at_step = steps
         series.next_at = snapshot_schedule.next_at(time.monotonic(), time.monotonic() - began)
         self._status = {"step": steps, "at": began, "bytes": size}
-        if series.is_sent and steps:
+        is_sent = series.is_sent and steps > 0
+        # Where a loop is known to write weights after the step, the peer keeps what it has written.
+        is_early = is_sent and not followers.writes_weights(optimizer)
+        if is_early:
             _offer(unit, taken)
         held = ref(optimizer)  # held by nothing here
 
@@ -320,13 +325,18 @@ class Snapshots(Component):
                 return  # the program has destroyed the group, and with it what the model stands on
             unit = wrapped_models.unit_of(living)
             if unit is not None:
+                wrote = followers.wrote_weights(living)
+                if wrote:
+                    _copy_weights(unit, taken)
+                if is_sent and (wrote or not is_early):
+                    _offer(unit, taken)
                 frame["options"] = model_state.read_options(unit)
                 taken.follows = follow.keep()
                 if steps and series.reference is None:
                     taken.mark = step_state.here().last
                     self._take_others(turn)
 
-        step_state.here().followers.at_next_turn(read)
+        followers.at_next_turn(read)
 
     def _take_others(self, turn: int) -> None:
         """Take snapshots of all else that has stepped, as a turn ends in which one was taken.
@@ -392,6 +402,15 @@ def _offer(unit: wrapped_models.Unit, taken: _Snapshot) -> None:
     metas = metas_of(taken.tensors)
     offered = Saved(taken.steps, time.time(), taken.frame, metas, mark, version)
     peers.here.offer(unit.identity, offered, taken.tensors)
+
+
+def _copy_weights(unit: wrapped_models.Unit, taken: _Snapshot) -> None:
+    """Copy weights once more that the loop has written after the step, as clipping does."""
+    peers.here.wait()  # they may be on their way to the peer
+    live = model_state.read_weights(unit)
+    _copied(live, taken.tensors[: len(live)])
+    if any(tensor.is_cuda for tensor in live):
+        torch.cuda.synchronize()
 
 
 def _copied(live: list[torch.Tensor], used_again: list[torch.Tensor]) -> list[torch.Tensor]:

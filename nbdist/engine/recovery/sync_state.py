@@ -157,6 +157,10 @@ class StateSync:
         kept = next((one.follows for one in reversed(gone_back) if one.follows), None)
         if kept is not None and all(back.values()):
             follow.put_back(kept)
+        if any(one.stood_there and one.follows is None for one in gone_back):
+            # Its snapshot is of the step itself, and what the loop did to weights then is undone.
+            lacking = tuple(sorted({*progress.lacking, *progress.written}))
+            progress = replace(progress, lacking=lacking)
         lines, is_half = follow.settle(mine, decisions, progress, back)
         return decisions, [*lines, *sorted(beyond)], is_half
 

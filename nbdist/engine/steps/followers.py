@@ -115,6 +115,7 @@ class Progress:
         before: The same as the turn before began.
         now: The same as they are.
         stepped: The optimizers that have stepped in it.
+        written: What the loop changes in weights after a step, where it does.
     """
 
     has_stepped: bool = False
@@ -128,6 +129,7 @@ class Progress:
     before: Mapping[str, Number] = field(default_factory=dict)
     now: Mapping[str, Number] = field(default_factory=dict)
     stepped: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
 
 
 class Stepped(Protocol):
@@ -213,6 +215,18 @@ class Followers:
             self._has_stepped = True
             if self._source is not None and (source := self._source()) is not None:
                 self._trained_on.add(source)
+
+    def look_at_weights(self, optimizer: Optimizer) -> None:
+        """Have `wrote_weights` know of this turn; right after the optimizer's step."""
+        self._written.stepped(optimizer, is_looked_at=True)
+
+    def writes_weights(self, optimizer: Optimizer) -> bool:
+        """Return whether a loop is known to write weights after this optimizer's steps."""
+        return optimizer in self._written.written()
+
+    def wrote_weights(self, optimizer: Optimizer) -> bool:
+        """Return whether weights were written after this optimizer's step, as a turn has ended."""
+        return self._written.wrote(optimizer)
 
     def keep_by(self, keep: Callable[[], Any]) -> None:
         """Have what `keep` returns kept as a loop ends, for a fault before the next step."""
@@ -475,9 +489,7 @@ class Followers:
         lacking = known - moved if self._has_stepped else set()
         unknown = (new | options) - known - moved
         for optimizer, is_certain in self._written.missing():
-            name = self._optimizers.get(optimizer, "the optimizer")
-            change = f"the change of the weights after {name}.step()"
-            (lacking if is_certain else unknown).add(change)
+            (lacking if is_certain else unknown).add(self._change_after(optimizer))
         return Progress(
             self._has_stepped,
             tuple(sorted(lacking)),
@@ -494,7 +506,12 @@ class Followers:
             {n: before[n] for n in sorted(numbers) if n in before},
             {n: now[n] for n in sorted(numbers) if n in now},
             tuple(sorted(stepped)),
+            tuple(sorted(map(self._change_after, self._written.written()))),
         )
+
+    def _change_after(self, optimizer: Optimizer) -> str:
+        name = self._optimizers.get(optimizer, "the optimizer")
+        return f"the change of the weights after {name}.step()"
 
     def after_copy(self, progress: Progress, copied: Collection[Optimizer]) -> Progress:
         """Return the progress of a rank that has copied a step of these optimizers since.

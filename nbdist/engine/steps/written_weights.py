@@ -33,6 +33,7 @@ class WrittenWeights:
         # were looked at, and in the cell before.
         self._writes: WeakKeyDictionary[Optimizer, list[bool]] = WeakKeyDictionary()
         self._wrote: WeakSet[Optimizer] = WeakSet()
+        self._wrote_last: WeakSet[Optimizer] = WeakSet()  # in the turn that has ended
         self._turn = 0  # of the cell
 
     def begin_cell(self) -> None:
@@ -43,9 +44,14 @@ class WrittenWeights:
         self._stepped.clear()
         self._turn = 0
 
-    def stepped(self, optimizer: Optimizer) -> None:
-        """Note the weights as an optimizer's step has left them, those of others, too."""
-        if not self._is_looked_at(optimizer) or len(self._stepped) >= _MOST_OPTIMIZERS:
+    def stepped(self, optimizer: Optimizer, *, is_looked_at: bool = False) -> None:
+        """Note the weights as an optimizer's step has left them, those of others, too.
+
+        Not in each turn, but where it `is_looked_at`.
+        """
+        if not (is_looked_at or self._is_due(optimizer)):
+            return
+        if len(self._stepped) >= _MOST_OPTIMIZERS:
             return
         if not _is_inner(optimizer):
             self._stepped[optimizer] = ()
@@ -54,10 +60,22 @@ class WrittenWeights:
 
     def turn_ended(self) -> None:
         """Note after whose steps weights have been written in the turn."""
+        self._wrote_last.clear()
         for optimizer, sums in list(self._stepped.items()):
-            self._writes.setdefault(optimizer, []).append(sums != _sums(optimizer))
+            wrote = sums != _sums(optimizer)
+            self._writes.setdefault(optimizer, []).append(wrote)
+            if wrote:
+                self._wrote_last.add(optimizer)
         self._stepped.clear()
         self._turn += 1
+
+    def wrote(self, optimizer: Optimizer) -> bool:
+        """Return whether weights were written after its step in the turn that has ended."""
+        return optimizer in self._wrote_last
+
+    def written(self) -> list[Optimizer]:
+        """Return the optimizers after whose steps a loop writes weights, as far as is known."""
+        return [*(self._wrote | {o for o, turns in list(self._writes.items()) if any(turns)})]
 
     def missing(self) -> Iterator[tuple[Optimizer, bool]]:
         """Yield the optimizers after whose last step weights were not written, as they are else.
@@ -69,7 +87,7 @@ class WrittenWeights:
             if (any(turns) or optimizer in self._wrote) and sums == _sums(optimizer):
                 yield optimizer, bool(turns) and all(turns)
 
-    def _is_looked_at(self, optimizer: Optimizer) -> bool:
+    def _is_due(self, optimizer: Optimizer) -> bool:
         turn = self._turn
         is_early = turn < _FIRST_TURNS or not turn & (turn - 1)
         return is_early or optimizer in self._wrote or any(self._writes.get(optimizer, ()))
