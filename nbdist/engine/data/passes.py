@@ -13,6 +13,10 @@ those of the run that failed, one by one:
 A pass is over when its loop was given all, when the loader's next pass begins, or when one of
 another loader begins and its loop is left. So a boundary in one loop says of the others that are
 over that they are done.
+
+Loops may lie within each other. A boundary in an inner loop lies in the midst of the outer one's
+batch: the outer loader stands before it, gives it once more when the cell is run again, and of the
+inner loops those of that batch alone are planned.
 """
 
 from collections.abc import Callable
@@ -35,10 +39,12 @@ class Draws:
 
     What a loop draws between an optimizer's step and its next batch belongs to the step, and a loop
     that goes on with that batch does not draw it again. `state` is None until then; a new rank,
-    whose random numbers are others, gets none.
+    whose random numbers are others, gets none. `is_again` says of a batch that it was given before
+    the boundary: what is drawn after it is drawn as if it had not been given once more.
     """
 
     state: Any = None
+    is_again: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Draws, ()
@@ -71,8 +77,11 @@ class Commit(NamedTuple):
 
 @dataclass(slots=True)
 class _Pass:
+    """A loop; `within` is the log of the loop around it, and the count of batches of that one."""
+
     start: Position
     has_trained: bool = False
+    within: "tuple[PassLog, int] | None" = None
 
 
 class PassLog:
@@ -85,6 +94,11 @@ class PassLog:
         self._is_alive: Callable[[], object] = _is_over
         self._moved = False  # the running pass was given a batch since the last boundary
         self._is_ended = False  # the newest pass is over
+        self._count = self._begun = 0  # batches of all passes, and before the newest
+        self._is_beside = False  # another loop was given batches while one over this went on
+        self._asked: Any = None  # the random numbers with which the newest batch was asked for
+        self._is_within = False  # the last boundary lay in the midst of its batch
+        self._has_inner = False  # a pass lay in the body of another loader's loop
         self.began = Commit(position, 0, False, 0, cell, False, Draws())
         self.committed = self.began
 
@@ -100,7 +114,7 @@ class PassLog:
         self._had_trained = self.has_trained
         self._passes, self._cell = [], cell
         self._is_alive, self._moved = _is_over, False
-        self._is_ended = False
+        self._is_ended = self._is_within = self._is_beside = False
         self.began = Commit(position, given, is_resumed, 0, cell, False, Draws(), served)
         self.committed = self.began
 
@@ -108,35 +122,82 @@ class PassLog:
         # A loader travels to a replacement rank; the loop that runs here does not.
         return {**self.__dict__, "_is_alive": _is_over}
 
-    def begin_pass(self, start: Position, is_alive: Callable[[], object]) -> None:
+    def begin_pass(
+        self,
+        start: Position,
+        is_alive: Callable[[], object],
+        around: "PassLog | None" = None,
+    ) -> None:
         """Note that a loop begins.
 
         Args:
             start: Where.
             is_alive: Tells later, by a true value, that the loop goes on: it has not ended, and
                 was not left by `break`.
+            around: The innermost loop over another loader in whose body it begins.
         """
-        self._add(_Pass(start))
+        self._add(_Pass(start, within=self._body_of(around)))
         self._is_alive, self._moved = is_alive, False
 
-    def pass_over(self, start: Position) -> None:
+    def pass_over(self, start: Position, around: "PassLog | None" = None) -> None:
         """Note that a loop gets nothing, for it was done when this cell ran before."""
-        self._add(_Pass(start, has_trained=True))
+        self._add(_Pass(start, has_trained=True, within=self._body_of(around)))
         self._is_alive, self._moved, self._is_ended = _is_over, False, True
 
     def ask(self, random_numbers: Callable[[], Any]) -> None:
         """Note the random numbers with which the running loop asks for its next batch."""
         draws = self.committed.draws
         if draws.state is None:
-            draws.state = random_numbers()
+            draws.state = self._asked = random_numbers()
+        elif self._is_within:
+            self._asked = random_numbers()
+        self._end_batch()
 
     def give(self) -> None:
         """Note that the running loop gets a batch."""
         self._moved = True
+        self._count += 1
+
+    def go_beside(self, other: "PassLog") -> None:
+        """Note that another loop gets a batch while this one goes on: they are no inner loops.
+
+        But for a loop in this one's body. `zip` has such loops, and an iterator that is kept.
+        """
+        if self.is_running and not self.is_around(other):
+            self._is_beside = True
+            if self._passes:
+                self._passes[-1].within = None
+
+    def _body_of(self, around: "PassLog | None") -> "tuple[PassLog, int] | None":
+        return None if around is None or self._is_beside else (around, around._count)
 
     def end_pass(self) -> None:
         """Note that the running loop has come to its end."""
+        self._end_batch()
         self._is_ended = True
+
+    def _end_batch(self) -> None:
+        """Note that the body of the running loop is done with its batch."""
+        if self._is_within and self._passes:
+            self._passes[-1].has_trained = True
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the newest loop goes on."""
+        return not self._is_ended and bool(self._is_alive())
+
+    @property
+    def is_in_body(self) -> bool:
+        """Whether the newest loop goes on and has been given a batch."""
+        return self._count > self._begun and self.is_running
+
+    def is_around(self, other: "PassLog") -> bool:
+        """Return whether another log's loop runs in the body of this one's, on its newest batch."""
+        within = other._passes[-1].within if other._passes else None
+        if within is None or not other.is_running:
+            return False
+        log, count = within
+        return (log is self and count == self._count) or self.is_around(log)
 
     def end_left(self) -> None:
         """Note that a loop over another loader begins: one that is left by now is over."""
@@ -149,22 +210,41 @@ class PassLog:
         """
         if self._moved and not self._is_ended and self._passes:
             self._passes[-1].has_trained = True
+            self._is_alive = _goes_on
 
     def _add(self, one: _Pass) -> None:
         self._is_ended = False
+        self._begun = self._count
+        self._has_inner = self._has_inner or one.within is not None
         if len(self._passes) < MAX_PASSES:
             self._passes.append(one)
 
-    def commit(self, position: Position, given: int, is_resumed: bool, served: int = 0) -> Commit:
-        """Note a boundary; what the running pass was given has been trained on."""
-        if self._moved:
+    def commit(
+        self,
+        position: Position,
+        given: int,
+        is_resumed: bool,
+        served: int = 0,
+        *,
+        is_within: bool = False,
+    ) -> Commit:
+        """Note a boundary; what the running pass was given has been trained on.
+
+        With `is_within` a loop in its body goes on, and all is as before the newest batch.
+        """
+        self._is_within = is_within
+        if self._has_inner:  # loops in the body of a batch that is done are not run again
+            self._passes = [one for one in self._passes if not one.within or _is_at(*one.within)]
+            self._has_inner = any(one.within for one in self._passes)
+        if self._moved and not is_within:
             if self._is_alive() and self._passes:
                 self._passes[-1].has_trained = True
             self._moved = False
         *before, _, served_before = self.committed
         here = position, given, is_resumed, len(self._passes), self._cell, self._is_ended
         if here != tuple(before):
-            self.committed = Commit(*here, Draws(), served)
+            draws = Draws(self._asked, is_again=True) if is_within else Draws()
+            self.committed = Commit(*here, draws, served)
         elif served != served_before:
             self.committed = self.committed._replace(served=served)
         return self.committed
@@ -202,6 +282,16 @@ class PassLog:
         else:  # in its midst, or a look at one batch, which is no epoch
             at = here.position if last.has_trained else last.start
         return [*(None if one.has_trained else one.start for one in done), at]
+
+
+def _is_at(log: PassLog, count: int) -> bool:
+    """Return whether a loop goes on with the batch of that count."""
+    return log._count == count and log.is_running
+
+
+def _goes_on() -> bool:
+    """Stand for a loop that ran until a fault ended it."""
+    return True
 
 
 def _is_over() -> bool:

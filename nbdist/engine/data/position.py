@@ -48,8 +48,10 @@ class LoaderPosition:
         self.plan: deque[Position | None] = deque()  # of a cell that is run again
         self.draws: Draws | None = None  # of the last pass of the plan
         self._to_draw: Draws | None = None  # with which the next batch is asked for
+        self._draws_after: Any = None  # the random numbers that follow it, where it is given again
         self._given = 0  # batches of the running loop that it was given
         self._is_resumed = False
+        self._before = Position(0, 0), 0, False, 0  # as before the newest batch
         self._is_replayed = False  # the running pass was in the journal when its cell failed
         self.holder: Callable[[], object] = _nobody  # the loader; what a fault needs outlives it
         self._loop: Callable[[], object] = _nobody  # the newest, as long as anything holds it
@@ -79,7 +81,12 @@ class LoaderPosition:
 
     @property
     def goes_on_at(self) -> Position:
-        """Where the running loop goes on, or the next one begins: after one that was left, anew."""
+        """Where the running loop goes on, or the next one begins: after one that was left, anew.
+
+        In a loop that runs in its body it goes on with the newest batch once more.
+        """
+        if self._is_around_another():
+            return self._before[0]
         if self._is_resumed or self._loop() is not None:
             return self._position()
         return Position(self.batches.epoch + (self._given > 1), 0)
@@ -108,7 +115,7 @@ class LoaderPosition:
             if planned is None:
                 if len(self.plan) == 1 and (at := self.plan[0]) is not None:
                     self.stand_at(at)  # also for who asks before the next pass begins
-                self.trail.pass_over(self._position())
+                self.trail.pass_over(self._position(), self._around())
                 return False
             self.stand_at(planned)
         if not self._is_resumed:
@@ -126,11 +133,22 @@ class LoaderPosition:
         for other in here.live():
             if other is not self:
                 other.trail.end_left()
-        self.trail.begin_pass(self._position(), is_alive)
+        self.trail.begin_pass(self._position(), is_alive, self._around())
+
+    def _around(self) -> PassLog | None:
+        """Return the log of the loop in whose body one over this loader begins: the innermost."""
+        around = None
+        for other in here.live():
+            log = other.trail
+            if other is not self and log.is_in_body and (around is None or around.is_around(log)):
+                around = log
+        return around
 
     def ask(self) -> None:
         """Note the random numbers with which the loop asks for a batch, or draw on as it did."""
         if self._to_draw is not None:
+            if self._to_draw.is_again:
+                self._draws_after = step_state.here().random_numbers()
             step_state.start_over(self._to_draw.state)
             self._to_draw = None
         self.trail.ask(step_state.here().random_numbers)
@@ -138,6 +156,13 @@ class LoaderPosition:
     def give(self) -> None:
         """Count the batch that the loop gets."""
         here.gave(self)
+        for other in here.live():
+            if other is not self:
+                other.trail.go_beside(self.trail)
+        if self._draws_after is not None:
+            step_state.start_over(self._draws_after)
+            self._draws_after = None
+        self._before = self._position(), self._given, self._is_resumed, self.account.served
         self.newest, part, shard = self.batches.given()
         self.consumed = self.newest.stop
         self._given += 1
@@ -179,9 +204,15 @@ class LoaderPosition:
 
     def commit(self) -> Commit:
         """Note a boundary, here."""
+        if self._is_around_another():
+            return self.trail.commit(*self._before, is_within=True)
         return self.trail.commit(
             self._position(), self._given, self._is_resumed, self.account.served
         )
+
+    def _is_around_another(self) -> bool:
+        """Return whether a loop over another loader runs in the body of this one's."""
+        return any(self.trail.is_around(other.trail) for other in here.live())
 
     def stood(self) -> Commit:
         """Return where the loader stands, for `go_back`; a boundary is not noted."""
