@@ -99,6 +99,10 @@ class PassLog:
         self._asked: Any = None  # the random numbers with which the newest batch was asked for
         self._is_within = False  # the last boundary lay in the midst of its batch
         self._has_inner = False  # a pass lay in the body of another loader's loop
+        self._turn = 0  # of the last boundary, as of `commit`
+        # Whether a batch was trained on in several turns: where the next of them begins, nobody
+        # knows, and run again the loop goes on with its next batch.
+        self.is_around_steps = False
         self.began = Commit(position, 0, False, 0, cell, False, Draws())
         self.committed = self.began
 
@@ -113,6 +117,7 @@ class PassLog:
         """Forget the passes of the cell before."""
         self._had_trained = self.has_trained
         self._passes, self._cell = [], cell
+        self.is_around_steps = False
         self._is_alive, self._moved = _is_over, False
         self._is_ended = self._is_within = self._is_beside = False
         self.began = Commit(position, given, is_resumed, 0, cell, False, Draws(), served)
@@ -225,17 +230,29 @@ class PassLog:
         given: int,
         is_resumed: bool,
         served: int = 0,
+        turn: int = 0,
         *,
         is_within: bool = False,
     ) -> Commit:
         """Note a boundary; what the running pass was given has been trained on.
 
-        With `is_within` a loop in its body goes on, and all is as before the newest batch.
+        Args:
+            position: Where the loader stands.
+            given: Batches of the running pass.
+            is_resumed: As in `Commit`.
+            served: As in `Commit`.
+            turn: In which the boundary is: two optimizers that step one after the other share it.
+            is_within: A loop over another loader goes on in the body of the running one: all else
+                is as before the newest batch.
         """
         self._is_within = is_within
         if self._has_inner:  # loops in the body of a batch that is done are not run again
             self._passes = [one for one in self._passes if not one.within or _is_at(*one.within)]
             self._has_inner = any(one.within for one in self._passes)
+        is_again = turn != self._turn and not self._moved and not self._is_beside
+        if is_again and self._passes and self.is_running:
+            self.is_around_steps |= self._passes[-1].has_trained
+        self._turn = turn
         if self._moved and not is_within:
             if self._is_alive() and self._passes:
                 self._passes[-1].has_trained = True

@@ -206,8 +206,9 @@ class LoaderPosition:
         """Note a boundary, here."""
         if self._is_around_another():
             return self.trail.commit(*self._before, is_within=True)
+        turn = step_state.here().followers.turn
         return self.trail.commit(
-            self._position(), self._given, self._is_resumed, self.account.served
+            self._position(), self._given, self._is_resumed, self.account.served, turn
         )
 
     def _is_around_another(self) -> bool:

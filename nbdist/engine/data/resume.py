@@ -29,7 +29,7 @@ from nbdist.engine.data.passes import Commit, Draws, PassLog, Position
 from nbdist.engine.data.position import LoaderPosition
 from nbdist.engine.data.sampler import Spec
 from nbdist.engine.kernel import location
-from nbdist.engine.steps import step_state
+from nbdist.engine.steps import keep, step_state
 from nbdist.shared.wire import CellStart, Repeat
 
 _Mark = list[tuple[PassLog, Commit]]
@@ -178,6 +178,21 @@ def count_copied() -> None:
     """Note that this rank has copied the step that it had lost: its batches are trained on."""
     for live in position.here.live():
         live.trail.count_copied()
+
+
+def half_done() -> list[str]:
+    """Return what is said of loaders with whose batches the cell makes several steps each."""
+    around = [one for one in position.here.in_order() if one.trail.is_around_steps]
+    if not around or not step_state.goes_on():
+        return []
+    called = (min(names, default="") for names in position.names_of(around, keep.here.named()))
+    names = ", ".join(name or "a loader" for name in called)
+    line = (
+        f"A batch of {names} may be half done: several steps are made with one, and how many are "
+        f"left is not known. Run again, {location.here.name_running()} goes on with the next "
+        "batch. Restore a checkpoint from before it (nbdist.restore()), and run it again."
+    )
+    return [line]
 
 
 def _take() -> _Mark:

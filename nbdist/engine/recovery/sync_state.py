@@ -89,6 +89,7 @@ class StateSync:
             ClusterError: A rank did not answer in time.
         """
         new = sorted(newcomers)
+        half_done = resume.half_done()
         mine, reports = self._exchange("units")
         if decide.has_unmatched(reports, new):
             # Old models that a cycle keeps, on some of the ranks: all look again without them.
@@ -162,7 +163,7 @@ class StateSync:
             lacking = tuple(sorted({*progress.lacking, *progress.written}))
             progress = replace(progress, lacking=lacking)
         lines, is_half = follow.settle(mine, decisions, progress, back)
-        return decisions, [*lines, *sorted(beyond)], is_half
+        return decisions, [*lines, *half_done, *sorted(beyond)], is_half or bool(half_done)
 
     def _exchange(
         self, topic: str
