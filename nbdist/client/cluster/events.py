@@ -107,5 +107,5 @@ def read_events(path: Path, since_s: float = 0.0) -> list[dict[str, Any]]:
 
 
 def _name_of_type(value: object) -> str:
-    # Not its repr, which may hold what nobody wants to send away.
+    # Not its repr, which may hold private data.
     return type(value).__name__

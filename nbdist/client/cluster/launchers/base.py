@@ -42,12 +42,12 @@ class NoOptions:
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions(Generic[OwnOptions]):
-    """What a launcher is told of a start.
+    """The options of a start, for the launcher.
 
     Attributes:
-        own: The launcher's own options.
+        own: The options of this launcher.
         n: Ranks in all, if the person said so.
-        trust_network: The person accepts that torch authenticates nobody on the network.
+        trust_network: The person accepts that torch authenticates no one on the network.
     """
 
     own: OwnOptions
@@ -137,7 +137,7 @@ class Launcher(Protocol):
         how long.
 
         Raises:
-            StartError: There is nobody left to ask.
+            StartError: No parent is left to ask.
         """
 
     def give_up(self) -> None:
@@ -156,9 +156,9 @@ class Launcher(Protocol):
         """Undo `on_exit`; nothing if it was not registered."""
 
     def on_notice(self, callback: OnNotice) -> None:
-        """Call `callback(sentence)` on the launcher's thread: hosts are told to leave soon.
+        """Call `callback(sentence)` on the launcher's thread: hosts will be shut down soon.
 
-        The last callback counts. Ranks go on until their hosts are gone.
+        The last callback counts. Ranks continue until their hosts are gone.
         """
 
     def rest(self) -> list[str]:
@@ -186,7 +186,7 @@ def find_launcher(name: str) -> MakeLauncher:
 
 
 def find_options(name: str) -> type:
-    """Return the dataclass of a launcher's own options.
+    """Return the dataclass of a launcher's options.
 
     Raises:
         UsageError: There is no such launcher.

@@ -39,7 +39,7 @@ class Line:
 
 
 def job_in(log: Path) -> str:
-    """Return the id of the job that salloc tells of in its standard error; "" before it does."""
+    """Return the id of the job that salloc names on its standard error; "" before it does."""
     try:
         found = _GRANTED.search(log.read_text(errors="replace"))
     except FileNotFoundError:
@@ -62,7 +62,7 @@ def look(job: str) -> tuple[str, str, str] | None:
 
 
 def is_unknown(job: str) -> bool:
-    """Return whether Slurm's controller does not answer, so that nobody knows of the job."""
+    """Return whether Slurm's controller does not answer, and the job's state is unknown."""
     try:
         look(job)
     except SilentController:
