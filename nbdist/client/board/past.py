@@ -94,7 +94,7 @@ class Past:
         """The scene as views take it: without an outcome while the cell runs."""
         return replace(self.scene, outcome=None) if self.scene.outcome == "running" else self.scene
 
-    def told(self, name: str) -> str:
+    def summary(self, name: str) -> str:
         """Return all that the board says, as text: progress or caption, verdicts, the view."""
         elapsed_s = self.elapsed_s
         said = self.caption(name) if elapsed_s is None else text.progress(self.scene, elapsed_s)

@@ -55,10 +55,10 @@ class CostMeter:
     def cost(self, cluster: Cluster) -> Cost:
         """Return what watching costs now, or has cost in the last cell that trained."""
         requests = cluster.requests
-        # A rank that was not in that cell would tell of an earlier one.
+        # A rank that was not in that cell would report an earlier one.
         asked = [r for r in cluster.living() if self._newest is None or r in self._newest.latest]
-        told = answers({rank: requests.ask(rank, "control.cost", busy=True) for rank in asked})
-        ranks = [RankCost(**said) for said in told.values() if said]
+        reported = answers({rank: requests.ask(rank, "control.cost", busy=True) for rank in asked})
+        ranks = [RankCost(**cost) for cost in reported.values() if cost]
         if self._telemetry is None or self._began is None:
             return cost_of(ranks, {}, 0)
         now = self._ended or self._now(self._telemetry)

@@ -2,7 +2,7 @@
 
 Board and tracker are made with each cell and stay silent until its first record; a cell that
 does not train leaves no trace of either. Whatever fails here is logged and steps aside: the
-cell's own outcome comes first.
+outcome of the cell comes first.
 """
 
 import logging
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _EXPLAIN_TIMEOUT_S = 2.0
-_SIGN_OF_LIFE_S = 0.35  # ticks are 0.1 s apart: it is seen within 0.5 s
+_SIGN_OF_LIFE_S = 0.35  # ticks come every 0.1 s: it is seen within 0.5 s
 
 
 class Surroundings(Protocol):
@@ -100,7 +100,7 @@ class ShownCell:
         self.insight = insight
         self.left = list(above)  # all that stays in the notebook's cell
         self.run_key: str | None = None
-        self.slots = Slots(None if show else False, self.left, tells=show)
+        self.slots = Slots(None if show else False, self.left, warns=show)
         self._showing = showing
         self._ranks = info.ranks
         self._clocks = clocks
@@ -238,7 +238,7 @@ def _notices(outcome: Outcome) -> list[Display]:
     """Return what there is to say beside the output.
 
     What ranks say, once, for they say the same in other numbers; and what was repaired after a
-    cell that went well: an error tells it itself.
+    cell that went well: an error says so itself.
     """
     said = next(filter(None, (c.summary.notices for c in outcome.collectors.values())), ())
     repaired = outcome.repaired.lines if outcome.error is None else ()

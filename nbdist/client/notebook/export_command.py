@@ -18,7 +18,7 @@ from nbdist.shared.options import ClusterOptions
 
 
 def watch(shell: Any) -> None:
-    """Note what this kernel runs from here on; what it ran before is taken as it stands."""
+    """Note what this kernel runs from here on; before that, IPython's history counts."""
     here.is_watched = True
     earlier = getattr(shell.history_manager, "input_hist_raw", [])
     for number, source in enumerate(earlier[:-1]):  # the last is the cell that loads nbdist

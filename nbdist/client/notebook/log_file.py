@@ -1,4 +1,4 @@
-"""Where nbdist's own log goes in the notebook's process: a file, never the person's screen.
+"""The log of nbdist in the notebook's process: a file, never the person's screen.
 
 Without this Python prints warnings and tracebacks of libraries into the cell that runs.
 """

@@ -1,8 +1,8 @@
 """The options of a start, of any launcher: one list, of which all that users see is made.
 
 `nbdist.start` takes its signature and its documentation from it, `%dist start` its flags, `%config
-NBDist` its traits, the reference its tables. A launcher's own options are beside the launcher;
-those of nbdist's are always in the list, another package's once that launcher is chosen.
+NBDist` its traits, the reference its tables. The options of a launcher are in its module;
+those of nbdist's launchers are always in the list, another package's once that launcher is chosen.
 """
 
 import inspect
@@ -39,7 +39,7 @@ class StartOptions:
     """What `nbdist.start` is asked for. Each field says what it is.
 
     Attributes:
-        own: The options of the chosen launcher's own.
+        own: The options of the chosen launcher.
 
     Raises:
         UsageError: A word is none of those there are.

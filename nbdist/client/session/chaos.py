@@ -1,4 +1,4 @@
-"""`%dist chaos`: make ranks fail on purpose, on a schedule, while cells run; tell what came of it.
+"""`%dist chaos`: make ranks fail on purpose, on a schedule, while cells run; report the outcome.
 
 The schedule follows from a plan and its seed alone. Its clock runs while a cell does, from the
 cell's beginning until its ranks are ready again, so that a fault may also strike a recovery.
@@ -150,7 +150,7 @@ class Chaos:
         self._thread.start()
 
     def stop(self) -> None:
-        """Strike no more; a rank that is held still goes on. A second call does nothing."""
+        """Stop the schedule; a rank that is held still continues. A second call does nothing."""
         self._watch.end()
         if self._thread.ident is not None:
             self._thread.join(_STOP_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""The names of the ranks, as rank 0 tells them, and as it last told them when it is silent.
+"""The names that ranks have, as rank 0 reports them, or last reported while it is silent.
 
 Any thread. Rank 0 answers on its control thread, also while a cell runs; only C code that keeps
 the GIL, or a stopped process, makes it silent.

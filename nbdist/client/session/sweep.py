@@ -150,7 +150,7 @@ class _Sweep:
             try:
                 result = self._run(values, heading, retries)
             except BaseException as error:
-                # Whatever it is, an interrupt too: the runs so far are told, and it goes on up.
+                # Whatever it is, an interrupt too: report the runs so far, and let it propagate.
                 outcome: Outcome = (
                     "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
                 )
