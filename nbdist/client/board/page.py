@@ -42,7 +42,7 @@ class Plot(Protocol):
     axes: Axes
 
     def fit(self, scene: Scene) -> bool:
-        """Take in new data; return whether the axes have changed and must be drawn anew."""
+        """Take in new data; return whether the axes have changed and must be redrawn."""
 
     def draw(self) -> None:
         """Draw the data, upon axes that are pixels already."""
