@@ -30,7 +30,7 @@ _LOST = {"status": "aborted"}
 
 
 class Missed:
-    """What one rank has sent before we listened, put before what it sends from now on."""
+    """Puts what one rank has sent before we listened before what it sends from now on."""
 
     def __init__(self, collector: RankListener) -> None:
         """Begin to hold what comes."""

@@ -1,4 +1,4 @@
-"""What the cells of a session share as they are shown: tracker, newest board, view, costs.
+"""What the cells of a session share: tracker, newest board, view, costs.
 
 One training is explained by what ranks reported before it: how far each rank's records have come,
 and what the cell before was. `ShownCell` (shown_cell.py) shows one of them.
@@ -327,7 +327,7 @@ class CellContext:
 
 
 def _no_board_yet(view: str | None) -> ClusterError:
-    """Return what is said where no cell has trained; who asks for a view may want to set it."""
+    """Return the error where no cell has trained; it names the setting for a view."""
     opens = f'; %config NBDist.view = "{view}" lets its board open on this view' if view else ""
     return ClusterError(
         "There is no board yet in this kernel.",

@@ -39,7 +39,7 @@ from nbdist.shared.wire import ProfileSteps, Repeat
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """The attempt that went before: cell `number`, and `run`, the MLflow run it had begun.
+    """An attempt that has ended: cell `number`, and `run`, the MLflow run it had begun.
 
     `world_size` is the number of ranks that there were.
     """
@@ -67,12 +67,12 @@ class CellAttempts:
         self._cluster = cluster
         self._showing = showing
         self._count = 0
-        self._profiled_cells: Counter[int] = Counter()  # by their prompt, whose folders bear it
+        self._profiled_cells: Counter[int] = Counter()  # by their prompt, which names their folders
         self._profile_folder: Path | None = None  # of the newest
         self._failed: tuple[CellRequest, _Attempt] | None = None
         # The newest of those whose loops have trained, which ranks remember: a typo in a cell that
         # looks around does not take its place.
-        self._stood: tuple[CellRequest, _Attempt] | None = None
+        self._failed_loop: tuple[CellRequest, _Attempt] | None = None
 
     def run(self, request: CellRequest, retries: int = 0, *, go_on: bool = False) -> CellResult:
         """Run a cell; after a RankError again, `retries` times at most.
@@ -92,7 +92,7 @@ class CellAttempts:
             request = replace(request, prompt=self._prompt())  # the same in every attempt
         if not go_on:
             return self._run(request, None, retries)
-        failed, before = self._stood or self._last_failed()
+        failed, before = self._failed_loop or self._last_failed()
         # Checkpoints of the cell that failed are this one's, too.
         return self._run(replace(request, asked_at=failed.asked_at), before, retries)
 
@@ -118,7 +118,7 @@ class CellAttempts:
         self._count = count
 
     def replace_dead(self) -> str:
-        """Replace ranks that have died since the last cell; return what there is to say of it.
+        """Replace ranks that have died since the last cell; return a notice, or an empty text.
 
         Raises:
             ClusterError: They could not be replaced.
@@ -152,8 +152,8 @@ class CellAttempts:
             ClusterError: No cell has; else as `run`.
         """
         request, before = self._last_failed()
-        if self._failed is not self._stood:
-            self._stood = None  # ranks remember one cell
+        if self._failed is not self._failed_loop:
+            self._failed_loop = None  # ranks remember one cell
         ranks = ranks_again(
             request.ranks, before.world_size, tuple(self._cluster.ranks), request.ran
         )
@@ -206,10 +206,10 @@ class CellAttempts:
     def _with_fewer_ranks(
         self, repaired: Repaired, error: RankError, ran: WhatRan
     ) -> tuple[str, ...]:
-        """Go on without ranks that have died for good; returns what was done, in sentences.
+        """Continue without the ranks that cannot be replaced; returns what was done, in sentences.
 
         Raises:
-            RankError: `error`, where that does not go.
+            RankError: `error`, where that is impossible.
         """
         if not repaired.irreplaceable:
             raise error
@@ -223,16 +223,18 @@ class CellAttempts:
     def _has_failed(self, request: CellRequest, done: _Attempt, before: _Attempt | None) -> None:
         """Note the cell that failed, and whether it is the one whose loops can continue."""
         self._failed = request, done
-        repeats = self._stood is not None and before is self._stood[1]
+        repeats = self._failed_loop is not None and before is self._failed_loop[1]
         if repeats or in_loops(done.outcome.collectors):
-            self._stood = self._failed
+            self._failed_loop = self._failed
 
     def _went_well(self, request: CellRequest, before: _Attempt | None) -> None:
         """Forget the cell that failed, where this was it."""
         if before is not None or (self._failed and self._failed[0].code == request.code):
             self._failed = None
-        if self._stood and (before is self._stood[1] or self._stood[0].code == request.code):
-            self._stood = None
+        if self._failed_loop and (
+            before is self._failed_loop[1] or self._failed_loop[0].code == request.code
+        ):
+            self._failed_loop = None
 
     def _replace_dead(self, ran: WhatRan) -> str:
         """Do as `replace_dead`, for what is not run where what ranks held is lost."""
@@ -263,7 +265,7 @@ class CellAttempts:
     def _attempt(
         self, request: CellRequest, before: _Attempt | None, notice: str, *, follows: bool
     ) -> _Attempt:
-        """Run the cell once, and once more where it comes to nothing as it started over.
+        """Run the cell once, and once more where it has no effect as it started over.
 
         Args:
             request: The cell.
@@ -282,7 +284,7 @@ class CellAttempts:
         """Return the number of the failed cell that ranks are to remember, or to continue."""
         if before is not None:
             return before.number
-        newest = self._stood or self._failed
+        newest = self._failed_loop or self._failed
         return newest[1].number if newest else None
 
     def _send(
@@ -392,7 +394,7 @@ class CellAttempts:
 
 
 def _lines_after(done: _Attempt) -> str:
-    """Return what is to be said of an attempt that came to nothing: only what it has cost."""
+    """Return the notice after an attempt without effect: only what it has cost."""
     repaired = done.outcome.repaired
     return " ".join(repaired.lines) if repaired.replaced else ""
 
@@ -424,7 +426,7 @@ def ranks_again(
 
 
 def announcement(attempt: int, of: int, error: RankError, repaired: tuple[str, ...]) -> str:
-    """Return what is said above an attempt that follows a failed one."""
+    """Return the notice above an attempt that follows a failed one."""
     causes = "; ".join(error.causes).rstrip(".")
     return " ".join([f"Attempt {attempt} of {of}, after: {causes}.", *repaired])
 

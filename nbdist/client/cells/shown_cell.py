@@ -235,10 +235,10 @@ def _to_keep(past: Past | None) -> bytes | None:
 
 
 def _notices(outcome: Outcome) -> list[Display]:
-    """Return what there is to say beside the output.
+    """Return the notices beside the output.
 
-    What ranks say, once, for they say the same in other numbers; and what was repaired after a
-    cell that went well: an error says so itself.
+    Those of one rank, for all have the same with other numbers; and what was repaired after a cell
+    that succeeded: an error says so itself.
     """
     said = next(filter(None, (c.summary.notices for c in outcome.collectors.values())), ())
     repaired = outcome.repaired.lines if outcome.error is None else ()
@@ -250,7 +250,7 @@ def _text(line: str) -> Display:
 
 
 def _shown(profiled: Profiled | None) -> list[Display]:
-    """Return what stays of a profile: where the trace lies."""
+    """Return what stays of a profile: the path of the trace."""
     if profiled is None:
         return []
     if profiled.trace is None:
@@ -272,7 +272,7 @@ def _in_any_run(trace: Path) -> str:
 
 
 def _short_path(path: str) -> str:
-    """Return a path relative to the notebook's folder where it lies below it."""
+    """Return a path relative to the notebook's folder where it is below it."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
     except (ValueError, OSError):  # elsewhere, or the notebook's folder is gone

@@ -199,6 +199,6 @@ def describe_snapshot(said: Mapping[str, Any] | None) -> str:
 
 
 def _refused(answers: Mapping[int, Mapping[str, Any]]) -> str:
-    """Return why snapshots are refused: of one rank, for all say the same in other numbers."""
+    """Return why snapshots are refused: of one rank, for all have the same reason."""
     said = (answer.get("snapshot") or {} for answer in answers.values())
     return next((str(one["refused"]) for one in said if "refused" in one), "")

@@ -567,7 +567,7 @@ class Cluster:
         rank = int(key.removeprefix("rank "))
         known = self._roster.end(rank, ended)
         if known is None:
-            return  # whoever starts it finds it dead
+            return  # its start finds it dead
         if self._connection is not None:
             self._connection.unregister(rank)
         self._deaths_s.append(self.events.seconds)
@@ -589,7 +589,7 @@ class Cluster:
         self.requests.fail_all(self.broken_error())
 
     def broken_error(self) -> ClusterError:
-        """Return the error for whoever wants to use a cluster that is `broken`."""
+        """Return the error for any use of a cluster that is `broken`."""
         return ClusterError(self.broken or "", do="%dist restart    (new processes for all ranks)")
 
     def _require_connection(self) -> "Connection":

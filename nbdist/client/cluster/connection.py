@@ -1,4 +1,4 @@
-"""What nbdist uses of the private parts of ipyparallel's client; touched here alone.
+"""The private parts of ipyparallel's client that nbdist uses; only this module touches them.
 
 Tried with ipyparallel 9.2. `check()` says what broke when one of them moves. What is touched,
 and why:

@@ -34,7 +34,7 @@ class ControllerFolder:
             if os.path.exists(self.path):
                 os.write(self._lock, _mark(self.path))
                 break
-            os.close(self._lock)  # somebody took it for an orphan before it was locked
+            os.close(self._lock)  # another start took it for an orphan before it was locked
 
     @classmethod
     def adopt(cls, path: str) -> "ControllerFolder":
@@ -118,7 +118,7 @@ def _take_orphan(lock: Path) -> int | None:
             return None
         descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        return None  # somebody else's, or gone meanwhile
+        return None  # another user's, or gone by now
     with contextlib.suppress(OSError):  # locked by an owner that lives, or no file at all
         mark = _mark(str(lock.parent))
         if os.read(descriptor, len(mark) + 1) == mark:

@@ -1,4 +1,4 @@
-"""What has happened to one cluster: a file of JSON lines that can go with a bug report.
+"""The events of one cluster: a file of JSON lines that can be attached to a bug report.
 
 A line has the time, the seconds since the cluster was made (a clock that never jumps), the event,
 its cause in words, and plain facts. Never a cell's source, a value or an error's message: they

@@ -29,7 +29,7 @@ class _Since:
 
 
 class IdleProcesses:
-    """What processes, by any number, have computed since they began to sleep. One thread only."""
+    """Processor time of processes, by any number, since they began to sleep. One thread only."""
 
     def __init__(self, after_s: float) -> None:
         """Begin with none.
@@ -52,7 +52,7 @@ class IdleProcesses:
         for number, used_s in processor_s.items():
             since = self._since.setdefault(number, _Since(now, used_s))
             if used_s - since.processor_s > _SHARE * max(1.0, now - since.at):
-                self._since[number] = _Since(now, used_s)  # it gets on
+                self._since[number] = _Since(now, used_s)  # it makes progress
             elif now - since.at >= self._after_s:
                 idle.append(number)
         return idle

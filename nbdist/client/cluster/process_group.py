@@ -189,7 +189,7 @@ class ProcessGroup:
                 )
 
     def _free(self, pending: Mapping[int, "Future[Any]"]) -> None:
-        """Free whoever waits for a rank that has failed, so that it can begin again.
+        """Free ranks that wait for one that has failed, so that they can begin again.
 
         More than once: a rank that has not begun with this generation takes no order to leave it.
         """

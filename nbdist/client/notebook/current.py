@@ -152,7 +152,7 @@ def compare(words: Sequence[str]) -> "Comparison":
 
 
 def sync() -> str:
-    """Send what MLflow has not taken yet; return one sentence that says what came of it."""
+    """Send what MLflow has not taken yet; return the outcome in one sentence."""
     from nbdist.client.tracking.shipping.shipper import sync
 
     tracker = _tracker()

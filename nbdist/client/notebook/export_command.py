@@ -54,7 +54,7 @@ def _note_run(result: Any) -> None:
 
 
 def export_history(asked: argparse.Namespace, running: ClusterOptions | None) -> None:
-    """Export what this kernel has run, and print what is to be said; raises as `export`.
+    """Export what this kernel has run, and print its notices; raises as `export`.
 
     Args:
         asked: The words of `%dist export`.

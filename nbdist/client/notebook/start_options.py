@@ -162,7 +162,7 @@ def read_options(given: Mapping[str, Any]) -> StartOptions:
 
 
 def _without_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what says something: traits give all options, those of other launchers too."""
+    """Return what differs from defaults: traits give all options, those of other launchers too."""
     known = all_options()
     plain = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
     return {

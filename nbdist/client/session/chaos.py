@@ -116,10 +116,10 @@ class Stopwatch:
 
 
 class Chaos:
-    """The faults of one plan, struck into one cluster."""
+    """The faults of one plan in one cluster."""
 
     def __init__(self, cluster: Cluster, plan: ChaosPlan) -> None:
-        """Prepare; nothing strikes before `start`."""
+        """Prepare; no fault happens before `start`."""
         self.plan = plan
         self._since_s = cluster.events.seconds
         self._cluster = cluster
@@ -129,7 +129,7 @@ class Chaos:
 
     @property
     def is_armed(self) -> bool:
-        """Whether more faults will strike."""
+        """Whether more faults will happen."""
         return self._thread.is_alive()
 
     def __str__(self) -> str:
@@ -139,7 +139,7 @@ class Chaos:
         return f"Chaos:     {what}, seed {plan.seed}; {armed}\n{self.report()}"
 
     def start(self) -> None:
-        """Strike from the next cell on."""
+        """Begin with the next cell."""
         self._cluster.events.note(
             "chaos begun",
             kinds=list(self.plan.kinds),
@@ -158,7 +158,7 @@ class Chaos:
                 log.error("%%dist chaos did not end within %.0f s", _STOP_TIMEOUT_S)
 
     def report(self) -> ChaosReport:
-        """Return what has come of it so far."""
+        """Return the outcome so far."""
         return report(read_events(self._cluster.events.path, self._since_s))
 
     def _on_event(self, event: str) -> None:

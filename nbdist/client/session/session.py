@@ -89,7 +89,7 @@ class Session:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Who made the others slow in the newest cell that trains, and why; empty when no rank did.
+        """The ranks that made others slow in the newest cell that trains, and why; may be empty.
 
         While a cell runs they are those of now, over its last 50 steps. Any thread.
         """
@@ -125,7 +125,7 @@ class Session:
 
     @property
     def broken(self) -> str | None:
-        """What has happened to the whole cluster, in a sentence; None while it is well."""
+        """Why the whole cluster is unusable, in a sentence; None while it is well."""
         return self._cluster.broken
 
     @property
@@ -504,7 +504,7 @@ class Session:
 
     @property
     def cost(self) -> Cost:
-        """What watching costs now, or has cost in the newest cell that trained. Any thread."""
+        """The cost of watching, now or in the newest cell that trained. Any thread."""
         self._require_running()
         return self._showing.cost_meter.cost(self._cluster)
 
@@ -517,7 +517,7 @@ class Session:
         """Make ranks fail on purpose while cells run, instead of by the plan before.
 
         Returns:
-            The running schedule; printed, it shows the outcome so far.
+            The schedule; printed, it shows the outcome so far.
         """
         self._require_running()
         self.stop_chaos()

@@ -31,7 +31,7 @@ _MOST_ANSWERS = 8  # at once; more wait
 
 
 class Asked(Protocol):
-    """What is asked of a session; see there."""
+    """The requests that a session answers; see there."""
 
     describe: str
 

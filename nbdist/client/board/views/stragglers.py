@@ -1,4 +1,4 @@
-"""Who makes the others slow: the work of each rank beside its peers', or why no rank stands out.
+"""The slow ranks: the work of each rank beside its peers', or why no rank stands out.
 
 Where a link is what is slow, links are shown instead.
 """

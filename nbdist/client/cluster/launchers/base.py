@@ -1,8 +1,8 @@
-"""What every way of starting engines offers to the cluster, and how one is found by name.
+"""The interface of launchers, which start engines, and how one is found by name.
 
 An installed package offers one as an entry point of the group `nbdist.launchers`: a callable that
 takes the folder of the logs and a `LaunchOptions`, and returns a `Launcher`. A dataclass `Options`
-in the same module, of fields made by `nbdist.shared.options.option`, has the options of its own.
+in the same module, of fields made by `nbdist.shared.options.option`, has its options.
 nbdist's launchers are found in the same way.
 """
 
@@ -37,7 +37,7 @@ OwnOptions = TypeVar("OwnOptions")
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """Of a launcher that has none of its own."""
+    """Of a launcher that has no options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Launcher(Protocol):
     def ready(self, say: Callable[[str], None]) -> Mapping[str, Any]:
         """Wait until it can start ranks, and return what it found there.
 
-        It waits while torch's import gets on (`cluster/patience.py`), and says so now and then.
+        It waits while torch's import makes progress (`cluster/patience.py`), and reports it.
 
         Keys: `gpus` (how many there are), `no_gpu` (what torch says where there is none), `forks`
         (ranks begin with torch imported), and `why` they do not. With several hosts also `hosts`
@@ -109,7 +109,7 @@ class Launcher(Protocol):
         each may have), and `notes` (sentences for the person).
 
         Raises:
-            StartError: It ended, or gets on no further.
+            StartError: It ended, or makes no progress.
         """
 
     def places(self, n: int, address: str, *, crowded: bool = False) -> Mapping[int, Place]:
@@ -125,7 +125,7 @@ class Launcher(Protocol):
         """
 
     def reopen(self) -> list[str]:
-        """Try hosts again that were lost; return what came of each, in a sentence.
+        """Try hosts again that were lost; return the outcome of each, in a sentence.
 
         May take as long as a login and an import of torch.
         """

@@ -1,4 +1,4 @@
-"""What leads to the nodes of a batch system where only ipyparallel has a launcher of that name.
+"""How to reach the nodes of a batch system that only ipyparallel has a launcher for.
 
 ipyparallel's launchers submit jobs of engines. Such a job has no channel back to the notebook but
 the sockets of its engines: the node of a rank would be unknown before it has joined, and its end

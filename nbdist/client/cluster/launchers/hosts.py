@@ -276,7 +276,7 @@ class HostsLauncher:
             host.link.give_up()
 
     def signal(self, key: str, number: int, *, group: bool = False) -> None:
-        """Send a signal; nothing to a host that is gone; see `Launcher.signal`."""
+        """Send a signal; no effect on a host that is gone; see `Launcher.signal`."""
         for host in self._hosts.by_name.values():
             if key in host.link.pids:
                 try:

@@ -1,11 +1,11 @@
-"""What Kubernetes says, for people: answers of its API, and the states of pods. Pure."""
+"""Answers of the Kubernetes API and states of pods, in words for people. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from nbdist.shared.errors import StartError, install
 
-# Reasons for which a container waits, that waiting does not mend.
+# Reasons for which a container waits, and always will.
 _REFUSED: Final = {
     "ErrImagePull": "its image cannot be pulled",
     "ImagePullBackOff": "its image cannot be pulled",

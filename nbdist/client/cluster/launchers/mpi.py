@@ -83,7 +83,7 @@ def read_machines(text: str) -> list[HostLine]:
 
 
 def find_flavour() -> Flavour:
-    """Return whose `mpiexec` is first in the PATH.
+    """Return the MPI whose `mpiexec` is first in the PATH.
 
     Raises:
         StartError: There is none, or it is of no known MPI.
@@ -109,7 +109,7 @@ def find_flavour() -> Flavour:
 
 
 def flavour_of(version: str) -> Flavour | None:
-    """Return whose `mpiexec` says this of its version. Intel MPI and MVAPICH have Hydra, too."""
+    """Return whose `mpiexec` this version text is from. Intel MPI and MVAPICH have Hydra, too."""
     if any(sign in version for sign in ("Open MPI", "OpenRTE", "PRRTE")):
         return "Open MPI"
     if any(sign in version for sign in ("HYDRA", "Intel(R) MPI")):

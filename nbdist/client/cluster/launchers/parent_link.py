@@ -100,7 +100,7 @@ class ParentLink:
         return future
 
     def signal(self, key: str, number: int, *, group: bool = False) -> None:
-        """Have the parent send a signal; nothing to a process that has ended.
+        """Have the parent send a signal; no effect on a process that has ended.
 
         Raises:
             OSError: The parent is gone.

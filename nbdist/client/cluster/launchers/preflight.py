@@ -1,4 +1,4 @@
-"""What hosts must have in common before they train together. Facts in, errors out."""
+"""Checks that hosts can train together: versions, clocks, addresses. Facts in, errors out."""
 
 import socket
 from collections.abc import Iterable, Mapping, Sequence

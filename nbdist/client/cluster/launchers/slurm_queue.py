@@ -32,7 +32,7 @@ class Line:
             self._shown = text
 
     def end(self) -> None:
-        """Let what follows begin in a line of its own."""
+        """Begin a new line for what follows."""
         if self._shown:
             sys.stdout.write("\n")
             sys.stdout.flush()
@@ -83,7 +83,7 @@ def nodes_of(job: str) -> list[str]:
 
 
 def _ask(command: Sequence[str], also: str = "\0") -> str:
-    """Return what a command of Slurm's prints; "" where it fails by saying `also`."""
+    """Return the output of a Slurm command; "" where it fails with the message `also`."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_ASK_S, stdin=subprocess.DEVNULL
