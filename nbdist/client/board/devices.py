@@ -1,4 +1,4 @@
-"""What processes and devices do over time: which numbers are shown, on which scale. Pure."""
+"""Metrics of processes and devices over time: which are shown, on which scale. Pure."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -50,7 +50,7 @@ BRIGHTNESS = {"light": 0.8, "dark": 1.2}
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """What is not data: `background` None is transparent."""
+    """Colours of all but the data: `background` None is transparent."""
 
     text: str
     background: str | None

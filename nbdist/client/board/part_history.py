@@ -1,4 +1,4 @@
-"""What steps were made of over a whole run, by part and rank: for the interactive board. Pure."""
+"""The parts of steps over a whole run, by part and rank: for the interactive board. Pure."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

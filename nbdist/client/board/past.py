@@ -23,7 +23,7 @@ SHARP, NARROW_SHARP = 2.0, 1.5  # pixels of a lasting picture for one CSS pixel
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Past:
-    """What a cell's board has come to; its scene has an `outcome`.
+    """A board of a cell; its scene has an `outcome`.
 
     `elapsed_s` is how long the cell has run, while it runs. `run` is the run's name where the board
     is not that of this kernel's last cell.

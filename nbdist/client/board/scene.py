@@ -1,4 +1,4 @@
-"""What the board shows now, as plain values: one `Scene`, whichever of its views is chosen.
+"""The content of the board now, as plain values: one `Scene`, whichever of its views is chosen.
 
 look.py reads it from a cell's telemetry; figure.py draws it, text.py, sentences.py and tables.py
 say it. Times are in milliseconds, as people read them.
@@ -55,7 +55,7 @@ class Row:
 
     `memory_bytes` is that of the process, `cuda_bytes` what is allocated on its device now,
     `cuda_peak_bytes` the most that was, and `cuda_reserved_bytes` what torch holds there.
-    `of_device` has what the newest record of kind "device" has, by its names.
+    `of_device` has the values of the newest record of kind "device", by its names.
     """
 
     rank: int
@@ -78,7 +78,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stack:
-    """What a recent step is made of: milliseconds, one entry per rank of `ranks`.
+    """The parts of a recent step: milliseconds, one entry per rank of `ranks`.
 
     `parts` in the order in which they are stacked, which sum to the step: the seven of
     `metrics.analysis.values`, or five while it is unknown what was hidden and who waited; `BOTH` in
@@ -104,7 +104,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """How far the pass over the loader is that runs: `done` of `steps`.
+    """Progress of the current pass over the loader: `done` of `steps`.
 
     How many passes will follow is unknown, so this is not the progress of the whole loop.
     """
@@ -263,12 +263,12 @@ class Scene:
 
     @property
     def data_pct(self) -> float | None:
-        """How much of a step the loop waits for its loader, in percent, over all ranks."""
+        """The share of a step that the loop waits for its loader, in percent, over all ranks."""
         return data_pct(self.recent.values())
 
     @property
     def making_ms(self) -> dict[str, float]:
-        """What making the batches of a step takes by part, milliseconds; {} where not measured."""
+        """The time to make the batches of a step, by part, milliseconds; {} where not measured."""
         return making_ms(self.recent.values())
 
     @property

@@ -1,4 +1,4 @@
-"""What the board says in words: caption and progress, and how it writes numbers.
+"""The words of the board: caption and progress, and how it writes numbers.
 
 The caption stays in the notebook and is compared by nbval: it holds no time and no trained
 number. The rest is live only. What a view says of itself is in its module.

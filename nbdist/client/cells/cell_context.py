@@ -47,7 +47,7 @@ _MOST_CELLS = 500
 
 
 class CellContext:
-    """What a session's cells have in common: where runs go, how things look."""
+    """The settings and state that a session's cells share: where runs go, how things look."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class CellContext:
 
     @property
     def alarms(self) -> tuple[str, ...]:
-        """What goes wrong in the training of the newest cell."""
+        """Problems in the training of the newest cell."""
         return () if self.checks is None else self.checks.found
 
     def show_board(

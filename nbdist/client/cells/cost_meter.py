@@ -15,14 +15,14 @@ from nbdist.client.metrics.telemetry import Telemetry
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """How far a training was, and what had been spent by then."""
+    """Progress of a training, and what had been spent by then."""
 
     steps: int
     seconds: Mapping[str, float]
 
 
 class CostMeter:
-    """Of one session: its newest cell that trains."""
+    """The cost in one session: in its newest cell that trains."""
 
     def __init__(self) -> None:
         self._telemetry: Telemetry | None = None

@@ -68,7 +68,7 @@ class Interrupts:
 
 
 class Counting:
-    """What counts interrupts now, in a kernel.
+    """The `Interrupts` that count now, in a kernel.
 
     Attributes:
         entered: Those entered and not left, of all threads.

@@ -1,4 +1,4 @@
-"""What the end of a cell means: which ranks launch nothing more, and what is raised.
+"""The outcome of a cell: which ranks launch no more collectives, and what is raised.
 
 Pure: it reads what the ranks have reported.
 """

@@ -74,7 +74,7 @@ class CellRequest:
 
     @property
     def ran(self) -> WhatRan:
-        """How texts about it speak of it."""
+        """How messages name it."""
         module = self.module.removesuffix(".__main__")
         return WhatRan(Path(self.script).name, has_words=bool(self.argv), module=module)
 

@@ -40,7 +40,7 @@ _SIGN_OF_LIFE_S = 0.35  # ticks come every 0.1 s: it is seen within 0.5 s
 
 
 class Surroundings(Protocol):
-    """What a shown cell needs of the session, which outlives it."""
+    """The part of a session that a shown cell uses."""
 
     @property
     def cost_meter(self) -> CostMeter:

@@ -497,7 +497,7 @@ class Cluster:
 
     @property
     def broken(self) -> str | None:
-        """What has happened to all of it, so that no cell can run; None while all is well."""
+        """Why no cell can run on the whole cluster; None while all is well."""
         return self._broken
 
     @broken.setter
@@ -514,7 +514,7 @@ class Cluster:
 
     @property
     def ranks(self) -> dict[int, RankProcess]:
-        """What is known of each rank."""
+        """The known state of each rank."""
         return self._roster.ranks
 
     def living(self) -> list[int]:

@@ -1,6 +1,6 @@
-"""What a kernel that attaches to a detached cluster must know: sent to the keeper at each change.
+"""The state that a kernel needs to attach to a cluster: sent to the keeper at each change.
 
-Plain values, which the keeper does not look into (`host/door.py`): the cluster's own facts, what
+Plain values, which the keeper does not look into (`host/door.py`): the facts of the cluster, what
 the session adds, and the cell that runs. Sent by the main thread.
 """
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class ClusterMemory:
-    """Of one cluster, as long as this kernel has it."""
+    """The state of one cluster, as long as this kernel has it."""
 
     def __init__(
         self,

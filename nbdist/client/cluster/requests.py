@@ -41,13 +41,13 @@ class RankFailedError(NBDistError):
 
 
 class PendingReply(Future[Any]):
-    """What a rank will answer; `message` is the id of the request."""
+    """The answer of a rank, to come; `message` is the id of the request."""
 
     message = ""
 
 
 class Requests:
-    """What is asked of the ranks of one cluster, over one connection at a time."""
+    """Requests to the ranks of one cluster, over one connection at a time."""
 
     def __init__(self) -> None:
         """Begin without a connection."""

@@ -1,4 +1,4 @@
-"""What Tab offers after `%dist` and `%%distributed` and in their cells: pure.
+"""The completions that Tab offers after `%dist` and `%%distributed` and in their cells: pure.
 
 Names of runs, ranks and variables come from `Values`, which asks only for what is needed.
 """

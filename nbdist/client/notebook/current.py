@@ -1,4 +1,4 @@
-"""What a kernel has one of: the current session, the warmed parent, the MLflow UI.
+"""The objects that a kernel has one of: the current session, the warmed parent, the MLflow UI.
 
 `nbdist.start` and `nbdist.current` live here; the magics are a thin layer over both.
 """

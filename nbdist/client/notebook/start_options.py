@@ -36,7 +36,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartOptions:
-    """What `nbdist.start` is asked for. Each field says what it is.
+    """The options of `nbdist.start`. The help of each field describes it.
 
     Attributes:
         own: The options of the chosen launcher.
@@ -125,7 +125,7 @@ class StartOptions:
 
     @property
     def of_cluster(self) -> dict[str, Any]:
-        """What `choose_options` takes of it."""
+        """The options that `choose_options` takes."""
         mine = {one.name for one in fields(self)}
         return {f.name: getattr(self, f.name) for f in fields(ClusterOptions) if f.name in mine}
 

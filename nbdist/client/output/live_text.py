@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class LiveText:
-    """What the ranks of one cell have shown, gathered and, in a live notebook, shown as text.
+    """The output of the ranks of one cell, collected and, in a live notebook, shown as text.
 
     Args:
         slots: Where the text is shown; in static mode nothing is shown and no thread runs.

@@ -1,4 +1,4 @@
-"""What one rank's output looks like: text as a terminal shows it, and displays between it.
+"""The output of one rank: text as a terminal shows it, and displays between it.
 
 `Screen` knows what progress bars need: a carriage return goes back to the line's beginning, so
 that what follows overwrites. `RankOutput` puts together what one rank sends: text in parts and

@@ -31,7 +31,7 @@ _SLOW_RUNNING_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ChaosPlan:
-    """What is to fail: one of `kinds`, on one of `ranks`, `every_s` seconds of running cells.
+    """A schedule of faults: one of `kinds`, on one of `ranks`, `every_s` seconds of running cells.
 
     It ends after `for_s` seconds or `faults` faults; with neither, at `%dist chaos off`.
     """

@@ -23,7 +23,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class LinkProbe(Sequence[Link]):
-    """What was measured. Prints as a table."""
+    """The measured links. Prints as a table."""
 
     links: tuple[Link, ...]
 

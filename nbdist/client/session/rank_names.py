@@ -15,7 +15,7 @@ _MOST_REMEMBERED = 100  # answers
 
 
 class RankNames:
-    """What completion and help ask of rank 0, with a memory of its newest answers."""
+    """Requests of completion and help to rank 0, with a cache of its newest answers."""
 
     def __init__(self, requests: Requests) -> None:
         self._requests = requests

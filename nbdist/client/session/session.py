@@ -78,13 +78,13 @@ class Session:
 
     @property
     def options(self) -> ClusterOptions:
-        """What the cluster was started with."""
+        """The options with which the cluster was started."""
         assert self._cluster.options is not None
         return self._cluster.options
 
     @property
     def last(self) -> CellResult | None:
-        """What the last cell gave; None before the first."""
+        """The result of the last cell; None before the first."""
         return self._attempts.last
 
     @property
@@ -97,7 +97,7 @@ class Session:
 
     @property
     def alarms(self) -> tuple[str, ...]:
-        """What goes wrong in the newest cell's training, in sentences, the oldest first.
+        """Problems in the newest cell's training, in sentences, the oldest first.
 
         Such as replicas that differ. While a cell runs they are those of now.
         """
@@ -105,7 +105,7 @@ class Session:
 
     @property
     def profile(self) -> Profiled | None:
-        """What the last cell with `profile` recorded: `said`, `text`, and the file `trace`."""
+        """The recording of the last cell with `profile`: `said`, `text`, and the file `trace`."""
         return self._attempts.profile
 
     @property

@@ -18,7 +18,7 @@ PLOT_PX = 56
 
 
 class SharedLimits:
-    """What the cards have in common, so that they compare: one scale of milliseconds."""
+    """The scale of milliseconds that cards share, so that they can be compared."""
 
     def __init__(self) -> None:
         self._y: Limits = (0.0, 0.0)

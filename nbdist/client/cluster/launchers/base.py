@@ -78,7 +78,7 @@ class Launcher(Protocol):
     """Starts processes by key, sees them end, and signals them.
 
     Keys are `controller`, `store` and `rank 0`, `rank 1`, ...; one process a key at a time.
-    The processes' own output goes into files in `logs`, which may be changed at any time.
+    The output of processes goes into files in `logs`, which may be changed at any time.
     """
 
     logs: Path

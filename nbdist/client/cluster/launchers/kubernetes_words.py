@@ -24,7 +24,7 @@ def refusal(status: int, message: str) -> StartError:
 
     Args:
         status: Of HTTP; 0 where there was no answer, -1 where no cluster is known here.
-        message: The API's own, or the client's.
+        message: Of the API, or of the client.
     """
     said = " ".join(message.split())
     if status == -1:

@@ -1,4 +1,4 @@
-"""What is asked of Slurm, and what it answers, in words. Pure.
+"""The commands for Slurm, and its answers in words. Pure.
 
 Options come from `%dist start`, from lines as in a batch script, and from a file of such lines (a
 template): its `#SBATCH` lines are options, its other lines run on each node before the ranks'
