@@ -13,7 +13,7 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 
-from nbdist.engine.checkpoint import place, planning, rest, steady, training_state
+from nbdist.engine.checkpoint import planning, rest, saved, steady, training_state
 from nbdist.engine.checkpoint.folder import CheckpointFolder
 from nbdist.engine.checkpoint.planning import PreparedSave, SaveRequest
 from nbdist.engine.checkpoint.saving import Saving
@@ -146,7 +146,7 @@ class Saves(Component):
 
     def cell_began(self, start: CellStart) -> None:
         """Begin a cell: what an earlier one has saved is told."""
-        place.here.lie_beside(start.checkpoints)
+        saved.here.lie_beside(start.checkpoints)
         self._written.clear()
         self.left_out.clear()
 
@@ -179,7 +179,7 @@ class Saves(Component):
 
         def prepare() -> PreparedSave:
             training = find()
-            folder = CheckpointFolder(place.place_of(name), storage_options)
+            folder = CheckpointFolder(saved.place_of(name), storage_options)
             layouts = training_state.layouts(training)
             request = SaveRequest(folder, training.step, layouts, metric, keep, is_automatic)
             planner = WritePlanner(training_state.tree(training, dist.get_rank()), dist.get_rank())
