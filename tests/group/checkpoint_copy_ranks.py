@@ -12,8 +12,7 @@ import torch.distributed as dist
 
 import nbdist
 from nbdist.engine.checkpoint import save
-from nbdist.engine.checkpoint.staging import Staged
-from nbdist.engine.checkpoint.steady import Copying
+from nbdist.engine.checkpoint.steady import Copying, Staged
 from nbdist.engine.compat import torch_hooks
 from tests.group.checkpoint_ranks import State, Training
 from tests.group.parity_cases import Case

@@ -17,7 +17,7 @@ import nbdist
 from nbdist.engine.checkpoint import save
 from nbdist.engine.checkpoint.folder import CheckpointFolder
 from nbdist.engine.checkpoint.saving import Saving
-from nbdist.engine.checkpoint.staging import Staged
+from nbdist.engine.checkpoint.steady import Staged
 from nbdist.engine.compat.torch_checkpoint import Writer, Written
 from nbdist.engine.compat.torch_hooks import local_part
 from nbdist.engine.layout.parallelize import parallelize

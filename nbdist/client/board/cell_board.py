@@ -103,7 +103,7 @@ class Board:
         """End the live board and return what stays, [] without records: picture and caption.
 
         Their text is the same live and static, and the same for every run of the same cell. Below
-        them stand the verdicts with what to do, where there are any, a terminal's too; not in
+        them are the verdicts with what to do, where there are any, a terminal's too; not in
         static mode, for they hold numbers: there the picture's head names the ranks.
         `is_seen_again`: `show_again` will follow.
         """
@@ -138,7 +138,7 @@ class Board:
             if self._live is not None:
                 self._live.show_again(left)
         except Exception as error:
-            _log.error("A page that was opened again could not be told", exc_info=error)
+            _log.error("A page that was opened again could not be updated", exc_info=error)
 
     def so_far(self) -> Past | None:
         """Return the board of the cell that runs; None before its first record. Any thread."""

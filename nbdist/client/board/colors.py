@@ -47,7 +47,7 @@ def meanings(theme: Theme) -> list[str]:
 
 
 class Shades:
-    """The colours of one theme, the ground first, and which of them stands for which pixel.
+    """The colours of one theme, the ground first, and the nearest of them for each pixel.
 
     Any thread may ask: what two of them add to the table at once is the same.
     """
@@ -76,12 +76,12 @@ class Shades:
         return indexed.reshape(pixels.shape[:2])
 
     def _add(self, keys: Numbers) -> None:
-        """Put the nearest colours into the table: nearest on white and on black alike."""
+        """Put the nearest colours into the table: nearest on both white and black."""
         channels = [keys >> BITS * place & (1 << BITS) - 1 for place in range(4)]
         middles = np.stack(channels, axis=1) * 255 / ((1 << BITS) - 1)
         for some in np.array_split(np.arange(len(keys)), 1 + len(keys) // 1000):
-            apart = _seen(middles[some])[:, None] - self._seen[None]
-            self._table[keys[some]] = (apart**2).sum(axis=2).argmin(axis=1)
+            difference = _seen(middles[some])[:, None] - self._seen[None]
+            self._table[keys[some]] = (difference**2).sum(axis=2).argmin(axis=1)
 
 
 @cache

@@ -1,6 +1,6 @@
 """Draw runs beside each other: loss over the steps with a band over ranks, throughput as bars.
 
-A colour and a dash pattern stand for a run, as on the board for a rank. Importing this module loads
+Each run has a colour and a dash pattern, as each rank has on the board. Importing this module loads
 matplotlib (0.2 s). Main thread.
 """
 

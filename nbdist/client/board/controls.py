@@ -31,7 +31,7 @@ def choice_of_views(name: str) -> Any:
     """Return a widget in one row whose `value` is the chosen view's name; `name` is chosen now.
 
     A radio group and not ToggleButtons: those look pressed and have no `aria-pressed`, so a screen
-    reader cannot tell which view is shown. Browsers tell which radio button is checked.
+    reader cannot tell which view is shown. Browsers announce which radio button is checked.
     """
     import ipywidgets  # type: ignore[import-untyped]
 
@@ -61,7 +61,7 @@ class Events(Protocol):
         """Call `function` whenever `event` happens."""
 
     def unregister(self, event: str, function: Any) -> None:
-        """Call it no more."""
+        """No longer call it."""
 
 
 class Controls:
@@ -128,7 +128,7 @@ class Controls:
             self._events.unregister("pre_run_cell", self._on_next_cell)
             self._bar.update(past_module.caption(self._past.caption(self._name)))
             for widget in (self._views, self._slider, self._at_work, self.box):
-                # A widget's layout and style are widgets too, which nobody else closes.
+                # A widget's layout and style are widgets too, which must be closed, too.
                 for part in (getattr(widget, "style", None), widget.layout, widget):
                     if part is not None:
                         part.close()
@@ -148,7 +148,7 @@ class Controls:
             self._timer = self._started_timer()
             self._name = name
             self._slider.layout.display = "" if VIEWS[name].HAS_SMOOTHING else "none"
-            # A picture takes up to a second: until then the old one stands under the new choice.
+            # A picture takes up to a second: until then the old one is shown under the new choice.
             self._at_work.value = text.spoken(f"Drawing {name} …", is_seen=True)
             try:
                 self._picture.update(self._drawn())

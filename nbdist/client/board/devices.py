@@ -1,4 +1,4 @@
-"""What processes and devices do over time: which numbers are shown, on which scale. Pure."""
+"""Metrics of processes and devices over time: which are shown, on which scale. Pure."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -89,16 +89,16 @@ QUANTITIES = {
 
 
 def panels(series: GetSeries, total_bytes: float) -> tuple[Panel, ...]:
-    """Return each number that any rank has told, over the seconds since the first was told.
+    """Return each number that any rank has reported, over the seconds since the first report.
 
     Args:
         series: The history of a key, by rank: `Telemetry.series`, whose steps are seconds here.
         total_bytes: What a device holds at most; 0 where that is not known.
     """
-    told = {key: _curves(series(key)) for key in QUANTITIES}
-    begins = [curve.x[0] for curves in told.values() for curve in curves]
+    reported = {key: _curves(series(key)) for key in QUANTITIES}
+    begins = [curve.x[0] for curves in reported.values() for curve in curves]
     return tuple(
-        _panel(key, curves, min(begins), total_bytes) for key, curves in told.items() if curves
+        _panel(key, curves, min(begins), total_bytes) for key, curves in reported.items() if curves
     )
 
 

@@ -43,7 +43,7 @@ class Painter:
     ) -> None:
         self.theme, self.width, self.scale, self.final = theme, width, scale, final
         self._smoothing = smoothing
-        self.redraws = 0  # how often axes were drawn anew; for tests and the benchmark
+        self.redraws = 0  # how often axes were redrawn; for tests and the benchmark
         self._view = VIEWS[name]
         self._plan: tuple[object, ...] | None = None
         self._pixels: Pixels | None = None
@@ -77,7 +77,7 @@ class Painter:
         return png(self._page.pixels, self.theme, small=self.final)
 
     def _head(self, scene: Scene) -> tuple[str, ...]:
-        """Return what stands over a picture: how long, how fast, and in short who slows others."""
+        """Return the head of a picture: how long, how fast, and in short who slows others."""
         parts = [length(scene)]
         if scene.steps_per_s:
             parts.append(f"{figure(scene.steps_per_s)} steps/s")

@@ -2,7 +2,7 @@
 
 The figures are plotly's (the extra "interactive"), as data that the front end draws: JupyterLab and
 Notebook 7 with the extension that plotly installs there, VS Code with its own, none of them from
-the network. Each stands in one output with the picture of the same view, which other front ends
+the network. Each is in one output with the picture of the same view, which other front ends
 show, and files on the web. It needs no kernel, so it works also when the notebook is opened again.
 
 plotly's extension shows the picture until the mouse enters it, at one CSS pixel a pixel whatever

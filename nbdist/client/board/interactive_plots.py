@@ -1,6 +1,6 @@
 """The figures of the interactive board, drawn by plotly from a `Scene`; as plain data of JSON.
 
-They show the scene's own values, where the pictures show running means. The one module that
+They show the scene's values, where the pictures show running means. The one module that
 imports plotly.
 """
 
@@ -174,7 +174,7 @@ def _figure(theme: Theme, title: str, below: str) -> Any:
     return go.Figure(
         layout={
             "template": "none",
-            # On top the buttons, left of plotly's own; the legend below.
+            # On top the buttons, left of plotly's; the legend below.
             "margin": {"l": 64, "r": 16, "t": 52, "b": 84},
             "font": {"color": theme.text, "size": 12},
             "paper_bgcolor": ground,
@@ -294,7 +294,7 @@ def _few(line: Curve) -> tuple[Any, Any]:
 
 
 def _light(numbers: Floats) -> Any:
-    """Return numbers in half the bytes: seven digits are more than a pixel tells."""
+    """Return numbers in half the bytes: seven digits are more than a pixel shows."""
     return numbers.astype(np.float32)
 
 

@@ -2,7 +2,7 @@
 
 A widget lives in one page and in one kernel. A page that is opened again while the cell runs, a
 second browser, a file that is saved meanwhile and a kernel that ends have only ordinary outputs,
-so one stands below the widgets and is renewed now and then. It cannot be in the widgets' own
+so one is below the widgets and is renewed now and then. It cannot be in the widgets' own
 output: JupyterLab makes a new view of a widget at each update of its output, and drops none.
 
 JupyterLab and Notebook 7 hide it while the widgets live, and in their place the line of a widget
@@ -33,7 +33,7 @@ LIVE_STYLE = (
     f'.{LIVE_CLASS}.{_CUT_OFF}::before {{content: "{_ENDED}"; {STYLE}; font-weight: bold; '
     "color: inherit}</style>"
 )
-# A style is the whole page's: what it hides must stand beside that widget, and no other board.
+# A style is the whole page's: what it hides must be beside that widget, and no other board.
 HIDES_OTHERS = (
     f"<style>.jp-OutputArea:has(> {_OUTPUT} .{AGAIN_CLASS}) > "
     f"{_OUTPUT}:not(:has(.{AGAIN_CLASS})) {{display: none}}</style>"

@@ -72,7 +72,7 @@ def _packed(spans: tuple[Span, ...]) -> list[int]:
 def phases(span: Span) -> dict[str, tuple[float, float]]:
     """Return what a collective did when: "queueing", "waiting", "transferring"; those it did.
 
-    Where the arrival of its last rank is not known, waiting is not told from transferring.
+    Where the arrival of its last rank is not known, waiting is not separated from transferring.
     """
     arrived = span.begin_ms if span.arrived_ms is None else span.arrived_ms
     moved = min(max(span.begin_ms, arrived), span.end_ms)

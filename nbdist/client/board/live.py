@@ -7,7 +7,8 @@ are the ones that every front end brings along.
 
 A frame is drawn when records have come since the last, at most every `PERIOD_S`, and never
 more often than keeps the thread below 1 % of one core, for the ranks need the cores. Where the
-thread waits for a core, frames come up to `background.LONGEST_S` apart; words go on each second.
+thread waits for a core, a frame comes after `background.LONGEST_S` at the latest; words come each
+second.
 """
 
 import logging
@@ -39,7 +40,7 @@ TABLE_S = 0.6
 WORDS_S = 1.0  # between words at most, however seldom a frame is
 STALE_S = 2.0  # from this age on words say of which step the picture is
 KEEP_S = 10.0  # between pictures that a saved file may hold: the page sends and saves each
-SPEAK_S = 5.0  # a screen reader that is told more often never falls silent
+SPEAK_S = 5.0  # a screen reader that gets text more often never falls silent
 STOP_S = 10.0  # the first use of matplotlib on a machine builds its font cache: seconds
 
 _log = logging.getLogger("nbdist.board")
@@ -142,7 +143,7 @@ class LiveBoard:
             self._left = self._widgets.pop("box")
             self._left.children = ()
         for widget in self._widgets.values():
-            # A widget's layout and style are widgets too, which nobody else closes.
+            # A widget's layout and style are widgets too, which must be closed, too.
             for part in (getattr(widget, "style", None), widget.layout, widget):
                 if part is not None:
                     part.close()
@@ -199,7 +200,7 @@ class LiveBoard:
             rest_s = max(0.0, due - time.monotonic())
 
     def _is_quiet(self) -> bool:
-        """Return whether no step has come for so long that words say it, each second anew."""
+        """Return whether no step has come for so long that words say it, renewed each second."""
         return time.monotonic() - self._telemetry.trained_s > IDLE_S
 
     def _has_ended(self, rest_s: float) -> bool:
@@ -257,7 +258,7 @@ class LiveBoard:
             table = self._view.table(scene)
             self._widgets["table"].value = to_html(table) if table.rows else ""
             block = verdict_block.to_html(scene.analysis.verdicts)
-            if not block and self._view.TELLS_VERDICTS:
+            if not block and self._view.SHOWS_VERDICTS:
                 block = text.plain(" ".join(sentences.verdicts(scene)))
             self._widgets["verdicts"].value = block
         if now - self._spoke_at >= SPEAK_S:
@@ -271,7 +272,7 @@ class LiveBoard:
 
     def _spoken(self, scene: "Scene") -> str:
         said = [self._view.sentence(scene)]
-        if not self._view.TELLS_VERDICTS:
+        if not self._view.SHOWS_VERDICTS:
             said += [verdict.sentence for verdict in scene.analysis.verdicts]
         return " ".join(said)
 
@@ -305,7 +306,7 @@ def _make_widgets(png: bytes, theme: "Theme") -> dict[str, Any]:
     table, status = ipywidgets.HTML(), ipywidgets.HTML()
     hides = ipywidgets.HTML(kept.LIVE_STYLE + ON_PAGES)
     hides.layout.display = "none"
-    # Heard, not seen: it is told seldom, and would seem to contradict the table above it.
+    # Heard, not seen: it is updated seldom, and would seem to contradict the table above it.
     status.layout.height = status.layout.margin = "0"
     status.layout.overflow = "hidden"
     row = ipywidgets.HBox([bar, progress])

@@ -27,7 +27,7 @@ UNHEARD = (
     "This front end's clicks are heard when the cell has ended. In a terminal: nbdist board, "
     "nbdist stacks."
 )
-_TOLD_STYLE = "font-size: 12px; line-height: 1.4; max-height: 24em; overflow: auto; margin: 0"
+_ANSWER_STYLE = "font-size: 12px; line-height: 1.4; max-height: 24em; overflow: auto; margin: 0"
 
 _log = logging.getLogger("nbdist.board")
 
@@ -89,13 +89,13 @@ class LiveControls:
         acts = ipywidgets.HBox([stacks, cost, stop, self._ranks, self._said])
         acts.layout.flex_flow = "row wrap"
         self.bar = ipywidgets.VBox([self._views, acts])
-        self._told = ipywidgets.HTML()
+        self._answer_html = ipywidgets.HTML()
         close = _button("Close", "Hide this")
-        self.panel = ipywidgets.VBox([self._told, close])
+        self.panel = ipywidgets.VBox([self._answer_html, close])
         self.panel.layout.display = "none"
         self.panel.layout.align_items = "flex-start"
         self._widgets = [self._views, stacks, cost, stop, self._ranks, self._said, acts]
-        self._widgets += [self.bar, self._told, close, self.panel]
+        self._widgets += [self.bar, self._answer_html, close, self.panel]
         for widget in (self._views, stacks, cost, stop, self._ranks, close):
             _hear_at_once(widget)
         self._views.observe(self._choose, "value")
@@ -118,7 +118,7 @@ class LiveControls:
             self._is_closed = True
             self._timer.cancel()
             for widget in self._widgets:
-                # A widget's layout and style are widgets too, which nobody else closes.
+                # A widget's layout and style are widgets too, which must be closed, too.
                 for part in (getattr(widget, "style", None), widget.layout, widget):
                     if part is not None:
                         part.close()
@@ -134,7 +134,7 @@ class LiveControls:
         said = _answer(action)
         at = time.strftime("%H:%M:%S")
         head = text.spoken(f"{title} at {at}", is_seen=True)
-        self._show(f'{head}<pre style="{_TOLD_STYLE}">{html.escape(said)}</pre>')
+        self._show(f'{head}<pre style="{_ANSWER_STYLE}">{html.escape(said)}</pre>')
 
     def _interrupt(self, _: object) -> None:
         rank = None if self._ranks.value == ALL else int(self._ranks.value)
@@ -151,11 +151,11 @@ class LiveControls:
             if not self._is_closed:
                 self._said.value = text.spoken(said, is_seen=True) if said else ""
 
-    def _show(self, told: str) -> None:
+    def _show(self, answer: str) -> None:
         with self._lock:
             if not self._is_closed:
-                self._told.value = told
-                self.panel.layout.display = "" if told else "none"
+                self._answer_html.value = answer
+                self.panel.layout.display = "" if answer else "none"
 
 
 def _answer(action: Callable[[], str]) -> str:
@@ -179,7 +179,7 @@ def _button(name: str, tooltip: str) -> Any:
 class _AnsweredAnywhere:
     """A comm as the kernel's manager needs it: its messages are handled on the shell they name.
 
-    ipykernel's own would have each handled on the shell on which the comm has last spoken: a
+    ipykernel's comm would have each handled on the shell on which the comm has last spoken: a
     widget that was made in a cell would hear nothing until that cell ends (seen in ipykernel 7.4).
     """
 

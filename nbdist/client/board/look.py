@@ -43,8 +43,8 @@ def look(
     """
     drawn = HISTORIES if name is None else VIEWS[name].HISTORIES
     latest = dict(telemetry.latest)  # one atomic copy: ranks are added on another thread
-    told = {key for values in latest.values() for key in values}
-    own_keys = sorted(told - STEP_KEYS - DEVICE_KEYS - {"log.loss"})
+    keys = {key for values in latest.values() for key in values}
+    own_keys = sorted(keys - STEP_KEYS - DEVICE_KEYS - {"log.loss"})
     panels = _panels(telemetry, drawn, own_keys)
     recent = recent_steps(telemetry.series)
     rows = tuple(
@@ -63,9 +63,9 @@ def look(
         devices=_devices(telemetry, latest) if "devices" in drawn else (),
         gpu_unknown=next(
             (
-                told["gpu_unknown"]
-                for told in list(telemetry.facts.values())
-                if "gpu_unknown" in told
+                facts["gpu_unknown"]
+                for facts in list(telemetry.facts.values())
+                if "gpu_unknown" in facts
             ),
             "",
         ),
@@ -124,7 +124,7 @@ def _panel(
 
 
 def _norm(telemetry: "Telemetry") -> Panel | None:
-    """Return the norm of the whole gradient, of steps that all ranks have told their share of."""
+    """Return the norm of the whole gradient, of steps whose shares all ranks have reported."""
     shares = telemetry.series("grad_share")
     if not shares:
         return None
@@ -139,7 +139,7 @@ def _norm(telemetry: "Telemetry") -> Panel | None:
         common = np.intersect1d(common, others)
     if not len(common):
         return None
-    squared = np.array([sum(told[step] for told in by_step) for step in common])
+    squared = np.array([sum(of_rank[step] for of_rank in by_step) for step in common])
     norm = np.sqrt(np.where(squared >= 0, squared, np.nan))
     return Panel("grad_norm", "gradient norm, of all ranks", "", (Curve(ALL, common, norm),))
 

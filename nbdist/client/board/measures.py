@@ -18,7 +18,7 @@ def wrapped(sentence: str, width: int) -> list[str]:
 
 
 def is_narrow(width: int) -> bool:
-    """Return whether plots stand below each other, and tables leave columns out."""
+    """Return whether plots are below each other, and tables leave columns out."""
     return width < (WIDE + NARROW) / 2
 
 
@@ -37,7 +37,7 @@ def legend_rows(labels: Sequence[str], width: int) -> int:
 
 
 def fit_beside(one: Sequence[str], other: Sequence[str], width: int) -> bool:
-    """Return whether two legends stand in one line."""
+    """Return whether two legends fit into one line."""
     both = [*one, *other]
     return _legend_px(both, max(1, len(both))) <= width - 2 * MARGIN_PX
 

@@ -33,7 +33,7 @@ Pixels = NDArray[np.uint8]
 
 
 class Plot(Protocol):
-    """What a view is made of.
+    """The parts of a view.
 
     Attributes:
         axes: Those it draws upon, and no other plot.
@@ -42,7 +42,7 @@ class Plot(Protocol):
     axes: Axes
 
     def fit(self, scene: Scene) -> bool:
-        """Take in new data; return whether the axes have changed and must be drawn anew."""
+        """Take in new data; return whether the axes have changed and must be redrawn."""
 
     def draw(self) -> None:
         """Draw the data, upon axes that are pixels already."""
@@ -102,7 +102,7 @@ class Page:
 
     @property
     def pixels(self) -> Pixels:
-        """Return the canvas' own pixels (height, width, RGBA), to be read and written."""
+        """Return the canvas' pixels (height, width, RGBA), to be read and written."""
         return np.asarray(self.canvas.buffer_rgba())  # type: ignore[no-untyped-call]
 
     def axes(self, left: float, top: float, width: float, height: float) -> Axes:

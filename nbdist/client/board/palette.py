@@ -1,4 +1,4 @@
-"""Colours and dashes: told apart with any colour vision, readable on white and on black.
+"""Colours and dashes: distinct with any colour vision, readable on white and on black.
 
 The hues are Matthew Petroff's eight (matplotlib's "petroff8", https://arxiv.org/abs/2107.02270),
 reordered so that the first ranks contrast on both backgrounds, the palest darkened until they
@@ -20,11 +20,11 @@ LINE_COLORS = (
 )
 LINE_DASHES: tuple[tuple[float, ...], ...] = ((), (5.0, 1.6), (1.4, 1.4), (6.0, 1.6, 1.4, 1.6))
 
-# What a step is made of: colour, and the hatch that goes with it. Seven hues cannot all be told
-# apart by every eye; neighbours in a stack can, and each part has a hatch of its own.
+# What a step is made of: colour, and the hatch that goes with it. Seven hues cannot all be
+# distinguished by every eye; neighbours in a stack can, and each part has a hatch of its own.
 PARTS: dict[str, tuple[str, str]] = {
     "compute": ("#156f66", ""),
-    "compute and communication": ("#156f66", ""),  # where they were not told apart
+    "compute and communication": ("#156f66", ""),  # where they were not separated
     "hidden": ("#3a9f7a", "...."),
     "communication": ("#c47a10", "////"),
     "transfer": ("#c47a10", "////"),
@@ -40,17 +40,17 @@ PART_LABELS = {"hidden": "communication hidden behind compute"}
 MANY = 8  # more ranks than this are shown as a band, not as one line each
 
 # Text where the kernel cannot know the theme: no grey has WCAG's 4.5 on white and on #111. This one
-# has it on `PAPER`, which lies under the picture wherever the page does not tell its theme either.
+# has it on `PAPER`, which is under the picture wherever the page does not declare its theme.
 MID_GREY, PAPER = "#767676", "#ffffff"
 
-# What such a picture's colours are multiplied with where the page tells its theme: text gets a
+# What such a picture's colours are multiplied with where the page declares its theme: text gets a
 # contrast of 6 on white and on #111.
 BRIGHTNESS = {"light": 0.8, "dark": 1.2}
 
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """What is not data: `background` None is transparent."""
+    """Colours of all but the data: `background` None is transparent."""
 
     text: str
     background: str | None
@@ -108,5 +108,5 @@ def rank_labels(ranks: tuple[int, ...]) -> list[str]:
 
 
 def row_color(row: int) -> str:
-    """Return the colour of a sort of collective; its number tells those apart that share one."""
+    """Return the colour of a sort of collective; its number separates those that share one."""
     return LINE_COLORS[row % len(LINE_COLORS)]

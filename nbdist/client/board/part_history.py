@@ -1,4 +1,4 @@
-"""What steps were made of over a whole run, by part and rank: for the interactive board. Pure."""
+"""The parts of steps over a whole run, by part and rank: for the interactive board. Pure."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -25,16 +25,18 @@ def parts_over_steps(series: GetSeries) -> tuple[Panel, ...]:
     Args:
         series: The history of a key, by rank: `Telemetry.series`.
     """
-    told: dict[str, Mapping[int, Series]] = {name: series(key) for name, key in TOLD.items()}
-    is_timed = bool(told["comm"])
+    measured: dict[str, Mapping[int, Series]] = {name: series(key) for name, key in TOLD.items()}
+    is_timed = bool(measured["comm"])
     compute = "compute" if is_timed else BOTH
     names = {compute: "compute", "communication": "comm", "data": "data", "optimizer": "optimizer"}
     if not is_timed:
         del names["communication"]
     times = series("step_s")
-    ranks = [rank for rank in times if rank in told["compute"] or rank in told["comm"]]
+    ranks = [rank for rank in times if rank in measured["compute"] or rank in measured["comm"]]
     known = {
-        rank: {name: _read(told[key][rank]) for name, key in names.items() if rank in told[key]}
+        rank: {
+            name: _read(measured[key][rank]) for name, key in names.items() if rank in measured[key]
+        }
         | {"step": _read(times[rank])}
         for rank in ranks
     }
@@ -79,12 +81,12 @@ def _stacked(
     def at_steps(name: str) -> Floats:
         if name not in known:
             return np.zeros(len(steps))
-        told, values = known[name]
-        times_ms: Floats = 1e3 * values[np.searchsorted(told, steps, side="right") - 1]
+        known_steps, values = known[name]
+        times_ms: Floats = 1e3 * values[np.searchsorted(known_steps, steps, side="right") - 1]
         return times_ms
 
     parts = {name: at_steps(name) for name in names}
-    # Times that are measured apart may exceed the step by an error.
+    # Times that are measured separately may exceed the step by an error.
     other = np.maximum(0.0, at_steps("step") - np.sum(list(parts.values()), axis=0))
     return parts | {"other": other}
 

@@ -23,7 +23,7 @@ SHARP, NARROW_SHARP = 2.0, 1.5  # pixels of a lasting picture for one CSS pixel
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Past:
-    """What a cell's board has come to; its scene has an `outcome`.
+    """A board of a cell; its scene has an `outcome`.
 
     `elapsed_s` is how long the cell has run, while it runs. `run` is the run's name where the board
     is not that of this kernel's last cell.
@@ -61,7 +61,7 @@ class Past:
         Args:
             name: One of `board.VIEWS`.
             smoothing: The window of a loss' running mean; None chooses.
-            beside_words: `words` are shown with it: it does without what stands there, its table.
+            beside_words: `words` are shown with it: it does without what is there, its table.
             width: In CSS pixels.
             scale: Pixels for one CSS pixel.
         """
@@ -84,7 +84,7 @@ class Past:
         view, of = VIEWS[name], f"Run {self.run}: " if self.run else ""
         verdicts = self.scene.analysis.verdicts
         block = [verdict_block.to_text(verdicts)] if verdicts else []
-        if view.TELLS_VERDICTS:  # which its table would repeat
+        if view.SHOWS_VERDICTS:  # which its table would repeat
             return of + "\n".join(block or sentences.verdicts(self._seen))
         said, table = of + view.sentence(self._seen), view.table(self._seen)
         return "\n\n".join([*block, said, *([to_text(table)] if table.rows else [])])
@@ -94,7 +94,7 @@ class Past:
         """The scene as views take it: without an outcome while the cell runs."""
         return replace(self.scene, outcome=None) if self.scene.outcome == "running" else self.scene
 
-    def told(self, name: str) -> str:
+    def summary(self, name: str) -> str:
         """Return all that the board says, as text: progress or caption, verdicts, the view."""
         elapsed_s = self.elapsed_s
         said = self.caption(name) if elapsed_s is None else text.progress(self.scene, elapsed_s)
@@ -105,7 +105,7 @@ class Past:
         view, verdicts = VIEWS[name], self.scene.analysis.verdicts
         table = view.table(self._seen)
         html = verdict_block.to_html(verdicts)
-        if not (verdicts and view.TELLS_VERDICTS):
+        if not (verdicts and view.SHOWS_VERDICTS):
             html += text.spoken(view.sentence(self._seen), is_seen=True)
         html += to_html(table) if table.rows else ""
         return Display({"text/html": html, "text/plain": self.plain(name)})

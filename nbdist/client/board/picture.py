@@ -10,8 +10,8 @@ times what one PNG did.
 image/png, with one pixel for each CSS pixel, is for what shows no HTML: PDF, diffs of notebooks. A
 viewer that removes data URIs from HTML, as GitHub did from 2021 to 2024, shows the words alone.
 
-Grey that is readable on white and on black alike has a contrast of 4.3 at most, below WCAG's 4.5.
-Where the page tells its theme, colours of a picture without a background get darker or
+Grey that is readable on both white and black has a contrast of 4.3 at most, below WCAG's 4.5.
+Where the page declares its theme, colours of a picture without a background get darker or
 lighter with it. Elsewhere, and in the PNG, white lies under it.
 """
 

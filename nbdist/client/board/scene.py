@@ -1,4 +1,4 @@
-"""What the board shows now, as plain values: one `Scene`, whichever of its views is chosen.
+"""The content of the board now, as plain values: one `Scene`, whichever of its views is chosen.
 
 look.py reads it from a cell's telemetry; figure.py draws it, text.py, sentences.py and tables.py
 say it. Times are in milliseconds, as people read them.
@@ -17,7 +17,7 @@ from nbdist.client.metrics.telemetry import IDLE_S
 BOTH = "compute and communication"  # a part of steps whose communication was not measured
 ALL = -1  # the rank of a line that is of all of them
 # From which share of the longest step a part counts: half a pixel where a picture stays. Live ones
-# must not come and go, for each time the page is composed anew.
+# must not come and go, for each time the page is composed again.
 SEEN, SEEN_LIVE = 4e-3, 1e-4
 IDLE_STEPS = 10  # so many a training may be quiet, and `IDLE_S`
 REPORT_S = 0.25  # a rank's report may be late by so much on a busy machine
@@ -53,9 +53,9 @@ class Panel:
 class Row:
     """One rank in the table; None where the rank has not said.
 
-    `memory_bytes` is the process' own, `cuda_bytes` what is allocated on its device now,
+    `memory_bytes` is that of the process, `cuda_bytes` what is allocated on its device now,
     `cuda_peak_bytes` the most that was, and `cuda_reserved_bytes` what torch holds there.
-    `of_device` has what the newest record of kind "device" told, by its names.
+    `of_device` has the values of the newest record of kind "device", by its names.
     """
 
     rank: int
@@ -78,10 +78,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stack:
-    """What a recent step is made of: milliseconds, one entry per rank of `ranks`.
+    """The parts of a recent step: milliseconds, one entry per rank of `ranks`.
 
     `parts` in the order in which they are stacked, which sum to the step: the seven of
-    `metrics.analysis.values`, or five while nothing tells what was hidden and who waited; `BOTH` in
+    `metrics.analysis.values`, or five while it is unknown what was hidden and who waited; `BOTH` in
     place of those that communication was not measured for. `waits_for` holds, of ranks that wait,
     for whom and how long.
     """
@@ -104,9 +104,9 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """How far the pass over the loader is that runs: `done` of `steps`.
+    """Progress of the current pass over the loader: `done` of `steps`.
 
-    Nobody knows how many will follow: of the whole loop this tells nothing.
+    How many passes will follow is unknown, so this is not the progress of the whole loop.
     """
 
     done: int
@@ -167,16 +167,16 @@ class Scene:
     def step(self) -> int:
         """Return the step that a sentence is about: once it is over the last one, as in the run.
 
-        A rank that was killed has not told its last ones: they are no part of where all stand.
+        A rank that was killed has not reported its last ones: the steps of all do not include them.
         """
         return self.first_step if self.outcome is None else self.last_step
 
     @property
     def losses(self) -> dict[int, float]:
-        """Return the newest losses by rank: once it is over of those that told the last step."""
+        """Return the newest losses by rank: at the end of those that made the last step."""
         ended = self.outcome is not None
-        told = [row for row in self.rows if not ended or row.step == self.last_step]
-        return {row.rank: row.loss for row in told if row.loss is not None}
+        rows = [row for row in self.rows if not ended or row.step == self.last_step]
+        return {row.rank: row.loss for row in rows if row.loss is not None}
 
     @property
     def records(self) -> int:
@@ -200,20 +200,20 @@ class Scene:
         return self.idle_s > max(IDLE_S, IDLE_STEPS * step_s)
 
     def state(self, row: Row) -> str:
-        """Return what a rank does, as far as its records tell."""
+        """Return what a rank does, as far as its records show."""
         if row not in self.reporting:
             return "silent"
         if self.last_step and self.is_behind and row.step == self.first_step:
             return "behind"
         if self.outcome is not None:
-            # Which rank a failure began on, the error tells: here all of them have ended.
+            # The error names the rank that failed first: here all of them have ended.
             return "ended" if self.outcome == "failed" else self.outcome
         return "trains" if self.last_step else "logs"
 
     @property
     def is_behind(self) -> bool:
         """Return whether a rank is further behind than its reports may be late."""
-        # Ranks tell their records every 50 ms: what they report apart they may have done together.
+        # Ranks send their records every 50 ms: equal steps may be reported at different times.
         return self.last_step - self.first_step > 2 + (self.steps_per_s or 0.0) * REPORT_S
 
     @property
@@ -263,12 +263,12 @@ class Scene:
 
     @property
     def data_pct(self) -> float | None:
-        """How much of a step the loop waits for its loader, in percent, over all ranks."""
+        """The share of a step that the loop waits for its loader, in percent, over all ranks."""
         return data_pct(self.recent.values())
 
     @property
     def making_ms(self) -> dict[str, float]:
-        """What making the batches of a step takes by part, milliseconds; {} where not told."""
+        """The time to make the batches of a step, by part, milliseconds; {} where not measured."""
         return making_ms(self.recent.values())
 
     @property

@@ -1,6 +1,6 @@
 """A finished board's scene as bytes, and back: any of its views is drawn again from them.
 
-Gzipped JSON of the scene's own fields, for it must be safe to read and outlive versions: a field
+Gzipped JSON of the scene's fields, for it must be safe to read and outlive versions: a field
 that is unknown is passed over, one that is missing takes its default. Arrays are exact. Histories
 are thinned as those in memory are (`telemetry.thin`), until all of it is small. Pure.
 """
@@ -141,8 +141,8 @@ def _typed(kind: Any, value: Any) -> Any:
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         assert isinstance(kind, type)
-        told = _hints(kind).items()
-        return kind(**{name: _typed(hint, value[name]) for name, hint in told if name in value})
+        hints = _hints(kind).items()
+        return kind(**{name: _typed(hint, value[name]) for name, hint in hints if name in value})
     if origin is np.ndarray:
         ((code, text),) = value.items()
         if code not in ("f", "d"):

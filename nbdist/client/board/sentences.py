@@ -1,4 +1,4 @@
-"""What is said of the verdicts, or why there is none; verdict_block.py shows the first.
+"""The sentences about verdicts, or why there is none; verdict_block.py shows the first.
 
 Sentences hold the numbers of now, so they are never part of what nbval compares.
 """

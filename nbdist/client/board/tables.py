@@ -34,7 +34,7 @@ class ViewTable:
 
 
 def to_html(table: ViewTable) -> str:
-    """Return `table` with headers that screen readers tell with each cell; scrolls when long."""
+    """Return `table` with headers that screen readers read with each cell; scrolls when long."""
     sides = ["right" if right else "left" for right in table.to_the_right]
     head = "".join(
         f'<th scope="col" {HEAD.format(side)}>{html.escape(cell)}</th>'

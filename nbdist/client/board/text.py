@@ -1,4 +1,4 @@
-"""What the board says in words: caption and progress, and how it writes numbers.
+"""The words of the board: caption and progress, and how it writes numbers.
 
 The caption stays in the notebook and is compared by nbval: it holds no time and no trained
 number. The rest is live only. What a view says of itself is in its module.
@@ -25,10 +25,10 @@ ENDINGS = {
 
 
 def caption(scene: "Scene", outcome: str, subject: str = "") -> str:
-    """Return the sentence that stands below the picture in the notebook.
+    """Return the sentence below the picture in the notebook.
 
     For example "Loss and communication time on 2 ranks over 80 steps." In a cell that failed or was
-    interrupted all its ranks took part: one that died may have told nothing.
+    interrupted all its ranks took part: one that died may have reported nothing.
 
     Args:
         scene: What is seen.
@@ -70,7 +70,7 @@ def markdown(text: str) -> str:
 def progress(scene: "Scene", elapsed_s: float, pictured: int | None = None) -> str:
     """Return the progress: 812 [00:24, 34.1 steps/s] · 12/100 of this epoch, 00:03 left in it.
 
-    Where the training stands still, that stands there instead of what it would take. `pictured` is
+    Where the training stalls, that is shown instead of the time left. `pictured` is
     the step of a picture that is old: where it is another, that is said.
 
     A loader knows the end of its pass alone, so nothing is said of the end of the loop.

@@ -1,1 +1,1 @@
-"""One cell: sent to all ranks, listened to, interrupted, and what came of it."""
+"""One cell: sent to all ranks, listened to, interrupted, and its outcome."""

@@ -1,8 +1,8 @@
-"""Go on with a cell that another kernel has sent: hear the rest, fetch what was missed, end alike.
+"""Follow a cell that another kernel has sent: receive the rest, fetch what was missed, end it.
 
 What ranks publish reaches every kernel that is connected, under the id of the message that the cell
 came by. What they published before, each keeps for us (`engine/kernel/journal.py`), as it keeps its
-reply, which went to a kernel that is gone. Messages that come both ways are told by their ids.
+reply, which went to a kernel that is gone. Messages that come both ways have the same id.
 
 Threads: `Missed.hear` runs on ipyparallel's IO thread; everything else on the main one.
 """
@@ -30,7 +30,7 @@ _LOST = {"status": "aborted"}
 
 
 class Missed:
-    """What one rank has sent before we listened, put before what it sends from now on."""
+    """Puts what one rank has sent before we listened before what it sends from now on."""
 
     def __init__(self, collector: RankListener) -> None:
         """Begin to hold what comes."""
@@ -68,17 +68,17 @@ class Missed:
 
 
 class AttachedCell(CellRun):
-    """A cell of another kernel; made like a `CellRun`, then told `goes_on`."""
+    """A cell of another kernel; made like a `CellRun`, then `follow` is called."""
 
-    def goes_on(self, memory: Mapping[str, Any]) -> None:
-        """Go on with the cell of which this kernel was told; see `CellAttempt.memory`."""
+    def follow(self, memory: Mapping[str, Any]) -> None:
+        """Continue the cell that the keeper remembered; see `CellAttempt.memory`."""
         self._memory = memory
         self._sent.update({int(rank): of for rank, of in memory["messages"].items()})
         self._ran_before_s = max(0.0, time.time() - memory["began"])
         self._missed = {rank: Missed(c) for rank, c in self._collectors.items()}
         self._asked: dict[int, tuple[float, Future[Any] | None]] = {}
         self._unknown_since: dict[int, float] = {}
-        self.gone: list[str] = []  # what nobody can fetch any more, in sentences
+        self.gone: list[str] = []  # what can no longer be fetched, in sentences
 
     def _begin(self, start: wire.CellStart) -> None:
         del start  # ranks have it
@@ -97,15 +97,15 @@ class AttachedCell(CellRun):
         """Fetch what ranks have shown and recorded so far."""
         pending = {rank: self._ask(rank, whole=True) for rank in ranks}
         wait(pending.values(), _FETCH_S)
-        # What does not answer has died meanwhile, which is told otherwise, or will be asked again.
-        told = {r: f.result() for r, f in pending.items() if f.done() and f.exception() is None}
-        known = {rank: of_rank for rank, of_rank in told.items() if of_rank["known"]}
+        # A rank that does not answer has died, which is reported elsewhere, or is asked again.
+        answers = {r: f.result() for r, f in pending.items() if f.done() and f.exception() is None}
+        known = {rank: of_rank for rank, of_rank in answers.items() if of_rank["known"]}
         for rank, of_rank in known.items():
             self._telemetry.receive(wire.Batch(rank, (), of_rank["facts"]))
         self._fetch({r: (of["first_seq"], of["next_seq"]) for r, of in known.items()})
         for rank in ranks:
             self._missed[rank].fill(known[rank]["sent"] if rank in known else [])
-        for rank, of_rank in told.items():
+        for rank, of_rank in answers.items():
             self._note_dropped(rank, of_rank)
             self._take_reply(rank, of_rank)
 
@@ -124,11 +124,11 @@ class AttachedCell(CellRun):
                 "ranks keep the newest, and no notebook was attached."
             )
 
-    def _note_dropped(self, rank: int, told: Mapping[str, Any]) -> None:
-        if told["dropped"]:
+    def _note_dropped(self, rank: int, answer: Mapping[str, Any]) -> None:
+        if dropped := answer["dropped"]:
             self.gone.append(
-                f"{counted(told['dropped'], 'output')} of {name_ranks([rank])} "
-                f"{'is' if told['dropped'] == 1 else 'are'} gone: ranks keep the newest."
+                f"{counted(dropped, 'output')} of {name_ranks([rank])} "
+                f"{'is' if dropped == 1 else 'are'} gone: ranks keep the newest."
             )
 
     def _ask(self, rank: int, *, whole: bool = False) -> "Future[Any]":
@@ -151,9 +151,9 @@ class AttachedCell(CellRun):
             ):
                 self._asked[rank] = now, self._ask(rank)
 
-    def _take_reply(self, rank: int, told: Mapping[str, Any]) -> None:
-        collector, reply = self._collectors[rank], told["reply"]
-        if not told["known"]:
+    def _take_reply(self, rank: int, answer: Mapping[str, Any]) -> None:
+        collector, reply = self._collectors[rank], answer["reply"]
+        if not answer["known"]:
             since = self._unknown_since.setdefault(rank, time.monotonic())
             reply = _LOST if time.monotonic() - since > _UNKNOWN_S else None
         if reply is not None and not collector.settled:
@@ -167,10 +167,10 @@ class AttachedCell(CellRun):
             if collector.death is not None or rank not in self._sent:
                 continue
             try:
-                told = self._ask(rank, whole=True).result(_FETCH_S)
+                answer = self._ask(rank, whole=True).result(_FETCH_S)
             except NBDistError:
-                continue  # it has died since; recovery tells it
-            if told["known"] and not self._missed[rank].has_all(told["sent"]):
+                continue  # it has died since; recovery reports it
+            if answer["known"] and not self._missed[rank].has_all(answer["sent"]):
                 self._live.outputs[rank] = RankOutput()
-                for of, kind, content in told["sent"]:
+                for of, kind, content in answer["sent"]:
                     collector.on_message(Message(kind, content, {}, [], False, of))

@@ -1,7 +1,7 @@
-"""What the cells of a session share as they are shown: tracker, newest board, view, costs.
+"""What the cells of a session share: tracker, newest board, view, costs.
 
-One training is explained by what ranks told before it: how far each rank's records have come, and
-what the cell before was. `ShownCell` (shown_cell.py) shows one of them.
+One training is explained by what ranks reported before it: how far each rank's records have come,
+and what the cell before was. `ShownCell` (shown_cell.py) shows one of them.
 """
 
 import atexit
@@ -47,7 +47,7 @@ _MOST_CELLS = 500
 
 
 class CellContext:
-    """What a session's cells have in common: where runs go, how things look."""
+    """The settings and state that a session's cells share: where runs go, how things look."""
 
     def __init__(
         self,
@@ -92,14 +92,14 @@ class CellContext:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints lie that a cell gives no name: the notebook's own folder."""
+        """The folder of checkpoints without a name: one for each notebook."""
         from nbdist.client.tracking.provenance import notebook_name
 
         return self.folder.absolute() / "checkpoints" / notebook_name()
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Who stands out in the newest cell that makes steps; any thread."""
+        """The slow ranks of the newest cell that makes steps; any thread."""
         for insight in (self.insight, self._trained):
             if insight is not None and insight.now().ranks:
                 return insight.now().verdicts
@@ -107,7 +107,7 @@ class CellContext:
 
     @property
     def alarms(self) -> tuple[str, ...]:
-        """What goes wrong in the training of the newest cell."""
+        """Problems in the training of the newest cell."""
         return () if self.checks is None else self.checks.found
 
     def show_board(
@@ -167,7 +167,7 @@ class CellContext:
                 why="its file is damaged, or another version of nbdist wrote it",
                 do="%dist ui shows what was recorded",
             ) from None
-        # Each cell that goes on with a run leaves a board of its own steps.
+        # Each cell that continues a run leaves a board of its own steps.
         is_all = scene.last_step >= row.steps
         of = "" if is_all else f" (its newest cell, {scene.last_step:,} of {row.steps:,} steps)"
         return Past(scene, theme_named(self._theme), run=row.name + of)
@@ -316,7 +316,7 @@ class CellContext:
         }
 
     def require_run(self, name: str) -> None:
-        """Check that a cell can go on with the run of that name; raises UsageError."""
+        """Check that a cell can continue the run of that name; raises UsageError."""
         from nbdist.client.tracking.past.runs import require_run
 
         tracker = self._tracking()
@@ -327,7 +327,7 @@ class CellContext:
 
 
 def _no_board_yet(view: str | None) -> ClusterError:
-    """Return what is said where no cell has trained; who asks for a view may want to set it."""
+    """Return the error where no cell has trained; it names the setting for a view."""
     opens = f'; %config NBDist.view = "{view}" lets its board open on this view' if view else ""
     return ClusterError(
         "There is no board yet in this kernel.",
@@ -343,7 +343,7 @@ _trained: deque[Trained] = deque(maxlen=_MOST_CELLS)
 class Trackers:
     """The trackers of a kernel, one a place, also after `%dist stop`.
 
-    The process of one goes on sending what is spooled.
+    The process of one keeps sending what is spooled.
     """
 
     def __init__(self) -> None:

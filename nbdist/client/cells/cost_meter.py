@@ -15,14 +15,14 @@ from nbdist.client.metrics.telemetry import Telemetry
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """How far a training was, and what had been spent by then."""
+    """Progress of a training, and what had been spent by then."""
 
     steps: int
     seconds: Mapping[str, float]
 
 
 class CostMeter:
-    """Of one session: its newest cell that trains."""
+    """The cost in one session: in its newest cell that trains."""
 
     def __init__(self) -> None:
         self._telemetry: Telemetry | None = None
@@ -55,10 +55,10 @@ class CostMeter:
     def cost(self, cluster: Cluster) -> Cost:
         """Return what watching costs now, or has cost in the last cell that trained."""
         requests = cluster.requests
-        # A rank that was not in that cell would tell of an earlier one.
+        # A rank that was not in that cell would report an earlier one.
         asked = [r for r in cluster.living() if self._newest is None or r in self._newest.latest]
-        told = answers({rank: requests.ask(rank, "control.cost", busy=True) for rank in asked})
-        ranks = [RankCost(**said) for said in told.values() if said]
+        reported = answers({rank: requests.ask(rank, "control.cost", busy=True) for rank in asked})
+        ranks = [RankCost(**cost) for cost in reported.values() if cost]
         if self._telemetry is None or self._began is None:
             return cost_of(ranks, {}, 0)
         now = self._ended or self._now(self._telemetry)

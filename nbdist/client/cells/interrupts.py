@@ -1,7 +1,7 @@
 """Count interrupts, or hold them, instead of raising them, while ranks must be left settled.
 
-A KeyboardInterrupt can come out of any line. In the midst of forming the group anew, or of
-putting a cell's pictures in place, it would leave half of the work done. While a cell runs, an
+A KeyboardInterrupt can come out of any line. While the group is formed again, or a
+cell's pictures are put in place, it would leave half of the work done. While a cell runs, an
 interrupt is therefore a number that the cell's loop looks at, every 100 ms or sooner.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Interrupts:
-    """A context manager; `count` tells how often the person has interrupted since.
+    """A context manager; `count` is the number of interrupts since.
 
     On any other thread than the main one only `ask` and `here.interrupt_to_stop` count: Python
     delivers signals to the main one.
@@ -22,7 +22,7 @@ class Interrupts:
     Attributes:
         count: How often all that runs was interrupted.
         ranks: Ranks of a cell that are to be interrupted alone.
-        is_to_stop: The ranks will be stopped, so that none of them goes on.
+        is_to_stop: The ranks will be stopped, so that none of them continues.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Interrupts:
 
 
 class Counting:
-    """What counts interrupts now, in a kernel.
+    """The `Interrupts` that count now, in a kernel.
 
     Attributes:
         entered: Those entered and not left, of all threads.
@@ -88,8 +88,8 @@ class Counting:
 def hold_interrupts() -> Iterator[None]:
     """Let an interrupt that comes during a block arrive at its end.
 
-    For what is done in a moment, and by half would leave something that nobody knows of. Where
-    the block raises, that is raised alone.
+    For short work that, half done, would leave something that no one owns. Where the block
+    raises, only that is raised.
     """
     with Interrupts() as interrupts:
         yield

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CellFailure:
-    """An exception on a rank, as its reply told it.
+    """An exception on a rank, from its reply.
 
     `at` is `time.monotonic()` when the notebook heard of it.
     """

@@ -1,6 +1,6 @@
-"""What the end of a cell means: which ranks launch nothing more, and what is raised.
+"""The outcome of a cell: which ranks launch no more collectives, and what is raised.
 
-Pure: what the ranks have told goes in.
+Pure: it reads what the ranks have reported.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -64,7 +64,7 @@ def _gone_by(failed: rank_errors.Failure, ran: WhatRan) -> Inactive:
 
 
 def in_loops(collectors: Mapping[int, RankListener]) -> bool:
-    """Return whether loops of the cell would begin anew, were it run by hand."""
+    """Return whether loops of the cell would start over if it were run by hand."""
     return any(collector.summary.in_loops for collector in collectors.values())
 
 
@@ -110,15 +110,15 @@ def failures(
     """Return the errors of the ranks that raised, with what of a GPU is known of them."""
     found = []
     for rank, collector in collectors.items():
-        if (told := collector.failure) is not None:
-            gpu = gpu_errors.explain(told.evalue)
+        if (error := collector.failure) is not None:
+            gpu = gpu_errors.explain(error.evalue)
             if gpu is not None and gpu.ends_context:
                 # Which check of a kernel it was is on the rank's standard error alone.
-                gpu = gpu_errors.explain(told.evalue, "\n".join(last_words(rank).asserted))
-            found.append(replace(failure(rank, told), gpu=gpu))
+                gpu = gpu_errors.explain(error.evalue, "\n".join(last_words(rank).asserted))
+            found.append(replace(failure(rank, error), gpu=gpu))
     return found
 
 
-def failure(rank: int, told: CellFailure) -> rank_errors.Failure:
+def failure(rank: int, error: CellFailure) -> rank_errors.Failure:
     """Return a rank's error as `rank_errors` takes it."""
-    return rank_errors.Failure(rank, told.ename, told.evalue, told.traceback, told.at)
+    return rank_errors.Failure(rank, error.ename, error.evalue, error.traceback, error.at)

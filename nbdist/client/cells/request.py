@@ -74,14 +74,14 @@ class CellRequest:
 
     @property
     def ran(self) -> WhatRan:
-        """How texts about it speak of it."""
+        """How messages name it."""
         module = self.module.removesuffix(".__main__")
         return WhatRan(Path(self.script).name, has_words=bool(self.argv), module=module)
 
 
 @dataclass(frozen=True, slots=True)
 class CellAttempt:
-    """One run of a request, and what each rank is told of it."""
+    """One run of a request, and what each rank gets to know of it."""
 
     request: CellRequest
     start: CellStart
@@ -224,21 +224,21 @@ def read_script(file: Path) -> str:
             warnings.simplefilter("ignore")
             compile(code, str(file), "exec", dont_inherit=True)
     except SyntaxError as error:
-        told = describe_syntax_error(error).replace("the cell", file.name, 1)
-        raise CellSyntaxError(told) from None
+        message = describe_syntax_error(error).replace("the cell", file.name, 1)
+        raise CellSyntaxError(message) from None
     except ValueError as error:  # a null byte, before Python 3.12
         raise UsageError(f"The script {file} cannot be read: {error}.") from None
     # IPython drops empty lines above a cell, and all others would have other numbers.
     return f"#{code}" if code[:1].isspace() else code
 
 
-def _not_in_its_encoding(file: Path, told: str) -> UsageError:
-    """Return the error of a script whose bytes are no text, as `tokenize` or a codec has told."""
-    is_unnamed = "missing encoding" in told or "'utf-8' codec" in told
+def _not_in_its_encoding(file: Path, reason: str) -> UsageError:
+    """Return the error of a script that cannot be decoded, for `reason`."""
+    is_unnamed = "missing encoding" in reason or "'utf-8' codec" in reason
     return UsageError(
         f"The script {file} is not UTF-8."
         if is_unnamed
-        else f"The script {file} is not in the encoding that it names: {told}.",
+        else f"The script {file} is not in the encoding that it names: {reason}.",
         why="Python reads a script as UTF-8 where its first two lines name no other encoding"
         if is_unnamed
         else "",

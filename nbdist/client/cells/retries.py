@@ -1,8 +1,8 @@
 """Run a cell as it was asked for: after a repair where one is due, and again where that is wanted.
 
 A cell that failed is remembered with all it was asked with, so that `%dist retry` can run it again.
-Whoever runs a cell again tells the ranks (their loaders go on where they stood) and goes on with
-the MLflow run that the failed attempt had begun.
+A cell that runs again says so to the ranks, whose loaders continue where they were, and continues
+the MLflow run of the failed attempt.
 
 Main thread only.
 """
@@ -38,8 +38,8 @@ from nbdist.shared.wire import ProfileSteps, Repeat
 
 
 @dataclass(frozen=True, slots=True)
-class _Before:
-    """The attempt that went before: cell `number`, and `run`, the MLflow run it had begun.
+class _Attempt:
+    """An attempt that has ended: cell `number`, and `run`, the MLflow run it had begun.
 
     `world_size` is the number of ranks that there were.
     """
@@ -67,12 +67,12 @@ class CellAttempts:
         self._cluster = cluster
         self._showing = showing
         self._count = 0
-        self._profiled_cells: Counter[int] = Counter()  # by their prompt, whose folders bear it
+        self._profiled_cells: Counter[int] = Counter()  # by their prompt, which names their folders
         self._profile_folder: Path | None = None  # of the newest
-        self._failed: tuple[CellRequest, _Before] | None = None
+        self._failed: tuple[CellRequest, _Attempt] | None = None
         # The newest of those whose loops have trained, which ranks remember: a typo in a cell that
         # looks around does not take its place.
-        self._stood: tuple[CellRequest, _Before] | None = None
+        self._failed_loop: tuple[CellRequest, _Attempt] | None = None
 
     def run(self, request: CellRequest, retries: int = 0, *, go_on: bool = False) -> CellResult:
         """Run a cell; after a RankError again, `retries` times at most.
@@ -80,7 +80,7 @@ class CellAttempts:
         With `go_on` it is the cell that failed last in its loops, fixed.
 
         Raises:
-            ClusterError: No cell has failed that it could go on with, or a rank had died before the
+            ClusterError: No cell has failed that it could continue, or a rank had died before the
                 cell, and its variables are lost.
             RankError: The cell failed on a rank, in the last attempt.
             KeyboardInterrupt: The cell was interrupted; all ranks have settled.
@@ -92,7 +92,7 @@ class CellAttempts:
             request = replace(request, prompt=self._prompt())  # the same in every attempt
         if not go_on:
             return self._run(request, None, retries)
-        failed, before = self._stood or self._last_failed()
+        failed, before = self._failed_loop or self._last_failed()
         # Checkpoints of the cell that failed are this one's, too.
         return self._run(replace(request, asked_at=failed.asked_at), before, retries)
 
@@ -118,7 +118,7 @@ class CellAttempts:
         self._count = count
 
     def replace_dead(self) -> str:
-        """Replace ranks that have died since the last cell; return what there is to say of it.
+        """Replace ranks that have died since the last cell; return a notice, or an empty text.
 
         Raises:
             ClusterError: They could not be replaced.
@@ -152,15 +152,15 @@ class CellAttempts:
             ClusterError: No cell has; else as `run`.
         """
         request, before = self._last_failed()
-        if self._failed is not self._stood:
-            self._stood = None  # ranks remember one cell
+        if self._failed is not self._failed_loop:
+            self._failed_loop = None  # ranks remember one cell
         ranks = ranks_again(
             request.ranks, before.world_size, tuple(self._cluster.ranks), request.ran
         )
         # In another cell of the notebook.
         return self._run(replace(request, above=(), ranks=ranks), before, 0)
 
-    def _last_failed(self) -> tuple[CellRequest, _Before]:
+    def _last_failed(self) -> tuple[CellRequest, _Attempt]:
         if self._failed is None:
             raise ClusterError(
                 "There is nothing to retry.",
@@ -169,7 +169,7 @@ class CellAttempts:
             )
         return self._failed
 
-    def _run(self, request: CellRequest, before: _Before | None, retries: int) -> CellResult:
+    def _run(self, request: CellRequest, before: _Attempt | None, retries: int) -> CellResult:
         world_size = len(self._cluster.ranks)
         notice = self._replace_dead(request.ran)
         for attempt in range(1, retries + 2):
@@ -206,10 +206,10 @@ class CellAttempts:
     def _with_fewer_ranks(
         self, repaired: Repaired, error: RankError, ran: WhatRan
     ) -> tuple[str, ...]:
-        """Go on without ranks that have died for good; returns what was done, in sentences.
+        """Continue without the ranks that cannot be replaced; returns what was done, in sentences.
 
         Raises:
-            RankError: `error`, where that does not go.
+            RankError: `error`, where that is impossible.
         """
         if not repaired.irreplaceable:
             raise error
@@ -217,22 +217,24 @@ class CellAttempts:
             with Interrupts():
                 return go_on_without(self._cluster, repaired.irreplaceable, ran)
         except NBDistError as failed:
-            error.why = f"{ran.name} could not go on with fewer ranks: {_in_a_sentence(failed)}"
+            error.why = f"{ran.name} could not continue with fewer ranks: {_in_a_sentence(failed)}"
             raise error from failed
 
-    def _has_failed(self, request: CellRequest, done: _Before, before: _Before | None) -> None:
-        """Note the cell that failed, and whether it is the one whose loops can go on."""
+    def _has_failed(self, request: CellRequest, done: _Attempt, before: _Attempt | None) -> None:
+        """Note the cell that failed, and whether it is the one whose loops can continue."""
         self._failed = request, done
-        repeats = self._stood is not None and before is self._stood[1]
+        repeats = self._failed_loop is not None and before is self._failed_loop[1]
         if repeats or in_loops(done.outcome.collectors):
-            self._stood = self._failed
+            self._failed_loop = self._failed
 
-    def _went_well(self, request: CellRequest, before: _Before | None) -> None:
+    def _went_well(self, request: CellRequest, before: _Attempt | None) -> None:
         """Forget the cell that failed, where this was it."""
         if before is not None or (self._failed and self._failed[0].code == request.code):
             self._failed = None
-        if self._stood and (before is self._stood[1] or self._stood[0].code == request.code):
-            self._stood = None
+        if self._failed_loop and (
+            before is self._failed_loop[1] or self._failed_loop[0].code == request.code
+        ):
+            self._failed_loop = None
 
     def _replace_dead(self, ran: WhatRan) -> str:
         """Do as `replace_dead`, for what is not run where what ranks held is lost."""
@@ -261,9 +263,9 @@ class CellAttempts:
         return died, repaired
 
     def _attempt(
-        self, request: CellRequest, before: _Before | None, notice: str, *, follows: bool
-    ) -> _Before:
-        """Run the cell once, and once more where it comes to nothing as it started over.
+        self, request: CellRequest, before: _Attempt | None, notice: str, *, follows: bool
+    ) -> _Attempt:
+        """Run the cell once, and once more where it has no effect as it started over.
 
         Args:
             request: The cell.
@@ -278,22 +280,22 @@ class CellAttempts:
         self._has_failed(request, done, before)
         return self._send(request, done, _lines_after(done), follows=True, repeat=Repeat.CONTINUE)
 
-    def _remembered(self, before: _Before | None) -> int | None:
-        """Return the number of the failed cell that ranks are to remember, or to go on with."""
+    def _remembered(self, before: _Attempt | None) -> int | None:
+        """Return the number of the failed cell that ranks are to remember, or to continue."""
         if before is not None:
             return before.number
-        newest = self._stood or self._failed
+        newest = self._failed_loop or self._failed
         return newest[1].number if newest else None
 
     def _send(
         self,
         request: CellRequest,
-        before: _Before | None,
+        before: _Attempt | None,
         notice: str,
         *,
         follows: bool,
         repeat: Repeat = Repeat.NO,
-    ) -> _Before:
+    ) -> _Attempt:
         """Send the cell to the ranks, and show how it ends; see `_attempt`."""
         self._count += 1
         prompt = request.prompt or self._count
@@ -314,16 +316,16 @@ class CellAttempts:
     def _follow(
         self,
         attempt: CellAttempt,
-        before: _Before | None,
+        before: _Attempt | None,
         notice: str,
         *,
         follows: bool,
         run: str | None,
         memory: Mapping[str, Any] | None = None,
-    ) -> _Before:
+    ) -> _Attempt:
         """Follow an attempt to its end, and show it; with `memory` another kernel has sent it.
 
-        `run` is the MLflow run that it goes on with.
+        `run` is the MLflow run that it continues.
         """
         request = attempt.request
         world_size = len(self._cluster.ranks)  # there may be fewer afterwards
@@ -348,7 +350,7 @@ class CellAttempts:
                 outcome = CellRun(self._cluster, attempt, *parts).run()
             else:
                 cell = AttachedCell(self._cluster, attempt, *parts)
-                cell.goes_on(memory)
+                cell.follow(memory)
                 outcome = cell.run()
                 for line in cell.gone:
                     shown.say(line)
@@ -364,7 +366,7 @@ class CellAttempts:
         if self._cluster.memory is not None:
             self._cluster.memory.cell_ended()
         run = shown.run_key or run
-        return _Before(attempt.start.number, outcome, shown, run, world_size)
+        return _Attempt(attempt.start.number, outcome, shown, run, world_size)
 
     def _prompt(self) -> int:
         """Return the number of a cell that was given none: the notebook's, where this is one."""
@@ -385,14 +387,14 @@ class CellAttempts:
     ) -> Profiled:
         steps_made = {rank: c.summary.steps for rank, c in outcome.collectors.items()}
         folder = self._profile_folder
-        assert folder is not None  # the ranks were told of it
+        assert folder is not None  # the ranks got it with the cell
         clocks = shown.clocks_after_all()
-        told = heard.told()
-        return gather(self._cluster, folder, chosen, steps_made, told, clocks.offset_ns)
+        received = heard.told()
+        return gather(self._cluster, folder, chosen, steps_made, received, clocks.offset_ns)
 
 
-def _lines_after(done: _Before) -> str:
-    """Return what is to be said of an attempt that came to nothing: only what it has cost."""
+def _lines_after(done: _Attempt) -> str:
+    """Return the notice after an attempt without effect: only what it has cost."""
     repaired = done.outcome.repaired
     return " ".join(repaired.lines) if repaired.replaced else ""
 
@@ -424,7 +426,7 @@ def ranks_again(
 
 
 def announcement(attempt: int, of: int, error: RankError, repaired: tuple[str, ...]) -> str:
-    """Return what is said above an attempt that follows a failed one."""
+    """Return the notice above an attempt that follows a failed one."""
     causes = "; ".join(error.causes).rstrip(".")
     return " ".join([f"Attempt {attempt} of {of}, after: {causes}.", *repaired])
 
@@ -435,8 +437,8 @@ def _in_a_sentence(error: NBDistError) -> str:
 
 
 def _why_not_again(
-    done: _Before,
-    before: _Before | None,
+    done: _Attempt,
+    before: _Attempt | None,
     attempt: int,
     retries: int,
     ran: WhatRan,
@@ -461,8 +463,8 @@ def _why_not_again(
         return "it uses state that was lost with a rank, and another attempt cannot restore it."
     if before is not None and isinstance(error, RankError):
         earlier = before.outcome.error
-        alike = isinstance(earlier, RankError) and earlier.causes == error.causes
-        if alike and not done.made_steps:
+        is_same = isinstance(earlier, RankError) and earlier.causes == error.causes
+        if is_same and not done.made_steps:
             return (
                 f"attempt {attempt} failed like the one before, without a step, so {ran.name} was "
                 "not run again."

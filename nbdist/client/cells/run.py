@@ -211,10 +211,10 @@ class CellRun:
         self._note_failures()
 
     def _look(self, running: list[int]) -> None:
-        """Look for what no message tells; here there is nothing."""
+        """Check what no message reports; nothing here."""
 
     def _note_failures(self) -> None:
-        """Write down what has failed since the last call: the error's class and line, no more."""
+        """Write down what has failed since the last call: the error's class and line only."""
         for rank, collector in self._collectors.items():
             if collector.failure is not None and rank not in self._noted:
                 self._noted.add(rank)
@@ -245,7 +245,7 @@ class CellRun:
             for batch in request.result(max(0.1, deadline - time.monotonic())):
                 self._telemetry.receive(wire.Batch.from_wire(batch))
         except Exception:
-            # The cell's own result matters more than a hole in its plot.
+            # The result of the cell matters more than a gap in its plot.
             log.exception("Records %s to %s of rank %s are lost", first, after, rank)
 
     def _recover(self) -> Repaired:

@@ -2,7 +2,7 @@
 
 Board and tracker are made with each cell and stay silent until its first record; a cell that
 does not train leaves no trace of either. Whatever fails here is logged and steps aside: the
-cell's own outcome comes first.
+outcome of the cell comes first.
 """
 
 import logging
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _EXPLAIN_TIMEOUT_S = 2.0
-_SIGN_OF_LIFE_S = 0.35  # ticks are 0.1 s apart: it is seen within 0.5 s
+_SIGN_OF_LIFE_S = 0.35  # ticks come every 0.1 s: it is seen within 0.5 s
 
 
 class Surroundings(Protocol):
-    """What a shown cell needs of the session, which outlives it."""
+    """The part of a session that a shown cell uses."""
 
     @property
     def cost_meter(self) -> CostMeter:
@@ -100,7 +100,7 @@ class ShownCell:
         self.insight = insight
         self.left = list(above)  # all that stays in the notebook's cell
         self.run_key: str | None = None
-        self.slots = Slots(None if show else False, self.left, tells=show)
+        self.slots = Slots(None if show else False, self.left, warns=show)
         self._showing = showing
         self._ranks = info.ranks
         self._clocks = clocks
@@ -235,10 +235,10 @@ def _to_keep(past: Past | None) -> bytes | None:
 
 
 def _notices(outcome: Outcome) -> list[Display]:
-    """Return what there is to say beside the output.
+    """Return the notices beside the output.
 
-    What ranks say, once, for they say the same in other numbers; and what was repaired after a
-    cell that went well: an error tells it itself.
+    Those of one rank, for all have the same with other numbers; and what was repaired after a cell
+    that succeeded: an error says so itself.
     """
     said = next(filter(None, (c.summary.notices for c in outcome.collectors.values())), ())
     repaired = outcome.repaired.lines if outcome.error is None else ()
@@ -250,7 +250,7 @@ def _text(line: str) -> Display:
 
 
 def _shown(profiled: Profiled | None) -> list[Display]:
-    """Return what stays of a profile: where the trace lies."""
+    """Return what stays of a profile: the path of the trace."""
     if profiled is None:
         return []
     if profiled.trace is None:
@@ -272,7 +272,7 @@ def _in_any_run(trace: Path) -> str:
 
 
 def _short_path(path: str) -> str:
-    """Return a path relative to the notebook's folder where it lies below it."""
+    """Return a path relative to the notebook's folder where it is below it."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
     except (ValueError, OSError):  # elsewhere, or the notebook's folder is gone

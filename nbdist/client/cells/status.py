@@ -90,8 +90,8 @@ class Status:
         if not self.ranks:
             return self.summary
         head, lines = (*_COLUMNS, *_GPU.values(), _SNAPSHOT), [line.cells() for line in self.ranks]
-        told = [at for at in range(len(head)) if head[at] in _COLUMNS or any(w[at] for w in lines)]
-        rows = [tuple(row[at] for at in told) for row in (head, *lines)]
+        shown = [at for at in range(len(head)) if head[at] in _COLUMNS or any(w[at] for w in lines)]
+        rows = [tuple(row[at] for at in shown) for row in (head, *lines)]
         return "\n".join([self.summary, *aligned(rows), self.hint]).rstrip()
 
     def __repr__(self) -> str:
@@ -199,6 +199,6 @@ def describe_snapshot(said: Mapping[str, Any] | None) -> str:
 
 
 def _refused(answers: Mapping[int, Mapping[str, Any]]) -> str:
-    """Return why snapshots are refused: of one rank, for all say the same in other numbers."""
+    """Return why snapshots are refused: of one rank, for all have the same reason."""
     said = (answer.get("snapshot") or {} for answer in answers.values())
     return next((str(one["refused"]) for one in said if "refused" in one), "")

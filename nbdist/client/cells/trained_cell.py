@@ -83,8 +83,8 @@ class FinishedRuns:
 
     def newest(self, name: str | None, ranks: int) -> RunFigures | None:
         """Return the newest of that name on so many ranks."""
-        alike = [run for of, run in self._runs if of == name and run.world_size == ranks]
-        return alike[-1] if alike else None
+        runs = [run for of, run in self._runs if of == name and run.world_size == ranks]
+        return runs[-1] if runs else None
 
 
 here = FinishedRuns()

@@ -140,7 +140,7 @@ class Cluster:
 
         It looks for free ports, and takes them a moment later.
         """
-        # Its connection file goes before the parent tells that it has ended.
+        # Its connection file goes before the parent reports that it has ended.
         deadline = time.monotonic() + _NEWS_TIMEOUT_S
         while self.reachable and not isinstance(error, StartError) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -154,7 +154,7 @@ class Cluster:
         self._roster.remove(list(self.ranks))
 
     def _why_not_started(self, error: BaseException) -> BaseException:
-        """Return the error that tells a person most: what merely followed is not it."""
+        """Return the error that caused the others: the end of a process, where there was one."""
         if isinstance(error, StartError) or not isinstance(error, Exception):
             return error
         try:
@@ -181,7 +181,7 @@ class Cluster:
     # -- detached
 
     def detach(self, name: str, facts: Mapping[str, Any]) -> None:
-        """Let it outlive this kernel, by that name; `facts` are what is told of it.
+        """Let it outlive this kernel, by that name; the keeper shows `facts` to those who ask.
 
         Raises:
             StartError: The name is taken, or its keeper cannot be found by it.
@@ -194,7 +194,7 @@ class Cluster:
         self.remember_in(ClusterMemory(name, self.facts, self._launcher.remember))
 
     def remember_in(self, memory: ClusterMemory) -> None:
-        """Tell the next kernel, through `memory`, what becomes of it."""
+        """Report changes to the next kernel, through `memory`."""
         self.memory = memory
         memory.changed()
 
@@ -215,12 +215,12 @@ class Cluster:
             "launcher": self._launcher.memory(),
         }
 
-    def adopt(self, facts: Mapping[str, Any], told: Mapping[str, Any]) -> None:
-        """Go on with the processes of a cluster that another kernel has left.
+    def adopt(self, facts: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+        """Take over the processes of a cluster that another kernel has left.
 
         Args:
             facts: What it has left; see `ClusterMemory`.
-            told: What the keeper told; see `HostsLauncher.adopt`.
+            changes: What the keeper reported on attaching; see `HostsLauncher.adopt`.
 
         Raises:
             ClusterError: The controller has ended, or does not answer.
@@ -234,8 +234,8 @@ class Cluster:
         self._roster.adopt(facts["ranks"])
         self.group.adopt(facts["group"], ())
         self._launcher.on_exit(self._on_exit)
-        self._launcher.adopt(facts["launcher"], told, explain)
-        end_it = "nbdist stop NAME in a terminal, then start anew."
+        self._launcher.adopt(facts["launcher"], changes, explain)
+        end_it = "nbdist stop NAME in a terminal, then start a new cluster."
         if not self.reachable:
             raise ClusterError(self.broken or "", do=end_it)
         try:
@@ -295,7 +295,7 @@ class Cluster:
         self._launcher.remove_on_exit(self._on_exit)
 
     def rebuild(self) -> None:
-        """Make everything anew, as it was started: controller, store and all ranks.
+        """Start controller, store and all ranks again, with the same options.
 
         Raises:
             StartError: A process ended or did not come up in time; nothing runs then. Or too few
@@ -318,7 +318,7 @@ class Cluster:
 
         Args:
             ranks: Which.
-            n: The number of ranks they are told; by default that of the cluster.
+            n: The world size that is passed to them; by default that of the cluster.
             crowded: Hosts take more ranks than they should, for a moment.
 
         Raises:
@@ -346,7 +346,7 @@ class Cluster:
             raise StartError(f"The controller did not let go of {name_ranks(ranks)}.")
 
     def recover(self, newcomers: Iterable[int] = ()) -> Answers:
-        """Form the group of all ranks anew; see `ProcessGroup.recover`."""
+        """Form the group of all ranks again; see `ProcessGroup.recover`."""
         assert self.options is not None
         return self._learn(self.group.recover(self.options, newcomers))
 
@@ -497,13 +497,13 @@ class Cluster:
 
     @property
     def broken(self) -> str | None:
-        """What has happened to all of it, so that no cell can run; None while all is well."""
+        """Why no cell can run on the whole cluster; None while all is well."""
         return self._broken
 
     @broken.setter
     def broken(self, what: str | None) -> None:
         if what is not None:
-            # What follows a colon tells of an error, in words that may be the user's.
+            # What follows a colon describes an error, in words that may be the user's.
             self.events.note("broken", what.partition(":")[0])
         self._broken = what
 
@@ -514,7 +514,7 @@ class Cluster:
 
     @property
     def ranks(self) -> dict[int, RankProcess]:
-        """What is known of each rank."""
+        """The known state of each rank."""
         return self._roster.ranks
 
     def living(self) -> list[int]:
@@ -548,11 +548,11 @@ class Cluster:
         return sleeping_s(self.ranks[rank] for rank in ranks)
 
     def _wake(self, rank: int) -> None:
-        """Let a rank go on that somebody has stopped; nothing to one that runs."""
+        """Continue a rank that was stopped (SIGSTOP); no effect on one that runs."""
         self.signal(rank, signal.SIGCONT)
 
     def kill(self, rank: int, why: str = "") -> None:
-        """End a rank's process and everything it started; `why` follows in what is told of it."""
+        """End a rank's process and everything it started; reports of its end add `why`."""
         if rank in self.ranks:
             self.ranks[rank].killed_for = why
         self._launcher.signal(f"rank {rank}", signal.SIGKILL, group=True)
@@ -567,7 +567,7 @@ class Cluster:
         rank = int(key.removeprefix("rank "))
         known = self._roster.end(rank, ended)
         if known is None:
-            return  # whoever starts it finds it dead
+            return  # its start finds it dead
         if self._connection is not None:
             self._connection.unregister(rank)
         self._deaths_s.append(self.events.seconds)
@@ -589,7 +589,7 @@ class Cluster:
         self.requests.fail_all(self.broken_error())
 
     def broken_error(self) -> ClusterError:
-        """Return the error for whoever wants to use a cluster that is `broken`."""
+        """Return the error for any use of a cluster that is `broken`."""
         return ClusterError(self.broken or "", do="%dist restart    (new processes for all ranks)")
 
     def _require_connection(self) -> "Connection":

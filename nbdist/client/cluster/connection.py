@@ -1,4 +1,4 @@
-"""What nbdist uses of the private parts of ipyparallel's client; touched here alone.
+"""The private parts of ipyparallel's client that nbdist uses; only this module touches them.
 
 Tried with ipyparallel 9.2. `check()` says what broke when one of them moves. What is touched,
 and why:
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message from a rank. `kind` is its Jupyter type; `reply` tells it from iopub."""
+    """One message from a rank. `kind` is its Jupyter type; `reply` is False for iopub."""
 
     kind: str
     content: dict[str, Any]
@@ -236,7 +236,7 @@ class Connection:
     def leave_out(self, rank: int) -> None:
         """Unregister an engine that had died before we connected, and forget it at once.
 
-        That the controller has let go of it may be told before we are there to hear it.
+        The controller may have announced its end before we were connected.
         """
         self.unregister(rank)
         with self._arrived:
@@ -262,7 +262,7 @@ class Connection:
 
 
 def _not_sent(error: Exception) -> Message:
-    """Return what stands for the reply to a message that could not be sent."""
+    """Return an error in place of the reply to a message that could not be sent."""
     text = f"the message could not be sent: {error}"
     content = {
         "error": text,

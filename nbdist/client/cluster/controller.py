@@ -1,8 +1,8 @@
-"""What ipyparallel's controller is told, and what it writes of itself for those who connect.
+"""The folder of ipyparallel's controller: its settings, and the connection files it writes.
 
-Both lie in a private folder (0700), for they hold the key that signs messages. It goes with the
-controller: the parent removes it, or the controller itself when the kernel has ended. Where all
-three were killed at once, the next start does: the kernel and the controller hold a lock in it.
+The folder is private (0700): its files hold the key that signs messages. The parent removes it
+with the controller, or the controller itself does when the kernel has ended. Where all three were
+killed at once, the next start does: the kernel and the controller hold a lock in it.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ class ControllerFolder:
             if os.path.exists(self.path):
                 os.write(self._lock, _mark(self.path))
                 break
-            os.close(self._lock)  # somebody took it for an orphan before it was locked
+            os.close(self._lock)  # another start took it for an orphan before it was locked
 
     @classmethod
     def adopt(cls, path: str) -> "ControllerFolder":
@@ -50,12 +50,12 @@ class ControllerFolder:
     def _own(self, path: str) -> None:
         self.path = path  # IPython's profile folder of controller and engines
         self._lock = os.open(Path(path) / OWNER_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        # Shared: the controller holds it as well (`host/controller.py`).
+        # Shared: the controller holds it too (`host/controller.py`).
         fcntl.flock(self._lock, fcntl.LOCK_SH)
         self._remove = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
 
     def spec(self, address: str) -> dict[str, Any]:
-        """Return what a controller that listens on `address` is told."""
+        """Return the settings of a controller that listens on `address`."""
         return {
             "profile_dir": self.path,
             "cluster_id": _CLUSTER_ID,
@@ -82,7 +82,7 @@ class ControllerFolder:
         os.close(self._lock)
 
     def leave(self) -> None:
-        """Leave it to its controller, which goes on."""
+        """Leave the folder to its controller, which keeps running."""
         self._remove.detach()
         os.close(self._lock)
 
@@ -108,8 +108,8 @@ def remove_orphans(temp: Path) -> None:
 def _take_orphan(lock: Path) -> int | None:
     """Lock the folder of an owner that has ended; None where that is not proven.
 
-    The proof: a private folder of this user, no link to one, with a lock that nobody holds and in
-    which its owner has named this very folder. A name alone proves nothing, nor does a copy.
+    The proof: a private folder of this user, no link to one, with a lock that is free and in which
+    its owner has named this very folder. A name alone proves nothing, nor does a copy.
     """
     try:
         folder = lock.parent.lstat()
@@ -118,7 +118,7 @@ def _take_orphan(lock: Path) -> int | None:
             return None
         descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        return None  # somebody else's, or gone meanwhile
+        return None  # another user's, or gone by now
     with contextlib.suppress(OSError):  # locked by an owner that lives, or no file at all
         mark = _mark(str(lock.parent))
         if os.read(descriptor, len(mark) + 1) == mark:

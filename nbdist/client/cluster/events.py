@@ -1,4 +1,4 @@
-"""What has happened to one cluster: a file of JSON lines that can go with a bug report.
+"""The events of one cluster: a file of JSON lines that can be attached to a bug report.
 
 A line has the time, the seconds since the cluster was made (a clock that never jumps), the event,
 its cause in words, and plain facts. Never a cell's source, a value or an error's message: they
@@ -107,5 +107,5 @@ def read_events(path: Path, since_s: float = 0.0) -> list[dict[str, Any]]:
 
 
 def _name_of_type(value: object) -> str:
-    # Not its repr, which may hold what nobody wants to send away.
+    # Not its repr, which may hold private data.
     return type(value).__name__

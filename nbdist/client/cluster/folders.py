@@ -119,7 +119,7 @@ def log_folder(folder: Path) -> Path:
 
 
 def last_lines(file: Path, count: int = 5) -> str:
-    """Return the end of a log as it stands in an error; never raises for the log itself."""
+    """Return the end of a log, to be shown in an error; never raises for the log itself."""
     try:
         text = file.read_text(errors="replace").strip().splitlines()
     except OSError:
@@ -128,12 +128,12 @@ def last_lines(file: Path, count: int = 5) -> str:
     return "\n     ".join(telling[-count:]) or f"its log {file} has no relevant lines"
 
 
-# What every healthy rank logs as well.
+# What every healthy rank logs, too.
 _NOISE = ("CurveZMQ", "debugpy_stream")
 
 
 def fix_for_start(why: str) -> str:
-    """Return what to do about a start that failed, where its `why` tells."""
+    """Return what to do about a start that failed, where its `why` shows that."""
     if "oo many open files" in why:
         return "allow more of them: ulimit -n 4096 in the shell that starts Jupyter."
     if "No space left on device" in why or "Disk quota exceeded" in why:

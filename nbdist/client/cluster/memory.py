@@ -1,7 +1,7 @@
-"""What a kernel that attaches to a detached cluster must know: told to the keeper at each change.
+"""The state that a kernel needs to attach to a cluster: sent to the keeper at each change.
 
-Plain values, which the keeper does not look into (`host/door.py`): the cluster's own facts, what
-the session adds, and the cell that runs. The main thread tells.
+Plain values, which the keeper does not look into (`host/door.py`): the facts of the cluster, what
+the session adds, and the cell that runs. Sent by the main thread.
 """
 
 import logging
@@ -13,46 +13,46 @@ log = logging.getLogger(__name__)
 
 
 class ClusterMemory:
-    """Of one cluster, as long as this kernel has it."""
+    """The state of one cluster, as long as this kernel has it."""
 
     def __init__(
         self,
         name: str,
         facts: Callable[[], Mapping[str, Any] | None],
-        tell: Callable[[Any, str], None],
+        send: Callable[[Any, str], None],
     ) -> None:
-        """Begin with nothing told.
+        """Begin with nothing sent.
 
         Args:
             name: The cluster's.
             facts: Returns what `Cluster.adopt` takes; None once it is stopped.
-            tell: Takes the value, and a line about what runs.
+            send: Takes the value, and a line about what runs.
         """
         self.name = name
         self.session: Mapping[str, Any] = {}
         self.cells = 0  # that have been run
         self._facts = facts
-        self._tell = tell
+        self._send = send
         self._cell: Mapping[str, Any] | None = None
 
     def cell_began(self, cell: Mapping[str, Any]) -> None:
-        """Tell of a cell that has been sent; `cell` is what its listener is made of again."""
+        """Note a cell that has been sent; its listener is made again from `cell`."""
         self._cell = cell
         self.cells = cell["start"]["number"]
         self.changed()
 
     def cell_ended(self) -> None:
-        """Tell that the cell's end has been shown."""
+        """Note that the end of the cell has been shown."""
         self._cell = None
         self.changed()
 
     def changed(self) -> None:
-        """Tell all of it anew; a cluster that is being stopped tells nothing."""
+        """Send everything again; a cluster that is being stopped sends nothing."""
         facts = self._facts()
         if facts is None:
             return
         value = {"cluster": facts, "session": self.session, "cells": self.cells, "cell": self._cell}
-        self._tell(value, self._says(facts))
+        self._send(value, self._says(facts))
 
     def _says(self, facts: Mapping[str, Any]) -> str:
         n = len(facts["ranks"])

@@ -48,7 +48,7 @@ def choose_address(
     Args:
         asked: An IPv4 address of this machine, or the name of one of its interfaces.
         interfaces: What `look_at_interfaces` returned.
-        trust_network: The person accepts that the store, gloo and NCCL ask nobody who they are.
+        trust_network: The person accepts that the store, gloo and NCCL authenticate no one.
         has_curve: This pyzmq can encrypt.
 
     Raises:
@@ -132,13 +132,13 @@ def _table(interfaces: Mapping[str, Sequence[str]]) -> str:
 
 
 def check_connection(facts: Mapping[str, Any], address: str) -> None:
-    """Refuse a controller that does not protect its sockets as it was told to.
+    """Refuse a controller that does not protect its sockets as it was configured to.
 
     A config file of IPython's, in /etc or in this Python's folder, may say otherwise.
 
     Args:
         facts: What the controller wrote for its clients.
-        address: Where it was told to listen.
+        address: Where it was configured to listen.
 
     Raises:
         StartError: Messages would not be signed, or not encrypted off loopback, or it listens

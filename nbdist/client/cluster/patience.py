@@ -1,4 +1,4 @@
-"""How long to wait for a process: for as long as it gets on, and a person is told for what.
+"""How long to wait for a process: as long as it makes progress; a notice names what is awaited.
 
 A limit in seconds is right on one machine and wrong on the next: torch's import takes a second
 here, and minutes at load 60 or from a cold network home. A process that has ended is noticed at
@@ -17,7 +17,7 @@ from nbdist.client.cluster.processes import RankProcess
 
 HANGS_AFTER_S = 120.0  # of a process that starts, or forms a group with others
 FAR_S = 600.0  # the longest for one of another machine, of which we see no processor time
-_SHARE = 0.01  # of a core: less than that is the process's own heartbeat
+_SHARE = 0.01  # of a core: less than that is the heartbeat of the process
 _WAITS = frozenset({psutil.STATUS_SLEEPING, psutil.STATUS_IDLE})
 _FIRST_WORD_S = 15.0
 
@@ -29,7 +29,7 @@ class _Since:
 
 
 class IdleProcesses:
-    """What processes, by any number, have computed since they began to sleep. One thread only."""
+    """Processor time of processes, by any number, since they began to sleep. One thread only."""
 
     def __init__(self, after_s: float) -> None:
         """Begin with none.
@@ -52,7 +52,7 @@ class IdleProcesses:
         for number, used_s in processor_s.items():
             since = self._since.setdefault(number, _Since(now, used_s))
             if used_s - since.processor_s > _SHARE * max(1.0, now - since.at):
-                self._since[number] = _Since(now, used_s)  # it gets on
+                self._since[number] = _Since(now, used_s)  # it makes progress
             elif now - since.at >= self._after_s:
                 idle.append(number)
         return idle
@@ -93,5 +93,5 @@ def processor_s(pid: int) -> float | None:
             return None
         times = process.cpu_times()
     except psutil.Error:
-        return None  # it has ended, which is told elsewhere
+        return None  # it has ended, which is reported elsewhere
     return float(times.user + times.system)

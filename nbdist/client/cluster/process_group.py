@@ -43,7 +43,7 @@ class ProcessGroup:
             requests: To the ranks.
             events: Where it is written down.
             living: Returns the ranks that are alive.
-            wake: Lets a rank go on that somebody has stopped (SIGSTOP).
+            wake: Continues a rank that was stopped (SIGSTOP).
             sleeping_s: Returns the processor time (s) of those ranks that sleep on this machine.
         """
         self.generation = 0
@@ -87,7 +87,7 @@ class ProcessGroup:
         self.places = {rank: Place(**place) for rank, place in memory["places"]}
 
     def recover(self, options: ClusterOptions, newcomers: Iterable[int]) -> Answers:
-        """Form the group of all ranks anew and bring them to one state; main threads are idle.
+        """Form the group of all ranks again and bring them to one state; main threads are idle.
 
         Args:
             options: Of the cluster.
@@ -163,13 +163,13 @@ class ProcessGroup:
         )
 
     def _wake_until_done(self, pending: Mapping[int, "Future[Any]"]) -> None:
-        """Wait while all goes well, and let ranks go on that were stopped before or meanwhile.
+        """Wait while ranks make progress; continue those that were stopped before or meanwhile.
 
-        A rank that imports torch, or copies all that another holds, gets on. Those that wait for
-        it do not: only where no rank does the wait has an end.
+        A rank that imports torch, or copies all that another holds, makes progress. Those that
+        wait for it do not: only where no rank does the wait has an end.
 
         Raises:
-            ClusterError: No rank gets on.
+            ClusterError: No rank makes progress.
         """
         begins, idle = time.monotonic(), IdleProcesses(HANGS_AFTER_S)
         late = set(pending)
@@ -189,7 +189,7 @@ class ProcessGroup:
                 )
 
     def _free(self, pending: Mapping[int, "Future[Any]"]) -> None:
-        """Free whoever waits for a rank that has failed, so that it can begin again.
+        """Free ranks that wait for one that has failed, so that they can begin again.
 
         More than once: a rank that has not begun with this generation takes no order to leave it.
         """

@@ -34,9 +34,9 @@ class Started:
 class RankProcess:
     """One rank as the notebook knows it.
 
-    While it lives `ended` is None. Where we end it, `killed_for` says why. `is_here` tells whether
-    `pid` names a process of the notebook's machine. Hosts number their processes alike, so that
-    what names one for good is its `serial`.
+    While it lives `ended` is None. Where we end it, `killed_for` says why. `is_here` is True where
+    `pid` is a process of the notebook's machine. Hosts may use the same pids: only `serial` is
+    unique.
     """
 
     rank: int

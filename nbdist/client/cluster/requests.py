@@ -27,26 +27,27 @@ class RankDiedError(ClusterError):
 
 
 class RankFailedError(NBDistError):
-    """A request failed on a rank; `what` carries the rank's own error."""
+    """A request failed on a rank; `what` carries the error of the rank."""
 
     rank = -1
 
     @classmethod
-    def of(cls, rank: int, told: str) -> "RankFailedError":
-        """Return the error of a request that failed on `rank`, as that rank has `told` it."""
-        error = cls(f"rank {rank}: " + "\n".join(gpu_errors.without_frames(told.splitlines())))
+    def of(cls, rank: int, error_text: str) -> "RankFailedError":
+        """Return the error of a request that failed on `rank`, which answered with `error_text`."""
+        lines = gpu_errors.without_frames(error_text.splitlines())
+        error = cls(f"rank {rank}: " + "\n".join(lines))
         error.rank = rank
         return error
 
 
 class PendingReply(Future[Any]):
-    """What a rank will answer; `message` is the id of the request."""
+    """The answer of a rank, to come; `message` is the id of the request."""
 
     message = ""
 
 
 class Requests:
-    """What is asked of the ranks of one cluster, over one connection at a time."""
+    """Requests to the ranks of one cluster, over one connection at a time."""
 
     def __init__(self) -> None:
         """Begin without a connection."""

@@ -1,6 +1,6 @@
 """A host is told to leave while a cell runs: its training is saved, and the cell is ended.
 
-Ranks do the saving (`engine/checkpoint/leaving.py`), where the cell was given `--checkpoint`.
+Ranks do the saving (`engine/checkpoint/automatic.py`), where the cell was given `--checkpoint`.
 Main thread only; asks on the control channel and never waits for an answer.
 """
 

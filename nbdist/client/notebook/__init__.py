@@ -1,1 +1,1 @@
-"""What is typed in a notebook: the magics, their words, the kernel's one session."""
+"""The notebook's interface: the magics, their arguments, the kernel's one session."""

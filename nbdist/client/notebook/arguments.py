@@ -20,8 +20,8 @@ from nbdist.shared.options import Option, flag_of, read_seconds
 
 COMMANDS = {
     "start": "start the ranks and create their process group",
-    "attach": "go on with a detached cluster: what ranks hold, and the cell that they run; NAME is "
-    "by default the only one that no kernel has",
+    "attach": "continue with a detached cluster: what ranks hold, and the cell that they run; NAME "
+    "is by default the only one that no kernel has",
     "status": "show each rank: host, device, pid, state, step, memory, last collective",
     "stop": "end all ranks; what they hold is lost",
     "restart": "start new processes: with -r for these ranks, which get what a living rank holds, "
@@ -59,7 +59,7 @@ DEFAULT_STEPS = "3"  # of `--profile`
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse that raises one line, and asks nobody to exit."""
+    """argparse that raises one line, and never exits."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {_plainer(message)}  ({self.prog} --help)")
@@ -123,7 +123,7 @@ def dist_parser(own: type = NoOptions) -> argparse.ArgumentParser:
         "chosen",
         nargs="*",
         metavar="RUN",
-        help="names or numbers of runs to compare; a sweep's name stands for its runs",
+        help="names or numbers of runs to compare; a sweep's name selects its runs",
     )
     made["runs"].add_argument(
         "--sync", action="store_true", help="send runs that are still in the spool"
@@ -145,7 +145,7 @@ def _add_flag(parser: argparse.ArgumentParser, option: Option) -> None:
         how = {"action": "append", "type": get_args(kind)[0]}
     if option.metavar:
         how["metavar"] = option.metavar
-    # None tells what is not given from what is, for which the notebook may have a default.
+    # None: not given, so that the notebook's default applies.
     text = option.help.replace("%", "%%")
     parser.add_argument(flag_of(option.name), default=None, help=text, **how)
 
@@ -286,8 +286,8 @@ def distributed_parser() -> argparse.ArgumentParser:
         type=_every,
         default=0,
         metavar="every=STEPS",
-        help="save the training every so many steps; with --retry the cell goes on from the newest "
-        "checkpoint when what it trained is lost",
+        help="save the training every so many steps; with --retry the cell continues from the "
+        "newest checkpoint when what it trained is lost",
     )
     parser.add_argument(
         "--go-on",
@@ -309,7 +309,7 @@ def parse_dist(line: str, launcher: str = LOCAL) -> argparse.Namespace | None:
     """Return what a `%dist` line asks for; None when it asked for help, which was printed.
 
     Args:
-        line: What stands after `%dist`.
+        line: What follows `%dist`.
         launcher: That of a start which names none.
 
     Raises:

@@ -56,7 +56,7 @@ def _complete(shell: Any) -> None:
         names = completion.fitting(_members(path), beginning)
         found = [SimpleCompletion(text=name, type=kind) for name, kind in names.items()]
         # What the notebook has of the same name is another thing; names of the cell itself, and
-        # Python's own, are not the ranks' yet.
+        # of Python, are not the ranks' yet.
         return {
             "completions": found,
             "suppress": bool(found and path),

@@ -1,7 +1,7 @@
 """`nbdist.attach` and `%dist attach`: a detached cluster, found again from another kernel.
 
-No process is started. The keeper tells what the last kernel knew, and what has ended since; ranks
-tell what they do; a cell that runs is followed to its end.
+No process is started. The keeper reports what the last kernel knew, and what has ended since; ranks
+report what they do; a cell that runs is followed to its end.
 """
 
 import os
@@ -49,19 +49,19 @@ def attach(name: str | None = None, *, say: Callable[[str], None] | None = None)
             do="%dist stop ends it; a detached one stays when this kernel is restarted.",
         )
     found = detached.choose(detached.find(), name)
-    tell = say or print
+    show = say or print
     with hold_interrupts():
-        connection, told = detached.attach(found, os.getpid())
-        session = _session(found.name, told["memory"], told, connection)
-        tell(f"Attached to {found.name}: {session.describe}.")
+        connection, known = detached.attach(found, os.getpid())
+        session = _session(found.name, known["memory"], known, connection)
+        show(f"Attached to {found.name}: {session.describe}.")
     done = session.finish_cell()
     if isinstance(done, str) and done:
-        tell(done)
+        show(done)
     return session
 
 
 def _session(
-    name: str, memory: Mapping[str, Any], told: Mapping[str, Any], connection: socket.socket
+    name: str, memory: Mapping[str, Any], known: Mapping[str, Any], connection: socket.socket
 ) -> Session:
     """Return the session, which is the kernel's by then; leaves the cluster alone on failure."""
     facts, of_session = memory["cluster"], memory["session"]
@@ -70,7 +70,7 @@ def _session(
     cluster = Cluster(launcher, logs)
     log_to(logs / "notebook.log")
     try:
-        cluster.adopt(facts, told)
+        cluster.adopt(facts, known)
     except BaseException:
         cluster.leave()
         raise

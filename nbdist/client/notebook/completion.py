@@ -1,4 +1,4 @@
-"""What Tab offers after `%dist` and `%%distributed` and in their cells: pure.
+"""The completions that Tab offers after `%dist` and `%%distributed` and in their cells: pure.
 
 Names of runs, ranks and variables come from `Values`, which asks only for what is needed.
 """
@@ -33,7 +33,7 @@ class Values:
 
 
 def complete(text: str, cursor: int, values: Values | None = None) -> list[str]:
-    """Return the commands, options and values that fit where the cursor stands.
+    """Return the commands, options and values that fit at the cursor.
 
     Args:
         text: The whole cell.
@@ -77,8 +77,8 @@ def help_at(text: str, cursor: int) -> str:
 def word_of_ranks(text: str, cursor: int) -> tuple[str, str] | None:
     """Return what is completed in a `%%distributed` cell: what its dots lead to, and a beginning.
 
-    `model.layers.we` gives `("model.layers", "we")`. None for another cell, the magic's own line,
-    and where no name stands.
+    `model.layers.we` gives `("model.layers", "we")`. None for another cell, the line of the magic,
+    and where there is no name.
     """
     if not is_in_cell(text, cursor):
         return None
@@ -98,7 +98,7 @@ def fitting(members: Mapping[str, str], beginning: str) -> dict[str, str]:
 
 
 def is_in_cell(text: str, cursor: int) -> bool:
-    """Return whether the cursor stands in a `%%distributed` cell, below its first line."""
+    """Return whether the cursor is in a `%%distributed` cell, below its first line."""
     first, _, _ = text[:cursor].lstrip().partition("\n")
     words = first.split()
     return words[:1] == ["%%distributed"] and "\n" in text[:cursor].lstrip()
@@ -112,7 +112,7 @@ def hint(name: str, names_of_ranks: Iterable[str]) -> str | None:
 
 
 def _words(text: str, cursor: int, *, whole: bool = False) -> tuple[str, list[str], str]:
-    """Return a line's magic, the whole words before the cursor, and the one it stands in."""
+    """Return a line's magic, the whole words before the cursor, and the one it is in."""
     end = text.find("\n", cursor) if whole else cursor
     line = text[: len(text) if end < 0 else end].rsplit("\n", 1)[-1].lstrip()
     magic, space, rest = line.partition(" ")
@@ -146,7 +146,7 @@ def _plain(word: str) -> str:
 
 
 def _as_typed(word: str, last: str, closed: str) -> str:
-    """Return a word as it has to stand in the line, in the quotes in which it was begun."""
+    """Return a word as it must be typed in the line, in the quotes in which it was begun."""
     quote = last[:1] if last[:1] in _QUOTES else ""
     if not quote or quote in word:
         return shlex.quote(word)
@@ -170,7 +170,7 @@ def _of_board(before: list[str], values: Values) -> Iterable[str]:
 
 
 def _of_expect(before: list[str], values: Values) -> Iterable[str]:
-    """Return what may follow: an assertion's first word, then what goes on with it."""
+    """Return what may follow: an assertion's first word, then what continues it."""
     if not before:
         first = (form.split()[0] for form, _ in FORMS)
         return dict.fromkeys([*first, *OVER_STEPS, *values.metrics()])
@@ -186,7 +186,7 @@ def _of_expect(before: list[str], values: Values) -> Iterable[str]:
 
 
 def _values(command: str, option: str, values: Values, before: list[str]) -> Iterable[str]:
-    """Return what may follow an option, or stand alone after a command."""
+    """Return what may follow an option, or come alone after a command."""
     if option in ("-r", "--ranks"):
         return values.ranks()
     if option == "--run" or command == "runs":

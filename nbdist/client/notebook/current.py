@@ -1,4 +1,4 @@
-"""What a kernel has one of: the current session, the warmed parent, the MLflow UI.
+"""The objects that a kernel has one of: the current session, the warmed parent, the MLflow UI.
 
 `nbdist.start` and `nbdist.current` live here; the magics are a thin layer over both.
 """
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Gloo may give wrong numbers where sizes differ: nobody should learn by that what is not compared.
+# Gloo may give wrong numbers where sizes differ: a notice says what is not compared.
 _NOT_COMPARED = (
     "Collectives between hosts are not compared before they are sent; "
     '%config NBDist.check = "store" before the start does so, for some round trips each.'
 )
 # Imported beside the parent's import of torch, for they take half a second: ipyparallel, with
-# which the start goes on, and numpy, which the first cell asks for.
+# which the start continues, and numpy, which the first cell asks for.
 _NEEDED_NEXT = ("nbdist.client.cluster.connection", "nbdist.client.tracking.run")
 
 _NVIDIA = Path("/dev/nvidia0")  # of this machine, whether its driver works or not
@@ -152,7 +152,7 @@ def compare(words: Sequence[str]) -> "Comparison":
 
 
 def sync() -> str:
-    """Send what MLflow has not taken yet; return one sentence that says what came of it."""
+    """Send what MLflow has not taken yet; return the outcome in one sentence."""
     from nbdist.client.tracking.shipping.shipper import sync
 
     tracker = _tracker()
@@ -163,7 +163,7 @@ def open_ui() -> str:
     """Start the MLflow UI on loopback, once a kernel, and return a line with its link.
 
     The link opens on the charts of this notebook's runs; with a tracking server it is the
-    server's own address, and nothing is started.
+    address of that server, and nothing is started.
     """
     global _ui
     from nbdist.client.tracking.shipping.ui import start_ui, view_page
@@ -235,7 +235,7 @@ def start(n: int | None = None, **given: Any) -> Session:
     log_to(logs / "notebook.log")
     running: Cluster | Session | None = None
     try:
-        # Interrupted in between, a process or a folder with keys would be left that nobody knows.
+        # Interrupted in between, a process or a folder with keys would be left without an owner.
         with hold_interrupts():
             if name and launcher == LOCAL:
                 from nbdist.client.cluster.launchers.detached import local_launcher
@@ -271,7 +271,7 @@ def start(n: int | None = None, **given: Any) -> Session:
                 keep(parent)
             take_over(session, place)
     except BaseException:
-        with Interrupts():  # a second interrupt would leave ranks that nobody can stop
+        with Interrupts():  # a second interrupt would leave ranks that no one can stop
             if running is not None:
                 running.stop()
         raise
@@ -365,7 +365,7 @@ def take_over(session: Session, place: Path | None) -> None:
 
 
 def _answer_terminals(session: Session, place: Path | None) -> None:
-    """Let this user's terminals ask the session; where they cannot, it goes on without them."""
+    """Let this user's terminals ask the session; where they cannot, it continues without them."""
     try:
         session.at_stop(TerminalRequests(session, place).close)
     except OSError as error:

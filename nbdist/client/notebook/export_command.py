@@ -18,7 +18,7 @@ from nbdist.shared.options import ClusterOptions
 
 
 def watch(shell: Any) -> None:
-    """Note what this kernel runs from here on; what it ran before is taken as it stands."""
+    """Note what this kernel runs from here on; before that, IPython's history counts."""
     here.is_watched = True
     earlier = getattr(shell.history_manager, "input_hist_raw", [])
     for number, source in enumerate(earlier[:-1]):  # the last is the cell that loads nbdist
@@ -54,7 +54,7 @@ def _note_run(result: Any) -> None:
 
 
 def export_history(asked: argparse.Namespace, running: ClusterOptions | None) -> None:
-    """Export what this kernel has run, and print what is to be said; raises as `export`.
+    """Export what this kernel has run, and print its notices; raises as `export`.
 
     Args:
         asked: The words of `%dist export`.

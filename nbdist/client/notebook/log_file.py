@@ -1,4 +1,4 @@
-"""Where nbdist's own log goes in the notebook's process: a file, never the person's screen.
+"""The log of nbdist in the notebook's process: a file, never the person's screen.
 
 Without this Python prints warnings and tracebacks of libraries into the cell that runs.
 """
@@ -37,7 +37,7 @@ class _PrivateFile(RotatingFileHandler):
         return cast(TextIOWrapper, open(name, mode, encoding="utf-8", opener=_open_private))
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Drop the record: there is no better place to say it."""
+        """Drop the record: there is no better place to report it."""
 
 
 def _open_private(path: str, flags: int) -> int:

@@ -314,7 +314,7 @@ def register(shell: Any) -> None:
     shell.register_magics(NBDist)
     # Texts that cells leave name it: nbdist.current().last[1].show()
     shell.user_ns.setdefault("nbdist", sys.modules["nbdist"])
-    # First: the list ends with the step that takes cell magics apart.
+    # First: the list ends with the step that parses cell magics.
     shell.input_transformers_cleanup.insert(0, _with_body)
     assist.install(shell)
     export_command.watch(shell)

@@ -1,8 +1,8 @@
 """The options of a start, of any launcher: one list, of which all that users see is made.
 
 `nbdist.start` takes its signature and its documentation from it, `%dist start` its flags, `%config
-NBDist` its traits, the reference its tables. A launcher's own options are beside the launcher;
-those of nbdist's are always in the list, another package's once that launcher is chosen.
+NBDist` its traits, the reference its tables. The options of a launcher are in its module;
+those of nbdist's launchers are always in the list, another package's once that launcher is chosen.
 """
 
 import inspect
@@ -36,10 +36,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartOptions:
-    """What `nbdist.start` is asked for. Each field says what it is.
+    """The options of `nbdist.start`. The help of each field describes it.
 
     Attributes:
-        own: The options of the chosen launcher's own.
+        own: The options of the chosen launcher.
 
     Raises:
         UsageError: A word is none of those there are.
@@ -125,7 +125,7 @@ class StartOptions:
 
     @property
     def of_cluster(self) -> dict[str, Any]:
-        """What `choose_options` takes of it."""
+        """The options that `choose_options` takes."""
         mine = {one.name for one in fields(self)}
         return {f.name: getattr(self, f.name) for f in fields(ClusterOptions) if f.name in mine}
 
@@ -162,7 +162,7 @@ def read_options(given: Mapping[str, Any]) -> StartOptions:
 
 
 def _without_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what says something: traits give all options, those of other launchers too."""
+    """Return what differs from defaults: traits give all options, those of other launchers too."""
     known = all_options()
     plain = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
     return {

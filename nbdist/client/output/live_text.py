@@ -1,6 +1,6 @@
 """The live text of a cell: the last lines of every rank, while the cell runs.
 
-`receive` and `show` are called on ipyparallel's IO thread and do no more than remember; a thread
+`receive` and `show` are called on ipyparallel's IO thread and only remember; a thread
 of its own writes the slot, at once for the first text and then at most every `INTERVAL_S`. Each
 update costs the same however much has been printed: only each rank's last lines are merged.
 """
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class LiveText:
-    """What the ranks of one cell have shown, gathered and, in a live notebook, shown as text.
+    """The output of the ranks of one cell, collected and, in a live notebook, shown as text.
 
     Args:
         slots: Where the text is shown; in static mode nothing is shown and no thread runs.
@@ -79,7 +79,7 @@ class LiveText:
 
     def tell(self, line: str) -> None:
         """Show a line that stays, where nothing is live; nothing in a cell that is not shown."""
-        self._slots.tell(Display({"text/plain": line}))
+        self._slots.warn(Display({"text/plain": line}))
 
     def has_shown(self, note: str) -> bool:
         """Return whether this note was the last one drawn; True where none ever is."""
@@ -126,7 +126,7 @@ class LiveText:
                 # The final text does not depend on this thread, and training less so.
                 _log.exception("Live text stopped; the cell's output still appears at its end.")
                 return
-            # On a slow machine no more than half of the time goes into drawing.
+            # On a slow machine at most half of the time goes into drawing.
             pause = max(INTERVAL_S, time.monotonic() - started)
 
     def _draw(self) -> None:

@@ -1,6 +1,6 @@
 """Make one tidy text of what several ranks showed.
 
-Pure: lists of items in, Jupyter displays out. What several ranks said alike appears once,
+Pure: lists of items in, Jupyter displays out. What several ranks have in common appears once,
 labelled with their names; what differs appears rank by rank, a failed rank's first:
 
     ranks 0-3 │ epoch 1
@@ -9,7 +9,7 @@ labelled with their names; what differs appears rank by rank, a failed rank's fi
     ranks 0-3 │ epoch 2
 
 Three steps: `align` finds which items of the ranks are the same (a longest common subsequence,
-with a bound on its cost), `arrange` puts them into blocks that keep every rank's own order, and
+with a bound on its cost), `arrange` puts them into blocks that keep the order of every rank, and
 `render` writes the blocks, cut to a size that a notebook carries easily.
 """
 
@@ -34,7 +34,7 @@ _RESET = "\x1b[0m"
 
 @dataclass(frozen=True, slots=True)
 class OutputLine:
-    """One line of output, without its line break; stdout and stderr are not told apart."""
+    """One line of output, without its line break; stdout and stderr are not distinguished."""
 
     text: str
 
@@ -55,8 +55,8 @@ class Block:
     """Neighbouring items that exactly these ranks have in common.
 
     `items` holds what the lowest of `ranks` showed; `differing` names the ranks whose display at
-    this place is of the same kind but has other content (only for a rich display, which stands
-    in a block of its own).
+    this place is of the same kind but has other content (only for a rich display, which has
+    a block of its own).
     """
 
     ranks: tuple[int, ...]
@@ -115,8 +115,8 @@ def common_pairs(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, i
 
     Hunt and Szymanski's method (CACM 20(5), 1977): cheap when few lines repeat. When more than
     `MAX_PAIRS` pairs are equal only the common beginning and end are returned. A run of
-    equal lines without a letter or digit (blank lines, rules) is no reason to take two texts
-    apart, so such runs are left out unless they touch a real one.
+    equal lines without a letter or digit (blank lines, rules) is no reason to align two
+    texts, so such runs are left out unless they touch a real one.
     """
     begin, end = 0, 0
     shorter = min(len(left), len(right))
@@ -177,11 +177,11 @@ def align(said: Mapping[int, Sequence[Item]]) -> list[_Row]:
 
     The rows are a common supersequence: read for one rank, they are that rank's items in order.
     """
-    alike: dict[tuple[str, ...], list[int]] = {}
+    ranks_of: dict[tuple[str, ...], list[int]] = {}
     for rank in sorted(said):
-        alike.setdefault(tuple(_key(item) for item in said[rank]), []).append(rank)
+        ranks_of.setdefault(tuple(_key(item) for item in said[rank]), []).append(rank)
     rows: list[_Row] = []
-    for keys, ranks in alike.items():
+    for keys, ranks in ranks_of.items():
         new = [_Row(key, {r: said[r][i] for r in ranks}) for i, key in enumerate(keys)]
         pairs = common_pairs([row.key for row in rows], keys) if rows else []
         merged: list[_Row] = []
@@ -315,9 +315,9 @@ def _parts(block: Block, show: str) -> Iterator[_Part]:
     item = block.items[0]
     assert isinstance(item, Shown)
     kind = kind_of(item.display)
-    alike = [rank for rank in block.ranks if rank not in block.differing]
+    equal = [rank for rank in block.ranks if rank not in block.differing]
     caption = "Out:" if item.value else kind.split()[-1] + ":"
-    yield _Part(label_of(alike), [caption], item.display)
+    yield _Part(label_of(equal), [caption], item.display)
     if block.differing:
         how = f"; to see it: {show.format(rank=block.differing[0])}" if show else ""
         yield _Part(label_of(block.differing), [f"also displayed {kind}{how}"])
@@ -326,7 +326,7 @@ def _parts(block: Block, show: str) -> Iterator[_Part]:
 def _cut(parts: Sequence[_Part], max_lines: int, whole: str) -> list[_Part]:
     """Return the parts with at most about `max_lines` lines in all.
 
-    Short parts keep all their lines; the long ones share what is left, head and tail alike.
+    Short parts keep all their lines; the long ones share what is left, head and tail equally.
     When there are too many parts, or displays, those in the middle are counted, not shown.
     """
     kept = f"; the whole is kept: {whole}" if whole else ""
@@ -368,7 +368,7 @@ def _fair_share(lengths: Sequence[int], total: int) -> int:
 
 
 def spaced(number: int) -> str:
-    """Return a number with its thousands set apart: `12 000`."""
+    """Return a number with its thousands separated: `12 000`."""
     return f"{number:,}".replace(",", " ")
 
 

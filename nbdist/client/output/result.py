@@ -1,4 +1,4 @@
-"""What a cell gave, rank by rank."""
+"""The result of a cell, rank by rank."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -64,18 +64,18 @@ class Slots:
         live: Whether to show anything before the end; found out by `is_live` when None.
         above: What the notebook's cell shows above these already, and must show again after it
             was cleared.
-        tells: Whether warnings show before the end where nothing is live.
+        warns: Whether warnings show before the end where nothing is live.
     """
 
     def __init__(
-        self, live: bool | None = None, above: Sequence[Display] = (), *, tells: bool = False
+        self, live: bool | None = None, above: Sequence[Display] = (), *, warns: bool = False
     ) -> None:
         self.live = is_live() if live is None else live
         self._above = above
-        self._tells = tells
+        self._warns = warns
         self._lock = threading.Lock()
         self._open: list[Slot] = []
-        self._passing: str | None = None  # the display id of what stands until anything else does
+        self._passing: str | None = None  # the display id of what is shown until anything else is
         self._settled = False
         # Which cell an output belongs to, ipykernel keeps in context variables. A thread without
         # them would take the newest message's: of a click, or of a page that is opened, in a
@@ -120,10 +120,10 @@ class Slots:
             if self.live and not self._settled:
                 self._publish(display, slot.display_id, update=True)
 
-    def tell(self, display: Display) -> None:
+    def warn(self, display: Display) -> None:
         """Show what cannot wait for the end, where nothing is live; any thread."""
         with self._lock:
-            if self._tells and not self.live and not self._settled:
+            if self._warns and not self.live and not self._settled:
                 self._publish(display, None, update=False)
 
     def settle(self, finals: Sequence[Display]) -> None:
@@ -141,7 +141,7 @@ class Slots:
             if self._passing is not None:
                 places = [Slot(self, self._passing)]
             if len(places) > len(finals):
-                # A slot can be given new content but not taken away: begin anew. `wait` avoids
+                # A slot can be given new content but not taken away: clear all. `wait` avoids
                 # a flicker, and must not be asked for when nothing follows to end the wait.
                 finals = [*self._above, *finals]
                 _clear(wait=bool(finals))

@@ -1,9 +1,9 @@
-"""What one rank's output looks like: text as a terminal shows it, and displays between it.
+"""The output of one rank: text as a terminal shows it, and displays between it.
 
 `Screen` knows what progress bars need: a carriage return goes back to the line's beginning, so
 that what follows overwrites. `RankOutput` puts together what one rank sends: text in parts and
 windows (see `nbdist.engine.kernel.stdio`), and displays. Both are bounded. No threads, no locks:
-whoever feeds them from several threads keeps them apart.
+a caller with several threads must lock.
 """
 
 import re
@@ -205,8 +205,8 @@ class RankOutput:
 def _without_widget(display: Display) -> Display:
     """Return what remains of a widget in the file: its text.
 
-    A widget made on a rank has its model there. What the browser would draw of it answers to
-    nobody, and once the notebook is opened again it is an error message.
+    A widget made on a rank has its model there. What the browser would draw of it has no
+    effect, and once the notebook is opened again it is an error message.
     """
     kept = {mime: part for mime, part in display.data.items() if mime != _WIDGET}
     return display if len(kept) == len(display.data) else Display(kept, display.metadata)

@@ -1,1 +1,1 @@
-"""What users hold: the session and what it does beside a cell."""
+"""The session that users hold, and its work between cells."""

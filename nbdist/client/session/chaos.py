@@ -1,4 +1,4 @@
-"""`%dist chaos`: make ranks fail on purpose, on a schedule, while cells run; tell what came of it.
+"""`%dist chaos`: make ranks fail on purpose, on a schedule, while cells run; report the outcome.
 
 The schedule follows from a plan and its seed alone. Its clock runs while a cell does, from the
 cell's beginning until its ranks are ready again, so that a fault may also strike a recovery.
@@ -31,7 +31,7 @@ _SLOW_RUNNING_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ChaosPlan:
-    """What is to fail: one of `kinds`, on one of `ranks`, `every_s` seconds of running cells.
+    """A schedule of faults: one of `kinds`, on one of `ranks`, `every_s` seconds of running cells.
 
     It ends after `for_s` seconds or `faults` faults; with neither, at `%dist chaos off`.
     """
@@ -116,10 +116,10 @@ class Stopwatch:
 
 
 class Chaos:
-    """The faults of one plan, struck into one cluster."""
+    """The faults of one plan in one cluster."""
 
     def __init__(self, cluster: Cluster, plan: ChaosPlan) -> None:
-        """Prepare; nothing strikes before `start`."""
+        """Prepare; no fault happens before `start`."""
         self.plan = plan
         self._since_s = cluster.events.seconds
         self._cluster = cluster
@@ -129,7 +129,7 @@ class Chaos:
 
     @property
     def is_armed(self) -> bool:
-        """Whether more faults will strike."""
+        """Whether more faults will happen."""
         return self._thread.is_alive()
 
     def __str__(self) -> str:
@@ -139,7 +139,7 @@ class Chaos:
         return f"Chaos:     {what}, seed {plan.seed}; {armed}\n{self.report()}"
 
     def start(self) -> None:
-        """Strike from the next cell on."""
+        """Begin with the next cell."""
         self._cluster.events.note(
             "chaos begun",
             kinds=list(self.plan.kinds),
@@ -150,7 +150,7 @@ class Chaos:
         self._thread.start()
 
     def stop(self) -> None:
-        """Strike no more; a rank that is held still goes on. A second call does nothing."""
+        """Stop the schedule; a rank that is held still continues. A second call does nothing."""
         self._watch.end()
         if self._thread.ident is not None:
             self._thread.join(_STOP_TIMEOUT_S)
@@ -158,7 +158,7 @@ class Chaos:
                 log.error("%%dist chaos did not end within %.0f s", _STOP_TIMEOUT_S)
 
     def report(self) -> ChaosReport:
-        """Return what has come of it so far."""
+        """Return the outcome so far."""
         return report(read_events(self._cluster.events.path, self._since_s))
 
     def _on_event(self, event: str) -> None:

@@ -1,6 +1,6 @@
-"""What became of planned faults: read from the events of a cluster, and pure.
+"""The outcome of planned faults, from the events of a cluster. Pure.
 
-A fault is *survived* when the cluster could go on: no event says that it is broken. A cell that
+A fault is *survived* when the cluster could continue: no event says that it is broken. A cell that
 fails *recovers* from the first fault in it until its end, when all ranks are ready again.
 """
 
@@ -67,7 +67,7 @@ class ChaosReport:
 
 
 def report(events: Iterable[Mapping[str, Any]]) -> ChaosReport:
-    """Return what these events tell of the faults among them, oldest first."""
+    """Return the outcome of the faults among these events, which are oldest first."""
     faults: Counter[str] = Counter()
     missed = cells = failed = lost_sessions = done = lost_steps = 0
     running_s = 0.0

@@ -57,7 +57,7 @@ def drop_comment(line: str) -> str:
 def split_line(line: str) -> list[str]:
     """Return the words of a `%%distributed` line, as a shell splits it, but for what `-p` takes.
 
-    That is left as it was typed, and goes on to the bracket that closes it.
+    That is left as it was typed, and extends to its closing bracket.
 
     Raises:
         ValueError: A quote or a bracket is not closed.
@@ -98,7 +98,7 @@ def read_param(word: str) -> tuple[str, Any]:
         ValueError: It is not of that form; the message says what to type.
     """
     key, equals, typed = word.partition("=")
-    if not key.isidentifier():  # all of it may stand in quotes, as one does in a shell
+    if not key.isidentifier():  # all of it may be in quotes, as in a shell
         key, equals, typed = "".join(shlex.split(word)[:1]).partition("=")
     if not equals or not key.isidentifier():
         raise ValueError(f"-p takes KEY=VALUE, not {word!r}")
@@ -114,7 +114,7 @@ def _takes_value(words: list[str], word: str) -> bool:
 
 
 def _without_outer_quotes(value: Any) -> Any:
-    """Return the text in a text's own quotes, for whoever quotes twice, as one does in a shell."""
+    """Return a text without its inner quotes: a shell's user may quote twice."""
     if isinstance(value, str) and value[:1] in ("'", '"'):
         try:
             inner = ast.literal_eval(value)

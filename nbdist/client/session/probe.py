@@ -23,7 +23,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class LinkProbe(Sequence[Link]):
-    """What was measured. Prints as a table."""
+    """The measured links. Prints as a table."""
 
     links: tuple[Link, ...]
 
@@ -58,7 +58,7 @@ class LinkProbe(Sequence[Link]):
 
 
 def choose_pairs(hosts: Mapping[int, str]) -> list[tuple[int, int]]:
-    """Return the pairs that stand for all links: every one of few ranks, else one for each link.
+    """Return the pairs to measure: every one of few ranks, else one for each link.
 
     Args:
         hosts: The host of each rank. Of many ranks, those of one host are measured once, and each

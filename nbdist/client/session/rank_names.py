@@ -1,4 +1,4 @@
-"""The names of the ranks, as rank 0 tells them, and as it last told them when it is silent.
+"""The names that ranks have, as rank 0 reports them, or last reported while it is silent.
 
 Any thread. Rank 0 answers on its control thread, also while a cell runs; only C code that keeps
 the GIL, or a stopped process, makes it silent.
@@ -15,7 +15,7 @@ _MOST_REMEMBERED = 100  # answers
 
 
 class RankNames:
-    """What completion and help ask of rank 0, with a memory of its newest answers."""
+    """Requests of completion and help to rank 0, with a cache of its newest answers."""
 
     def __init__(self, requests: Requests) -> None:
         self._requests = requests

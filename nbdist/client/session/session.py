@@ -78,18 +78,18 @@ class Session:
 
     @property
     def options(self) -> ClusterOptions:
-        """What the cluster was started with."""
+        """The options with which the cluster was started."""
         assert self._cluster.options is not None
         return self._cluster.options
 
     @property
     def last(self) -> CellResult | None:
-        """What the last cell gave; None before the first."""
+        """The result of the last cell; None before the first."""
         return self._attempts.last
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Who made the others slow in the newest cell that trains, and why; empty when nobody did.
+        """The ranks that made others slow in the newest cell that trains, and why; may be empty.
 
         While a cell runs they are those of now, over its last 50 steps. Any thread.
         """
@@ -97,7 +97,7 @@ class Session:
 
     @property
     def alarms(self) -> tuple[str, ...]:
-        """What goes wrong in the newest cell's training, in sentences, the oldest first.
+        """Problems in the newest cell's training, in sentences, the oldest first.
 
         Such as replicas that differ. While a cell runs they are those of now.
         """
@@ -105,7 +105,7 @@ class Session:
 
     @property
     def profile(self) -> Profiled | None:
-        """What the last cell with `profile` recorded: `said`, `text`, and the file `trace`."""
+        """The recording of the last cell with `profile`: `said`, `text`, and the file `trace`."""
         return self._attempts.profile
 
     @property
@@ -120,12 +120,12 @@ class Session:
 
     @property
     def tracking_uri(self) -> str | None:
-        """Where runs go, as `start` was told; None for the default."""
+        """Where runs go, as passed to `start`; None for the default."""
         return self._showing.tracking_uri
 
     @property
     def broken(self) -> str | None:
-        """What has happened to the whole cluster, in a sentence; None while it is well."""
+        """Why the whole cluster is unusable, in a sentence; None while it is well."""
         return self._cluster.broken
 
     @property
@@ -176,14 +176,14 @@ class Session:
             show: Show output, board and errors as `%%distributed` does.
             prompt: The number that tracebacks give the cell, as the notebook's prompt; by
                 default the number of cells this session has run.
-            retry: Run the cell again after a RankError, so many times at most. Nothing is tried
-                again that failed like the time before without a step.
+            retry: Run the cell again after a RankError, so many times at most. A cell that
+                fails twice with the same error, without a step, is not tried again.
             checkpoint: Save the training every so many steps, as `nbdist.save()` does. Run again
-                after a fault that took what was trained, the cell goes on from the newest.
+                after a fault that took what was trained, the cell continues from the newest.
             profile: Steps to record with torch.profiler on these ranks: a count, taken after two
                 steps to warm up, or a range such as `10-14`. `Session.profile` is what came of it.
-            go_on: This is the cell that failed last, fixed: its loops over loaders go on where
-                they stood, and so does its MLflow run.
+            go_on: This is the cell that failed last, fixed: its loops over loaders continue
+                where they were, and so does its MLflow run.
 
         Returns:
             Output, value and error of each rank.
@@ -192,8 +192,8 @@ class Session:
             CellSyntaxError: The code does not compile; it was not run.
             ClusterError: The session is stopped, busy or has lost a rank.
             RankError: The code failed on a rank.
-            UsageError: `ranks` names no ranks, a parameter is not plain or replaces a name of the
-                rank's own, `resume` names a sweep, or `profile` no steps.
+            UsageError: `ranks` names no ranks, a parameter is not plain or replaces a name that
+                ranks need, `resume` names a sweep, or `profile` no steps.
             KeyboardInterrupt: The cell was interrupted; all ranks have settled.
         """
         request = self._request(
@@ -372,7 +372,7 @@ class Session:
     def retry(self) -> CellResult:
         """Run the cell again that failed or was interrupted last, as it was asked for.
 
-        Dead ranks are replaced first, loaders go on where they stood, and so does its MLflow run.
+        Dead ranks are replaced first, loaders continue where they were, and so does its MLflow run.
 
         Raises:
             ClusterError: There is none, or what a dead rank held is lost; else as `run`.
@@ -410,7 +410,7 @@ class Session:
         """Return the newest layout's name, and the bytes a rank sends a step as it explains them.
 
         Raises:
-            LayoutError: There is no layout, or what it sends follows from a batch nobody knows.
+            LayoutError: There is no layout, or what it sends depends on a batch that is unknown.
         """
         answer = self._of_layout("layout.traffic")
         return answer["name"], answer["bytes"]
@@ -504,7 +504,7 @@ class Session:
 
     @property
     def cost(self) -> Cost:
-        """What watching costs now, or has cost in the newest cell that trained. Any thread."""
+        """The cost of watching, now or in the newest cell that trained. Any thread."""
         self._require_running()
         return self._showing.cost_meter.cost(self._cluster)
 
@@ -517,7 +517,7 @@ class Session:
         """Make ranks fail on purpose while cells run, instead of by the plan before.
 
         Returns:
-            What strikes; printed, it tells what came of it.
+            The schedule; printed, it shows the outcome so far.
         """
         self._require_running()
         self.stop_chaos()
@@ -563,7 +563,7 @@ class Session:
         """Give these ranks new processes; the other ranks keep what they hold.
 
         A new process gets what the living ranks hold, where some live on; dead ranks are replaced
-        too. After the controller or the store has ended, all ranks are made anew.
+        too. After the controller or the store has ended, all ranks are started again.
 
         Returns:
             What was done beside, in sentences.
@@ -586,9 +586,9 @@ class Session:
                 raise
 
     def scale(self, n: int) -> tuple[str, ...]:
-        """Go on with `n` ranks; those that remain keep what they hold, new ones get the same.
+        """Continue with `n` ranks; those that remain keep what they hold, new ones get the same.
 
-        Models that `parallelize` has spread with dp alone go on training on the new number; groups,
+        Models that `parallelize` has spread with dp alone keep training on the new number; groups,
         meshes and other wrappers must be re-created, and raise when they are used.
 
         Returns:
@@ -637,7 +637,7 @@ class Session:
         self._remember()
 
     def go_on(self, name: str, memory: Mapping[str, Any], tell: Callable[[Any, str], None]) -> None:
-        """Go on where another kernel has left, after `Cluster.adopt`; see `finish_cell`.
+        """Continue where another kernel has left, after `Cluster.adopt`; see `finish_cell`.
 
         Args:
             name: The cluster's.

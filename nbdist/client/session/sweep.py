@@ -90,7 +90,7 @@ def said_of(values: Mapping[str, Any]) -> str:
 
 
 def announcement(lists: Mapping[str, Sequence[Any]], count: int) -> str:
-    """Return what is said before a sweep starts."""
+    """Return the notice before a sweep starts."""
     if len(lists) == 1:
         (name,) = lists
         return f"{count} runs of this cell, one for each {name}."
@@ -150,7 +150,7 @@ class _Sweep:
             try:
                 result = self._run(values, heading, retries)
             except BaseException as error:
-                # Whatever it is, an interrupt too: the runs so far are told, and it goes on up.
+                # Whatever it is, an interrupt too: report the runs so far, and let it propagate.
                 outcome: Outcome = (
                     "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
                 )
@@ -178,7 +178,7 @@ class _Sweep:
                 self._left = list(self._attempts.shown.left)
 
     def _note(self, values: Values, state: str) -> None:
-        """Remember what came of a run, as far as it trained."""
+        """Remember the outcome of a run, as far as it trained."""
         from nbdist.client.tracking.curves import curves_of
         from nbdist.client.tracking.names import params_of
         from nbdist.client.tracking.past.compare import entry_of

@@ -31,7 +31,7 @@ _MOST_ANSWERS = 8  # at once; more wait
 
 
 class Asked(Protocol):
-    """What is asked of a session; see there."""
+    """The requests that a session answers; see there."""
 
     describe: str
 
@@ -71,7 +71,7 @@ class TerminalRequests:
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no more. What is being answered still is."""
+        """Stop listening. A request that is being answered is finished."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -152,4 +152,4 @@ class TerminalRequests:
             )
         board = self._session.board()
         png = base64.b64encode(board.png(view)).decode("ascii") if with_png else ""
-        return {"text": board.told(view), "png": png, "runs": board.elapsed_s is not None}
+        return {"text": board.summary(view), "png": png, "runs": board.elapsed_s is not None}

@@ -73,7 +73,7 @@ def _wait(cluster: Cluster, futures: _Futures, what: str) -> dict[int, Any]:
             _answers(futures, what, _INTERRUPT_TIMEOUT_S)
         except NBDistError as error:
             log.info("%s", error)
-        # Of what is still on its way nobody knows: a large push may arrive after all.
+        # What is still on its way is unknown: a large push may arrive after all.
         late = [rank for rank, future in futures.items() if not future.done()]
         still = f" {begin_with_ranks(late)} may still finish it." if late else ""
         raise Interrupted(f"The {what} was stopped.{still}") from None
@@ -97,15 +97,15 @@ def _answers(futures: _Futures, what: str, timeout_s: float) -> dict[int, Any]:
     return answers
 
 
-def _failed(what: str, told: str) -> TransferError:
-    """Return the error of a rank that could not do it, by what it has told. Pure."""
-    if what == "pull" and "there is no variable" in told:
-        return TransferError(f"{what} failed: {told}; a %%distributed cell sets one.")
-    by_name = _BY_NAME.search(told) if what == "push" else None
+def _failed(what: str, reason: str) -> TransferError:
+    """Return the error for a rank that failed with `reason`. Pure."""
+    if what == "pull" and "there is no variable" in reason:
+        return TransferError(f"{what} failed: {reason}; a %%distributed cell sets one.")
+    by_name = _BY_NAME.search(reason) if what == "push" else None
     if by_name is None:
-        return TransferError(f"{what} failed: {told}")
+        return TransferError(f"{what} failed: {reason}")
     return TransferError(
-        f"{what} failed: {told}",
+        f"{what} failed: {reason}",
         why=f"{by_name[1]} is pickled by its name, as functions of functools.cache are, and the "
         "ranks have no such name",
         do=f"define {by_name[1]} in a %%distributed cell, or push the function that it wraps",

@@ -10,6 +10,7 @@ from nbdist.engine.kernel import agreement
 from nbdist.shared.errors import CheckpointError, NBDistError, UsageError
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 one_error = agreement.one_error
 
@@ -22,6 +23,19 @@ def together(action: Callable[[], T], url: str = "") -> list[T]:
 def each(action: Callable[[], T], url: str = "") -> T:
     """Do something on every rank, and return what it gave on this one."""
     return agreement.each(action, partial(_in_words, url))
+
+
+def told(find: Callable[[], T], tell: Callable[[T], S], url: str = "") -> tuple[T, list[S]]:
+    """Find something on this rank; return it, and what every rank tells of its own."""
+    # What is found stays here: it need not pickle.
+    mine: list[T] = []
+
+    def find_and_tell() -> S:
+        mine.append(find())
+        return tell(mine[0])
+
+    every = together(find_and_tell, url)
+    return mine[0], every
 
 
 def from_rank_0(action: Callable[[], T], url: str = "") -> T:
@@ -56,22 +70,17 @@ def found(find: Callable[[], Training], call: str) -> Training:
         CheckpointError: It is not.
         UsageError: `call` asks for another part of it on each rank.
     """
-    mine: list[Training] = []
-
-    def tell() -> tuple[str, str]:
-        mine.append(find())
-        return str(mine[0]), mine[0].whole
-
-    refuse_different(together(tell), call)
-    return mine[0]
+    training, every = told(find, lambda found: (str(found), found.whole))
+    refuse_different(every, call)
+    return training
 
 
-def refuse_different(told: list[tuple[str, str]], call: str) -> None:
+def refuse_different(every: list[tuple[str, str]], call: str) -> None:
     """Refuse trainings that are not called the same; of each rank a `Training` and its `whole`."""
-    (first, whole), trainings = told[0], [training for training, _ in told]
+    (first, whole), trainings = every[0], [training for training, _ in every]
     other = next((rank for rank, text in enumerate(trainings) if text != first), None)
     if other is not None:
-        others = told[other][1]
+        others = every[other][1]
         if (whole or others) and (whole == others or not (whole and others)):
             raise UsageError(
                 f"Ranks ask {call} for different models or optimizers: rank 0 for {first}; "

@@ -8,17 +8,19 @@ own. Main thread.
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Iterable
+from typing import Any, Final
 from weakref import ref
 
 import torch
 import torch.distributed as dist
 
-from nbdist.engine.checkpoint import chosen, folder, leaving, rest, restore, save, training_state
+from nbdist.engine.checkpoint import folder, rest, restore, save, saved, training_state
 from nbdist.engine.checkpoint.agreement import each, from_rank_0, together
 from nbdist.engine.checkpoint.folder import CheckpointFolder
-from nbdist.engine.checkpoint.place import place_of
+from nbdist.engine.checkpoint.saved import place_of
 from nbdist.engine.checkpoint.saving import Saving
 from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.data import position, resume
@@ -29,6 +31,7 @@ from nbdist.shared.errors import NBDistError
 from nbdist.shared.text import figure
 from nbdist.shared.wire import CellStart, CheckpointEvery, Repeat
 
+_MOST_S: Final = 10.0  # that a rank stands still for a notebook that does not answer
 FAILURE_S = 24 * 3600.0  # between two faults, where nothing has been seen
 
 Optimizer = torch.optim.Optimizer
@@ -137,7 +140,7 @@ class Automatic(Component):
         self._is_warned = self._changed_after = self._goes_on = False
         self._left.clear()
         self._cell_began_at = time.monotonic()
-        leaving.here.cell_began(saves=self._asked is not None)
+        leaving.cell_began(saves=self._asked is not None)
         self._rhythm, self._failed, self._began_at, self._steps = Rhythm(), "", 0.0, 0
         self._may_go_on = self._asked is not None and start.repeat is not Repeat.NO
         self._restored = save.here.restores
@@ -166,13 +169,13 @@ class Automatic(Component):
         self._began_at = self._began_at or time.monotonic()
         self._steps += 1
         self._warn(save.here.first_failure())
-        is_last = leaving.here.at_boundary()
+        is_last = leaving.at_boundary()
         if not is_last and steps % self._asked.steps:
             return
         try:
             saving = self._save(optimizer)
             if is_last:
-                leaving.here.saved(saving)
+                leaving.saved(saving)
         except Exception as error:
             if group.was_released(error):
                 return  # a fault elsewhere: this rank will hear of it at its next collective
@@ -182,7 +185,7 @@ class Automatic(Component):
             self._failed = save.not_written(steps, told)
             self._warn(self._failed)
             if is_last:
-                leaving.here.saved(None, self._failed)
+                leaving.saved(None, self._failed)
             _log.exception("The checkpoint of step %d was not written", steps)
 
     def _save(self, optimizer: Optimizer) -> Saving:
@@ -226,7 +229,7 @@ class Automatic(Component):
         if not any(together(_is_lost)):
             return
         place = each(lambda: CheckpointFolder(place_of(None)))
-        found = from_rank_0(lambda: chosen.newest_since(place, since), place.url)
+        found = from_rank_0(lambda: saved.newest_since(place, since), place.url)
         if found is not None:
             restore.go_on_from(place, found, repeats=True, among=step_state.here().made() or None)
             resume.here.forget_repeated()
@@ -241,4 +244,72 @@ def _is_lost() -> bool:
     return not resume.here.goes_on_with(training.optimizers)
 
 
+class Leaving:
+    """The save that a rank makes before its host leaves, in the cell that runs.
+
+    A host is told to leave: all ranks save after the same step, and the notebook ends the cell.
+
+    1. `hold`: from its next boundary on, a rank stands still. It answers how many it has passed.
+    2. `go_on_to` the highest of these and one: no rank is beyond it, and each can get there, since
+       who stands still before it goes on. There all save together.
+    3. `outcome`, until it is written everywhere. The notebook then interrupts the cell.
+
+    Threads: `at_boundary`, `saved` and `cell_began` on the main one, the rest on the control
+    thread.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._is_held = self._saves = False
+        self._passed = 0  # boundaries, in this cell
+        self._target: int | None = None
+        self._saving: Saving | None = None
+        self._error = ""
+
+    def cell_began(self, *, saves: bool) -> None:
+        """Begin a cell, which saves by itself or does not."""
+        with self._changed:
+            self._is_held, self._saves, self._passed, self._target = False, saves, 0, None
+            self._saving, self._error = None, ""
+
+    def hold(self) -> dict[str, Any]:
+        """Stand still at the next boundary; return `passed` and whether the cell `saves`."""
+        with self._changed:
+            self._is_held = self._saves
+            return {"passed": self._passed, "saves": self._saves}
+
+    def go_on_to(self, boundary: int | None) -> None:
+        """Go on to this boundary and save there; None: to the end, without saving."""
+        with self._changed:
+            self._target = boundary
+            self._is_held = boundary is not None
+            self._changed.notify_all()
+
+    def outcome(self) -> dict[str, Any]:
+        """Return whether it `is_over`, and `step` and `folder` of what is saved, or the `error`."""
+        saving = self._saving
+        if self._error:
+            return {"is_over": True, "error": self._error}
+        if saving is None or not saving.is_done:
+            return {"is_over": False}
+        error = "" if saving.error is None else saving.error.what
+        return {"is_over": True, "error": error, "step": saving.step, "folder": str(saving.folder)}
+
+    def at_boundary(self) -> bool:
+        """Count a boundary, and stand still where that is asked; return whether to save now."""
+        with self._changed:
+            self._passed += 1
+            deadline = time.monotonic() + _MOST_S
+            while self._is_held and self._target is None:
+                if time.monotonic() > deadline:
+                    self._is_held = False
+                self._changed.wait(0.1)  # signals are heard in between
+            return self._is_held and self._target == self._passed
+
+    def saved(self, saving: Saving | None, error: str = "") -> None:
+        """Note what has been begun, or why it was not."""
+        self._saving, self._error = saving, error
+
+
+leaving = Leaving()
 here = Automatic()

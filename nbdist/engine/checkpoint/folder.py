@@ -16,11 +16,13 @@ import contextlib
 import errno
 import json
 import os
+import random
 import shutil
 import socket
 import time
+import uuid
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -28,13 +30,14 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from nbdist.engine.checkpoint.claim import FolderClaim
 from nbdist.engine.checkpoint.manifest import Manifest, order
 from nbdist.shared.errors import CheckpointError, UsageError
 from nbdist.shared.text import name_bytes
 
 COMMIT, WRITING, TRAINING = "checkpoint.json", "writing.json", "training.pt"
+CLAIM, CLAIM_ATTEMPTS = "claim-", 6
 _CHUNK = 8 << 20
+_PAUSE_S = 0.1  # between the first two claims of a folder; each next is up to twice as long
 Syncs = Literal["none", "file", "folder"]
 _ANSWER_S = 30.0  # within which a server says what there is
 _ABANDONED_S = 24 * 3600.0  # after which a save on another host has surely ended
@@ -395,3 +398,51 @@ def _started(pid: int) -> float:
         return 0.0 if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
     except psutil.NoSuchProcess:
         return 0.0
+
+
+class FolderClaim:
+    """One save's claim of a folder in an object store, which makes no folder for one alone.
+
+    Two saves that are begun at once would mix their files. So each writes a file of its own there
+    and lists the folder: with anything else in it, it withdraws. Whoever writes later lists later,
+    so of two at least one sees the other. Where both do, both withdraw and try again, each a random
+    while later. Main thread of rank 0.
+
+    Args:
+        files: Returns the names of the files there.
+        put: Writes an empty file of this name.
+        remove: Deletes it.
+    """
+
+    def __init__(
+        self,
+        files: Callable[[], set[str]],
+        put: Callable[[str], None],
+        remove: Callable[[str], None],
+    ) -> None:
+        self.file = f"{CLAIM}{uuid.uuid4().hex}"
+        self._files, self._put, self._remove = files, put, remove
+
+    def stake(self) -> None:
+        """Say that the folder is claimed."""
+        self._put(self.file)
+
+    def is_alone(self) -> bool:
+        """Return whether nobody else has claimed or used the folder."""
+        return self._files() <= {self.file}
+
+    def withdraw(self) -> None:
+        """Say so no longer."""
+        self._remove(self.file)
+
+    def take(self, pause: Callable[[float], None] = time.sleep) -> bool:
+        """Return whether the folder is this save's; else nothing of it is left there."""
+        for attempt in range(CLAIM_ATTEMPTS):
+            self.stake()
+            if self.is_alone():
+                return True
+            self.withdraw()
+            if any(not name.startswith(CLAIM) for name in self._files()):
+                return False
+            pause(random.uniform(0, _PAUSE_S * 2**attempt))
+        return False

@@ -4,24 +4,30 @@ Main thread, all ranks. The plan of the save before is used again where nothing 
 then talk once.
 """
 
+import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from nbdist.engine.checkpoint import manifest
 from nbdist.engine.checkpoint.agreement import (
     from_rank_0,
     one_error,
     refuse_different,
     refuse_others,
     together,
+    told,
 )
 from nbdist.engine.checkpoint.folder import CheckpointFolder, reason
+from nbdist.engine.checkpoint.training_state import Training
 from nbdist.engine.compat.torch_checkpoint import Spread, WritePlan, WritePlanner, Writer
 from nbdist.shared.errors import NBDistError
+
+_log = logging.getLogger("nbdist.checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +43,18 @@ class SaveRequest:
 
 
 class PreparedSave(NamedTuple):
-    """What this rank would save: the request, its tensors, and what it calls its training.
+    """What this rank would save: the request, its training and the tensors of that.
 
-    `training` is a `Training` in words, `whole` what that has by this name. `steady` are tensors
-    that nothing but a step of the optimizers is to change, by name.
+    `steady` are tensors that nothing but a step of the optimizers is to change, by name.
     """
 
     request: SaveRequest
+    training: Training
     planner: WritePlanner
-    training: str
-    whole: str
     steady: Mapping[str, torch.Tensor]
-    optimizers: Sequence[torch.optim.Optimizer]
 
 
-Begin = Callable[[SaveRequest, int], str]
-
-
-class Agreed(NamedTuple):
+class AgreedSave(NamedTuple):
     """What this rank has prepared and will write; the save's key in the store, and its folder."""
 
     prepared: PreparedSave
@@ -73,6 +73,25 @@ class _Told(NamedTuple):
     whole: str
     folder: str
     error: NBDistError | None  # of making the folder
+
+
+class _NewFolder:
+    """The folder of a save, which rank 0 makes before it is sure that all ranks save."""
+
+    def __init__(self) -> None:
+        self._made: tuple[CheckpointFolder, str] | None = None
+
+    def make(self, request: SaveRequest, total_bytes: int) -> str:
+        """Make it for so many bytes, and return its name."""
+        name = manifest.name_of(request.step, request.place.names())
+        request.place.begin(name, total_bytes)
+        self._made = request.place, name
+        return name
+
+    def delete(self) -> None:
+        """Delete it, where it has been made: no rank has written into it."""
+        if self._made is not None:
+            delete(*self._made)
 
 
 @dataclass
@@ -94,47 +113,53 @@ class _Remembered:
 remembered = _Remembered()
 
 
-def agree(prepare: Callable[[], PreparedSave], begin: Begin) -> Agreed:
-    """Return what this rank is to write, and where. Collective.
+def agree(prepare: Callable[[], PreparedSave]) -> AgreedSave:
+    """Return what this rank is to write, and where, in a new folder. Collective.
 
     Args:
         prepare: Returns what is to be saved here; runs no collective.
-        begin: Makes the folder of a save of so many bytes, on rank 0, and returns its name.
 
     Raises:
         CheckpointError: It cannot be written there; the same on all ranks.
         UsageError: Ranks name different places, or ask for different parts of a training.
     """
-    mine: list[PreparedSave] = []
+    folder = _NewFolder()
+    try:
+        return _agreed(prepare, folder)
+    except BaseException:
+        folder.delete()
+        raise
 
-    def tell() -> _Told:
-        one = prepare()
-        mine.append(one)
-        known, place = remembered.plan_of(one.planner), one.request.place
-        folder, error = "", None
-        # In another place a folder would be left where the other ranks name yet another.
-        is_there = place.asked == remembered.asked
-        if known is not None and is_there and dist.get_rank() == 0:
-            try:
-                folder = begin(one.request, known.total_bytes)
-            except Exception as raised:
-                error = reason(raised, place.url)
-        key, is_known = uuid.uuid4().hex, known is not None
-        return _Told(is_known, key, place.asked, one.training, one.whole, folder, error)
 
-    told = together(tell)
-    refuse_others([one.asked for one in told], "nbdist.save")
-    refuse_different([(one.training, one.whole) for one in told], "nbdist.save")
-    (prepared,), first = mine, told[0]
+def _agreed(prepare: Callable[[], PreparedSave], folder: _NewFolder) -> AgreedSave:
+    prepared, every = told(prepare, lambda mine: _told_of(mine, folder))
+    refuse_others([one.asked for one in every], "nbdist.save")
+    refuse_different([(one.training, one.whole) for one in every], "nbdist.save")
+    first = every[0]
     if first.error is not None:
         raise one_error({0: first.error}, 1) from first.error
     plan = remembered.plan
-    if plan is None or not all(one.is_known for one in told):
+    if plan is None or not all(one.is_known for one in every):
         plan = _planned(prepared)
-    place, total = prepared.request.place, plan.total_bytes
-    folder = first.folder or from_rank_0(lambda: begin(prepared.request, total), place.url)
-    remembered.asked = place.asked
-    return Agreed(prepared, plan, first.key, folder)
+    request, total = prepared.request, plan.total_bytes
+    name = first.folder or from_rank_0(lambda: folder.make(request, total), request.place.url)
+    remembered.asked = request.place.asked
+    return AgreedSave(prepared, plan, first.key, name)
+
+
+def _told_of(prepared: PreparedSave, folder: _NewFolder) -> _Told:
+    """Return what the others are told; rank 0 makes the folder where the plan is known."""
+    request, training = prepared.request, prepared.training
+    plan, name, error = remembered.plan_of(prepared.planner), "", None
+    # In another place a folder would be left where the other ranks name yet another.
+    is_there = request.place.asked == remembered.asked
+    if plan is not None and is_there and dist.get_rank() == 0:
+        try:
+            name = folder.make(request, plan.total_bytes)
+        except Exception as raised:
+            error = reason(raised, request.place.url)
+    key, place = uuid.uuid4().hex, request.place.asked
+    return _Told(plan is not None, key, place, str(training), training.whole, name, error)
 
 
 def _planned(prepared: PreparedSave) -> WritePlan:
@@ -150,3 +175,11 @@ def writer_of(place: CheckpointFolder, url: str) -> Writer:
     """Return what writes the files of one checkpoint folder."""
     options = {} if place.is_local else place.options
     return Writer(url, is_local=place.is_local, options=options)
+
+
+def delete(place: CheckpointFolder, name: str) -> None:
+    """Delete the folder of a save that failed; that this fails is logged."""
+    try:
+        place.delete(name)
+    except Exception:
+        _log.exception("%s could not be deleted", place.folder(name))

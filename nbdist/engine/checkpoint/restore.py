@@ -15,12 +15,11 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from nbdist.engine.checkpoint import agreement, chosen, fit, manifest, rest, save, training_state
+from nbdist.engine.checkpoint import agreement, fit, manifest, rest, save, saved, training_state
 from nbdist.engine.checkpoint.agreement import each, from_rank_0, same, together
-from nbdist.engine.checkpoint.chosen import Chosen
 from nbdist.engine.checkpoint.fit import Fit, SavedTraining
 from nbdist.engine.checkpoint.folder import TRAINING, CheckpointFolder
-from nbdist.engine.checkpoint.place import place_of
+from nbdist.engine.checkpoint.saved import Chosen, place_of
 from nbdist.engine.checkpoint.training_state import Training
 from nbdist.engine.compat.torch_checkpoint import Reader
 from nbdist.engine.recovery import snapshot, sync_state
@@ -114,11 +113,11 @@ def restore(
     save.here.settle()
     url, folder = _one_of(place_of(name, "nbdist.restore"), which)
     place = each(lambda: CheckpointFolder(url, storage_options), url)
-    found = from_rank_0(lambda: chosen.choose(place, which, folder), url)
+    found = from_rank_0(lambda: saved.choose(place, which, folder), url)
     if found is None:
         if missing_ok:
             return None
-        raise from_rank_0(lambda: chosen.missing(place), url)
+        raise from_rank_0(lambda: saved.missing(place), url)
     return go_on_from(place, found, only_model=only == "model", what=what)
 
 
@@ -158,7 +157,7 @@ def go_on_from(
         return every if what is None else training_state.asked(every, what, "nbdist.restore")
 
     training = agreement.found(find, "nbdist.restore")
-    together(lambda: chosen.verify(place, found, rank, ranks), folder)
+    together(lambda: saved.verify(place, found, rank, ranks), folder)
     is_part = what is not None
     facts, fitted = _read(training, place, found, only_model=only_model, is_part=is_part)
     training = fitted.training

@@ -13,7 +13,7 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 
-from nbdist.engine.checkpoint import place, rest, steady, training_state
+from nbdist.engine.checkpoint import planning, rest, saved, steady, training_state
 from nbdist.engine.checkpoint.folder import CheckpointFolder
 from nbdist.engine.checkpoint.planning import PreparedSave, SaveRequest
 from nbdist.engine.checkpoint.saving import Saving
@@ -146,7 +146,7 @@ class Saves(Component):
 
     def cell_began(self, start: CellStart) -> None:
         """Begin a cell: what an earlier one has saved is told."""
-        place.here.lie_beside(start.checkpoints)
+        saved.here.lie_beside(start.checkpoints)
         self._written.clear()
         self.left_out.clear()
 
@@ -170,27 +170,24 @@ class Saves(Component):
         is_automatic: bool = False,
         waits: bool = False,
     ) -> tuple[Saving, Training]:
-        """Begin to copy what is found, for a save whose facts are told later; else as `save`.
+        """Collect what is found, begin to copy and write it; `go` tells its facts. As `save`.
 
         With `waits` the caller changes nothing until it is written.
         """
         began = time.monotonic()
         self.settle()
-        trainings: list[Training] = []
 
         def prepare() -> PreparedSave:
             training = find()
-            trainings.append(training)
-            folder = CheckpointFolder(place.place_of(name), storage_options)
+            folder = CheckpointFolder(saved.place_of(name), storage_options)
             layouts = training_state.layouts(training)
             request = SaveRequest(folder, training.step, layouts, metric, keep, is_automatic)
             planner = WritePlanner(training_state.tree(training, dist.get_rank()), dist.get_rank())
-            unchanging = steady.find(training)
-            said = str(training), training.whole
-            return PreparedSave(request, planner, *said, unchanging, training.optimizers)
+            return PreparedSave(request, training, planner, steady.find(training))
 
-        saving = Saving(prepare, began, waits=waits)
-        (training,) = trainings
+        agreed = planning.agree(prepare)
+        training = agreed.prepared.training
+        saving = Saving(agreed, began, waits=waits)
         self.know(training)
         self._newest = saving
         self._written.append(saving)

@@ -24,11 +24,9 @@ import torch.distributed as dist
 import nbdist
 from nbdist.engine.checkpoint import folder, manifest, planning, steady
 from nbdist.engine.checkpoint.agreement import one_error
-from nbdist.engine.checkpoint.folder import CheckpointFolder
 from nbdist.engine.checkpoint.manifest import Manifest
-from nbdist.engine.checkpoint.planning import PreparedSave, SaveRequest, writer_of
-from nbdist.engine.checkpoint.staging import Staged
-from nbdist.engine.checkpoint.steady import Copying, stage
+from nbdist.engine.checkpoint.planning import AgreedSave, PreparedSave, SaveRequest, writer_of
+from nbdist.engine.checkpoint.steady import Copying, Staged, stage
 from nbdist.engine.compat.torch_checkpoint import Writer, Written
 from nbdist.engine.group import state
 from nbdist.engine.tap.interruptible_store import PatientStore, ReleasedError
@@ -55,32 +53,18 @@ class Saving:
         seconds: From its begin to its commit; 0 before.
     """
 
-    def __init__(
-        self, prepare: Callable[[], PreparedSave], began: float, *, waits: bool = False
-    ) -> None:
-        """Plan the save, and begin to copy this rank's part. Collective, main thread.
+    def __init__(self, agreed: AgreedSave, began: float, *, waits: bool = False) -> None:
+        """Begin to copy this rank's part, and to write it. Main thread.
 
         Args:
-            prepare: Returns what is to be saved, and where; runs no collective.
+            agreed: What all ranks save, each its part.
             began: By `time.monotonic`, when training stood still.
             waits: Whether the caller changes nothing until `wait` has returned, or `leave` is
                 called: tensors are then written without a copy.
-
-        Raises:
-            CheckpointError: It cannot be written there; the same on all ranks.
-            UsageError: Ranks name different places.
         """
         self._began, self._waits = began, waits
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
-        self._begun: tuple[CheckpointFolder, str] | None = (
-            None  # what rank 0 has made, and must delete
-        )
-        try:
-            prepared, plan, self._id, self._name = planning.agree(prepare, self._begin)
-        except BaseException:
-            if self._begun is not None:
-                _delete(*self._begun)  # nobody has written into it
-            raise
+        prepared, plan, self._id, self._name = agreed
         self._request, self._plan = prepared.request, plan
         self.step, self.nbytes, self.seconds = self._request.step, plan.nbytes, 0.0
         self.folder = self._request.place.folder(self._name)
@@ -241,7 +225,7 @@ class Saving:
             staged = Staged(room)
             staged.borrow(sources)
             return Copying(staged, {}, (), self._blocked, is_trial=True)
-        unchanging, optimizers = prepared.steady, prepared.optimizers
+        unchanging, optimizers = prepared.steady, prepared.training.optimizers
         at_once = not unchanging or not steady.here.are_proven(optimizers)
         staged = stage(sources, unchanging, room, at_once=at_once)
         waiting = optimizers if unchanging else ()
@@ -250,13 +234,6 @@ class Saving:
     def _blocked(self, seconds: float) -> None:
         """Count seconds for which training stood still."""
         self.blocked_s += seconds
-
-    def _begin(self, request: SaveRequest, total_bytes: int) -> str:
-        """Make the folder, on rank 0; returns its name."""
-        name = manifest.name_of(request.step, request.place.names())
-        request.place.begin(name, total_bytes)
-        self._begun = request.place, name
-        return name
 
     def _abandon(self, error: BaseException) -> None:
         """Have nobody wait for this rank, which goes no further. Main thread."""
@@ -267,7 +244,7 @@ class Saving:
             # What others still write would come back after the deletion.
             with contextlib.suppress(Exception):
                 self._store.wait([self._key(rank) for rank in range(self._ranks)], _OTHERS)
-            _delete(self._request.place, self._name)
+            planning.delete(self._request.place, self._name)
             self._store.set(self._key("done"), pickle.dumps(self._reason(error)))
         self._finish(error)
         self._is_over.set()
@@ -298,7 +275,7 @@ class Saving:
             self._write_rest(writer, written, [told[1] for _, told in every])
         except BaseException as error:
             told = self._reason(error)
-            _delete(self._request.place, self._name)
+            planning.delete(self._request.place, self._name)
             self._store.set(self._key("done"), pickle.dumps(told))
             raise told from error
         self._store.set(self._key("done"), pickle.dumps(None))
@@ -355,13 +332,6 @@ def _retold(told: dict[str, Any]) -> Saving:
 
 
 # ---- Its parts ----------------------------------------------------------------------------------
-
-
-def _delete(place: CheckpointFolder, name: str) -> None:
-    try:
-        place.delete(name)
-    except Exception:
-        _log.exception("%s could not be deleted", place.folder(name))
 
 
 def _tidy(request: SaveRequest, newest: str) -> None:

@@ -18,7 +18,7 @@ PLOT_PX = 56
 
 
 class SharedLimits:
-    """What the cards have in common, so that they compare: one scale of milliseconds."""
+    """The scale of milliseconds that cards share, so that they can be compared."""
 
     def __init__(self) -> None:
         self._y: Limits = (0.0, 0.0)
@@ -39,7 +39,7 @@ class SharedLimits:
 class Card:
     """One rank: the time of its steps, under its numbers in a picture that stays.
 
-    While a cell runs, the table below tells them: a text costs 2 ms to draw.
+    While a cell runs, the table below shows them: a text costs 2 ms to draw.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Card:
         axes.tick_params(labelsize=TEXT_PT)
 
     def fit(self, scene: Scene) -> bool:
-        """Take in new data; return whether the axes have changed and must be drawn anew."""
+        """Take in new data; return whether the axes have changed and must be redrawn."""
         row = next(row for row in scene.rows if row.rank == self._rank)
         y = self._shared.of(scene)
         changed = y != self._y
@@ -73,7 +73,7 @@ class Card:
         for line in lines:
             if line.rank == self._rank:
                 at, values = decimate(line.x, line.y, self._columns)
-                # From edge to edge, whatever their number, so that axes are not drawn anew.
+                # From edge to edge, whatever their number, so that axes are not redrawn.
                 share = (at - at[0]) / max(float(at[-1] - at[0]), 1.0)
                 drawn = path(share, values, self._color, (), 1.2, 1.0)
                 drawn.set_marker("o" if len(at) == 1 else "")

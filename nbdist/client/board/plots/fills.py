@@ -1,8 +1,8 @@
 """Boxes that look like parts of a step: copied, in each frame, from pixels that were drawn once.
 
-Agg prepares a hatch anew for each path it draws (1 ms), and a frame has seven. Here each look is
+Agg prepares a hatch again for each path it draws (1 ms), and a frame has seven. Here each look is
 drawn once over the whole plot; a frame copies what of it is inside boxes, whose edges lie between
-pixels, where Agg rounds those of upright boxes to as well.
+pixels, where Agg rounds those of upright boxes, too.
 """
 
 from collections.abc import Sequence

@@ -58,7 +58,7 @@ class LanesOverTime:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, place: name_time(value)))
 
     def fit(self, scene: Scene) -> bool:
-        """Take in new data; return whether the axes have changed and must be drawn anew."""
+        """Take in new data; return whether the axes have changed and must be redrawn."""
         panel = next(panel for panel in scene.devices if panel.key == self._key)
         last_s = max(float(line.x[-1]) for line in panel.lines)
         assert panel.top is not None  # devices' have one
@@ -113,7 +113,7 @@ class LanesOverTime:
         return outline
 
     def _grounds(self) -> Artist:
-        """Return the line that each lane stands on: of an idle one it is what is seen."""
+        """Return the base line of each lane: all that is seen of an idle one."""
         at = np.arange(len(self._ranks)) + LIFT
         ends = np.stack([np.stack([np.full(len(at), x), at], axis=1) for x in (0, self._end_s)], 1)
         path = Path(ends.reshape(-1, 2), [Path.MOVETO, Path.LINETO] * len(at))

@@ -77,7 +77,7 @@ class LinePlot:
         self._note = axes.set_title("", loc="right", fontsize=TEXT_PT, color=theme.text, pad=8)
 
     def fit(self, scene: Scene) -> bool:
-        """Take in new data; return whether the axes have changed and must be drawn anew."""
+        """Take in new data; return whether the axes have changed and must be redrawn."""
         panel = scene.panel(self._key)
         values = [line.y for line in panel.lines]
         needed = bulk_limits(values, panel.floor)
@@ -219,7 +219,7 @@ def _extremes(lines: tuple[Curve, ...]) -> list[Curve]:
     recent = {line.rank: _recent(line) for line in lines}
     known = [line for line in lines if math.isfinite(recent[line.rank])]
     if len({recent[line.rank] for line in known}) < 2:
-        return []  # one, or all alike
+        return []  # one, or all equal
     return [
         max(known, key=lambda line: recent[line.rank]),
         min(known, key=lambda line: recent[line.rank]),
@@ -234,7 +234,7 @@ def _recent(line: Curve) -> float:
 
 
 def _recent_steps(line: Curve) -> int:
-    """Return how many steps that mean is of; a point of a thinned history stands for several."""
+    """Return how many steps that mean is of; a point of a thinned history counts as several."""
     window = smoothing_window(len(line.x))
     return 1 if window == 1 else int(line.x[-1] - line.x[-window]) + 1
 

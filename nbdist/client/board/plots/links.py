@@ -48,7 +48,7 @@ def slow_links(rates: Rates, rank: int) -> set[Link]:
 
 
 class LinkBars:
-    """The bars; the axes are made for `ranks`, and drawn anew when the speeds ask for it."""
+    """The bars; the axes are made for `ranks`, and redrawn when the speeds ask for it."""
 
     def __init__(self, axes: Axes, theme: Theme, ranks: tuple[int, ...]) -> None:
         self.axes, self._theme, self._ranks = axes, theme, ranks
@@ -62,7 +62,7 @@ class LinkBars:
         title(axes, "links, bytes per second while busy", theme)
 
     def fit(self, scene: Scene) -> bool:
-        """Take in new data; return whether the axes have changed and must be drawn anew."""
+        """Take in new data; return whether the axes have changed and must be redrawn."""
         rates = rates_of(scene)
         judged = [v.rank for v in scene.analysis.verdicts if v.cause == "link"]
         slow = set().union(*(slow_links(rates, rank) for rank in judged))

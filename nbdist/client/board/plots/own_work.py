@@ -1,6 +1,6 @@
-"""Each rank's own work beside its peers'.
+"""The work of each rank beside that of its peers.
 
-Own work is what verdicts compare: a step without its communication, transferring and waiting alike,
+Own work is what verdicts compare: a step without its communication, be it transferring or waiting,
 for a slow link is no work.
 """
 
@@ -21,7 +21,7 @@ from nbdist.client.metrics.analysis.advice import advice_for
 from nbdist.shared.text import figure
 
 MOST_NAMES = 4  # ranks whose bars are wide enough for names beside each other
-EXPOSED = "transfer", "waiting", "communication"  # what is not a rank's own work
+EXPOSED = "transfer", "waiting", "communication"  # what is not the work of a rank
 
 
 def own_work_ms(scene: Scene, stack: Stack) -> Floats:
@@ -51,7 +51,7 @@ class OwnWork:
         title(axes, "time per step without communication (mean, ms)", theme)
 
     def fit(self, scene: Scene) -> bool:
-        """Take in new data; return whether the axes have changed and must be drawn anew."""
+        """Take in new data; return whether the axes have changed and must be redrawn."""
         stack = scene.stack
         assert stack is not None  # it is why there is this plot
         own = own_work_ms(scene, stack)

@@ -34,7 +34,7 @@ class SplitPlot:
         axes.set_xlabel("rank", color=theme.text, fontsize=TEXT_PT, labelpad=1)
 
     def fit(self, scene: Scene) -> bool:
-        """Take in new data; return whether the axes have changed and must be drawn anew."""
+        """Take in new data; return whether the axes have changed and must be redrawn."""
         stack = scene.stack
         assert stack is not None  # it is why there is this plot
         top = float(stack.whole_ms.max())

@@ -33,7 +33,7 @@ class LyingBars:
         axes.grid(axis="x", color=theme.text, alpha=0.22, linewidth=0.6)
 
     def fit(self, scene: Scene) -> bool:
-        """Take in new data; return whether the axes have changed and must be drawn anew."""
+        """Take in new data; return whether the axes have changed and must be redrawn."""
         stack = scene.stack
         assert stack is not None  # it is why there is this plot
         whole = stack.whole_ms

@@ -1,6 +1,6 @@
 """The time line of the last steps: one lane a rank, one bar a collective.
 
-A bar's colour and number name its line in the table. Its shades tell what it did: empty while it
+A bar's colour and number name its line in the table. Its shades show what it did: empty while it
 queued, hatched while a rank was missing, solid while it moved. The line below a lane is when the
 rank's main thread was blocked.
 """
@@ -65,7 +65,7 @@ class TimeLinePlot:
         axes.grid(axis="x", color=theme.text, alpha=0.16, linewidth=0.6)
 
     def fit(self, scene: Scene) -> bool:
-        """Take in new data; return whether the axes have changed and must be drawn anew."""
+        """Take in new data; return whether the axes have changed and must be redrawn."""
         line = scene.analysis.line
         assert line is not None  # it is why there is this plot
         x = (0.0, line.length_ms if line.length_ms > 0 else 1.0)

@@ -28,7 +28,7 @@ class View(Protocol):
             "own" numbers of the user; or over time: "devices". A live board reads no others, for
             they are the dear part.
         HAS_SMOOTHING: Whether it draws a running mean, whose window people choose.
-        TELLS_VERDICTS: Whether it is about verdicts, and says why there is none.
+        SHOWS_VERDICTS: Whether it is about verdicts, and says why there is none.
     """
 
     NAME: str
@@ -36,10 +36,10 @@ class View(Protocol):
     CAPTION: str
     HISTORIES: tuple[str, ...]
     HAS_SMOOTHING: bool
-    TELLS_VERDICTS: bool
+    SHOWS_VERDICTS: bool
 
     def plan(self, scene: "Scene", final: bool) -> tuple[object, ...]:
-        """Return what the page is composed for: it is composed anew when that changes."""
+        """Return what the page is composed for: it is composed again when that changes."""
 
     def height(self, scene: "Scene", final: bool, width: int = WIDE) -> int:
         """Return the height in CSS pixels of a page so wide, without its head."""

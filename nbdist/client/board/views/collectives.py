@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
 NAME, CAPTION = "collectives", "Collectives"
 HELP = "a table of them, and a time line of the last steps"
 HISTORIES: tuple[str, ...] = ()
-HAS_SMOOTHING, TELLS_VERDICTS = False, False
+HAS_SMOOTHING, SHOWS_VERDICTS = False, False
 
 ABOVE_PX, BELOW_PX, NOTE_PX = 46, 26, 18
 LANE_PX, FEW_LANES_PX = 42, 60

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
 NAME, CAPTION = "loss", "Loss"
 HELP = "of each rank, and their mean"
 HISTORIES: tuple[str, ...] = ("loss", "own", "norm")
-HAS_SMOOTHING, TELLS_VERDICTS = True, False
+HAS_SMOOTHING, SHOWS_VERDICTS = True, False
 
 LOSS_PX, OWN_PX = 330, 200
 ABOVE_PX, BELOW_PX, GAP_PX = 24, 38, 48
@@ -124,7 +124,7 @@ def _legend_px(scene: "Scene", width: int) -> int:
 
 
 def _keys(scene: "Scene") -> list[str]:
-    """Return the panels to show: the loss first, then the gradient's norm and the user's own."""
+    """Return the panels to show: loss, the gradient's norm, then the user's metrics."""
     keys = [panel.key for panel in scene.panels]
     norm = [] if scene.norm is None else [scene.norm.key]
     return [k for k in keys if k == "loss"] + norm + [k for k in keys if k not in STEP_KEYS]

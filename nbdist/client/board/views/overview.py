@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
 NAME, CAPTION = "overview", ""
 HELP = "loss, communication, and what a step is made of"
 HISTORIES: tuple[str, ...] = ("loss", "comm_s", "own")
-HAS_SMOOTHING, TELLS_VERDICTS = False, False
+HAS_SMOOTHING, SHOWS_VERDICTS = False, False
 
 ROW_PX = 236  # one row of plots
 ABOVE_PX, BELOW_PX = 24, 38  # of a plot: its title; ticks and label
@@ -108,7 +108,7 @@ def table(scene: "Scene") -> ViewTable:
     """Return each rank's progress, speed, and what the user logs."""
     own = sorted({key for row in scene.rows for key in row.own})[:4]
     slow = "◀ they wait for each other" if scene.slow >= set(scene.ranks) else "◀ the others wait"
-    untold = NONE if scene.is_timed else "not measured"
+    unknown = NONE if scene.is_timed else "not measured"
     head = ("rank", "device", "step", "loss", "steps/s", "step ms", "comm %", "data %", *own, "")
 
     def cells(row: "Row") -> tuple[str, ...]:
@@ -117,7 +117,7 @@ def table(scene: "Scene") -> ViewTable:
             row.device,
             f"{row.step:,}",
             *map(or_dash, (row.loss, row.steps_per_s, row.step_ms)),
-            untold if row.comm_pct is None else _whole(row.comm_pct),
+            unknown if row.comm_pct is None else _whole(row.comm_pct),
             or_dash(row.data_pct, _whole),
             *(or_dash(row.own.get(key)) for key in own),
             # Last, so that the columns stay where they are when it comes and goes.
@@ -152,7 +152,7 @@ def _grid(scene: "Scene", width: int) -> tuple[int, int]:
 
 
 def _order(scene: "Scene") -> list[str | None]:
-    """Return what to plot: the keys of lines, and None for the split, before the user's own."""
+    """Return what to plot: the keys of lines, and None for the split, before the user's metrics."""
     keys = [panel.key for panel in scene.panels]
     split: list[str | None] = [None] if scene.stack is not None else []
     return [k for k in keys if k in STEP_KEYS] + split + [k for k in keys if k not in STEP_KEYS]

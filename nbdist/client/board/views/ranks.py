@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
 NAME, CAPTION = "ranks", "Speed and memory"
 HELP = "each rank's state, speed, memory and device"
 HISTORIES: tuple[str, ...] = ("step_s", "devices")
-HAS_SMOOTHING, TELLS_VERDICTS = False, False
+HAS_SMOOTHING, SHOWS_VERDICTS = False, False
 
 MOST_CARDS = 16
 CARD_PX, WORDS_PX, GAP_PX = 138, 58, 26
@@ -45,7 +45,7 @@ _NUMBERS: tuple[tuple[str, str, Get, Write], ...] = (
     ("its peak", palette.LINE_COLORS[3], lambda row: row.cuda_peak_bytes, name_bytes),
 )
 
-# What else the table tells, by the names of records of kind "device".
+# What else the table shows, by the names of records of kind "device".
 _OF_DEVICE = {
     "cpu_pct": "cpu %",
     "device_pct": "device %",
@@ -155,14 +155,14 @@ def sentence(scene: "Scene") -> str:
 def _of_devices(scene: "Scene") -> str:
     """Return how busy devices are and how warm the warmest; without them, the processor."""
     text = ""
-    told = {row.rank: row.of_device for row in scene.rows}
+    devices = {row.rank: row.of_device for row in scene.rows}
     for key, words in (("device_pct", "device use"), ("cpu_pct", "processor use of a core")):
-        use = {rank: values[key] for rank, values in told.items() if key in values}
+        use = {rank: values[key] for rank, values in devices.items() if key in values}
         if use and not text:
             least, most = min(use, key=use.__getitem__), max(use, key=use.__getitem__)
             text = f"; {words} {use[least]:.0f} % on rank {least}"
             text += f" to {use[most]:.0f} % on rank {most}" if most != least else ""
-    warm = {rank: values["device_c"] for rank, values in told.items() if "device_c" in values}
+    warm = {rank: values["device_c"] for rank, values in devices.items() if "device_c" in values}
     if warm:
         warmest = max(warm, key=warm.__getitem__)
         text += f", at most {warm[warmest]:.0f} °C on rank {warmest}"
@@ -175,12 +175,12 @@ def table(scene: "Scene") -> ViewTable:
     has_cuda = any(row.cuda_bytes is not None for row in scene.rows)
     if has_cuda:
         head += ["device memory", "its peak", "reserved"]
-    told = [
+    known = [
         (key, name)
         for key, name in _OF_DEVICE.items()
         if any(key in r.of_device for r in scene.rows)
     ]
-    head += [name for _, name in told]
+    head += [name for _, name in known]
     rows = []
     for row in scene.rows:
         cells = [str(row.rank), row.device, scene.state(row), f"{row.step:,}"]
@@ -189,14 +189,14 @@ def table(scene: "Scene") -> ViewTable:
         if has_cuda:
             of_cuda = (row.cuda_bytes, row.cuda_peak_bytes, row.cuda_reserved_bytes)
             cells += [or_dash(size, name_bytes) for size in of_cuda]
-        cells += [_cell(row, key) for key, _ in told]
+        cells += [_cell(row, key) for key, _ in known]
         rows.append(tuple(cells))
     caption = "Ranks now" if scene.outcome is None else "Ranks at the end of the cell"
     return ViewTable(caption, tuple(head), tuple(rows))
 
 
 def _cell(row: "Row", key: str) -> str:
-    """Return what the newest record of a device told, as a cell of the table."""
+    """Return a value of a device's newest record, as a cell of the table."""
     value, total = row.of_device.get(key), row.of_device.get("device_total_bytes")
     if value is None:
         return NONE
@@ -223,7 +223,7 @@ def _strips(page: "Page", scene: "Scene") -> "Plot":
 
 
 def _names(scene: "Scene") -> tuple[str, ...]:
-    """Return the numbers that any rank has told."""
+    """Return the numbers that any rank has reported."""
     return tuple(
         name for name, _, get, _ in _NUMBERS if any(get(row) is not None for row in scene.rows)
     )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
 NAME, CAPTION = "step", "Step-time breakdown"
 HELP = "where a step's time goes on each rank, and who waits for whom"
 HISTORIES: tuple[str, ...] = ()
-HAS_SMOOTHING, TELLS_VERDICTS = False, False
+HAS_SMOOTHING, SHOWS_VERDICTS = False, False
 
 MOST_BARS = 16
 HEADS = {"hidden": "hidden communication"}  # of the table
@@ -78,12 +78,12 @@ def sentence(scene: "Scene") -> str:
     if not whole:
         return "No step time was measured."
     shares = {name: 100 * float(part.mean()) / whole for name, part in stack.parts.items()}
-    told = [
+    parts = [
         f"{share:.0f} % {palette.part_label(name)}"
         for name, share in shares.items()
         if share >= 0.5
     ]
-    text = f"A step takes {figure(whole)} ms: {', '.join(told)}."
+    text = f"A step takes {figure(whole)} ms: {', '.join(parts)}."
     if making := [f"{part} {milliseconds(ms)}" for part, ms in scene.making_ms.items() if ms]:
         text += f" Making its batches takes {', '.join(making)} ms."
     return f"{text} {NOT_TIMED}" if not scene.is_timed else f"{text}{_longest_wait(stack)}"

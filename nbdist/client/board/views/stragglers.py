@@ -1,4 +1,4 @@
-"""Who makes the others slow: each rank's own work beside its peers', or why nobody stands out.
+"""The slow ranks: the work of each rank beside its peers', or why no rank stands out.
 
 Where a link is what is slow, links are shown instead.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
 NAME, CAPTION = "verdicts", "Step time without communication"
 HELP = "which ranks slow the others down, and why"
 HISTORIES: tuple[str, ...] = ()
-HAS_SMOOTHING, TELLS_VERDICTS = False, True
+HAS_SMOOTHING, SHOWS_VERDICTS = False, True
 
 LINE_PX, ABOVE_PX, PLOT_PX, BELOW_PX = 18, 34, 180, 38
 LEFT_PX, RIGHT_PX = 44, 132
@@ -73,7 +73,7 @@ def sentence(scene: "Scene") -> str:
 
 
 def table(scene: "Scene") -> ViewTable:
-    """Return the verdicts' numbers; their sentences stand above."""
+    """Return the verdicts' numbers; their sentences are above."""
     head = ("rank", "slower by", "cause", "since step")
     rows = tuple(
         (str(v.rank), slower(v.share), cause_of(v), f"{v.since_step:,}")

@@ -1,8 +1,8 @@
-"""What every way of starting engines offers to the cluster, and how one is found by name.
+"""The interface of launchers, which start engines, and how one is found by name.
 
 An installed package offers one as an entry point of the group `nbdist.launchers`: a callable that
 takes the folder of the logs and a `LaunchOptions`, and returns a `Launcher`. A dataclass `Options`
-in the same module, of fields made by `nbdist.shared.options.option`, has the options of its own.
+in the same module, of fields made by `nbdist.shared.options.option`, has its options.
 nbdist's launchers are found in the same way.
 """
 
@@ -37,17 +37,17 @@ OwnOptions = TypeVar("OwnOptions")
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """Of a launcher that has none of its own."""
+    """Of a launcher that has no options."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions(Generic[OwnOptions]):
-    """What a launcher is told of a start.
+    """The options of a start, for the launcher.
 
     Attributes:
-        own: The launcher's own options.
+        own: The options of this launcher.
         n: Ranks in all, if the person said so.
-        trust_network: The person accepts that torch authenticates nobody on the network.
+        trust_network: The person accepts that torch authenticates no one on the network.
     """
 
     own: OwnOptions
@@ -78,7 +78,7 @@ class Launcher(Protocol):
     """Starts processes by key, sees them end, and signals them.
 
     Keys are `controller`, `store` and `rank 0`, `rank 1`, ...; one process a key at a time.
-    The processes' own output goes into files in `logs`, which may be changed at any time.
+    The output of processes goes into files in `logs`, which may be changed at any time.
     """
 
     logs: Path
@@ -100,7 +100,7 @@ class Launcher(Protocol):
     def ready(self, say: Callable[[str], None]) -> Mapping[str, Any]:
         """Wait until it can start ranks, and return what it found there.
 
-        It waits while torch's import gets on (`cluster/patience.py`), and says so now and then.
+        It waits while torch's import makes progress (`cluster/patience.py`), and reports it.
 
         Keys: `gpus` (how many there are), `no_gpu` (what torch says where there is none), `forks`
         (ranks begin with torch imported), and `why` they do not. With several hosts also `hosts`
@@ -109,7 +109,7 @@ class Launcher(Protocol):
         each may have), and `notes` (sentences for the person).
 
         Raises:
-            StartError: It ended, or gets on no further.
+            StartError: It ended, or makes no progress.
         """
 
     def places(self, n: int, address: str, *, crowded: bool = False) -> Mapping[int, Place]:
@@ -125,7 +125,7 @@ class Launcher(Protocol):
         """
 
     def reopen(self) -> list[str]:
-        """Try hosts again that were lost; return what came of each, in a sentence.
+        """Try hosts again that were lost; return the outcome of each, in a sentence.
 
         May take as long as a login and an import of torch.
         """
@@ -137,7 +137,7 @@ class Launcher(Protocol):
         how long.
 
         Raises:
-            StartError: There is nobody left to ask.
+            StartError: No parent is left to ask.
         """
 
     def give_up(self) -> None:
@@ -156,9 +156,9 @@ class Launcher(Protocol):
         """Undo `on_exit`; nothing if it was not registered."""
 
     def on_notice(self, callback: OnNotice) -> None:
-        """Call `callback(sentence)` on the launcher's thread: hosts are told to leave soon.
+        """Call `callback(sentence)` on the launcher's thread: hosts will be shut down soon.
 
-        The last callback counts. Ranks go on until their hosts are gone.
+        The last callback counts. Ranks continue until their hosts are gone.
         """
 
     def rest(self) -> list[str]:
@@ -186,7 +186,7 @@ def find_launcher(name: str) -> MakeLauncher:
 
 
 def find_options(name: str) -> type:
-    """Return the dataclass of a launcher's own options.
+    """Return the dataclass of a launcher's options.
 
     Raises:
         UsageError: There is no such launcher.

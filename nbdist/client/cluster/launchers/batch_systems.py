@@ -1,8 +1,8 @@
-"""What leads to the nodes of a batch system where only ipyparallel has a launcher of that name.
+"""How to reach the nodes of a batch system that only ipyparallel has a launcher for.
 
 ipyparallel's launchers submit jobs of engines. Such a job has no channel back to the notebook but
-its engines' own sockets: nobody would learn which node a rank is on before it has joined, nor that
-it has ended, nor could one be started again in its place. nbdist so does not use them. Within a
+the sockets of its engines: the node of a rank would be unknown before it has joined, and its end
+would be too; nor could one be started again in its place. nbdist so does not use them. Within a
 job of any batch system its own launchers do: `mpiexec` or `ssh` reach the job's nodes.
 """
 

@@ -33,7 +33,7 @@ def local_launcher(logs: Path, _asked: object) -> OneHostLauncher:
 def attached_launcher(
     memory: Mapping[str, Any], logs: Path, connection: socket.socket
 ) -> HostsLauncher:
-    """Return a launcher that goes on with what a keeper holds, once it `adopt`s that.
+    """Return a launcher for the processes that a keeper holds; call its `adopt` next.
 
     Args:
         memory: As `HostsLauncher.memory` returned it in another kernel.

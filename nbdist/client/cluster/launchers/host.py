@@ -91,7 +91,7 @@ class Hosts:
         """Return the hosts that a channel leads to, by the keeper's name of it."""
         return [host for host in self.by_name.values() if host.name == name]
 
-    def tell(self, names: Iterable[str], request: Mapping[str, Any]) -> None:
+    def ask(self, names: Iterable[str], request: Mapping[str, Any]) -> None:
         """Send a request to hosts, whose earlier answers are forgotten."""
         for name in names:
             self.by_name[name].answers.clear()

@@ -55,13 +55,13 @@ class HostsLauncher:
         self._token = secrets.token_hex(16)
         if keeper is None:
             (log_folder / TOKEN).write_text(self._token)
-        self._told = ExitCallbacks()
+        self._exit_callbacks = ExitCallbacks()
         self._where: dict[int, str] = {}  # each rank's host
         self._is_closed = False
         self._on_notice: OnNotice = log.warning
         self._opened = 0
         self._address = ""
-        self._hosts = Hosts(lambda channel, told: self._keeper.send(channel, told))
+        self._hosts = Hosts(lambda channel, request: self._keeper.send(channel, request))
         self._keeper = KeeperLink(log_folder, self._take) if keeper is None else keeper
         if channels:
             self.open(channels)
@@ -157,8 +157,8 @@ class HostsLauncher:
         """Enter a host that is reached by a channel; `name` is the keeper's for it."""
         is_here = channel.host == HERE
         link = ParentLink(
-            lambda told: self._keeper.send(name, told),
-            self._told,
+            lambda request: self._keeper.send(name, request),
+            self._exit_callbacks,
             show_host(channel.host),
             is_here=is_here,
         )
@@ -172,7 +172,7 @@ class HostsLauncher:
         self._keeper.detach(name, facts)
 
     def remember(self, value: Any, says: str) -> None:
-        """Have the keeper tell this to the kernel that comes next; nothing when it is gone."""
+        """Leave a value with the keeper for the next kernel; logged when the keeper is gone."""
         try:
             self._keeper.remember(value, says)
         except OSError:
@@ -210,25 +210,25 @@ class HostsLauncher:
     def adopt(
         self,
         memory: Mapping[str, Any],
-        told: Mapping[str, Any],
+        changes: Mapping[str, Any],
         explain: Callable[[str, int, str], tuple[str, str]],
     ) -> None:
-        """Go on with what another kernel's launcher knew; call after `on_exit`.
+        """Take over the processes of another kernel's launcher; call after `on_exit`.
 
-        What has ended since is told like an end of now. What that kernel was starting, and nobody
-        knows, is ended.
+        What has ended since is reported like an end of now. What that kernel was starting is
+        ended: no kernel knows it.
 
         Args:
             memory: What `memory` returned there.
-            told: What the keeper told on attaching; see `host/process_table.py`.
+            changes: What the keeper reported on attaching; see `host/process_table.py`.
             explain: As `Channel.explain`, of a host.
         """
         self._where, self._address = dict(memory["where"]), memory["address"]
         self._opened, self._token = memory["opened"], memory["token"]
-        ended = {(event["key"], event["pid"]): event for event in told["ended"]}
+        ended = {(event["key"], event["pid"]): event for event in changes["ended"]}
         for known in memory["hosts"]:
             name, pids = known["name"], known["pids"]
-            running = told["running"].get(name, {})
+            running = changes["running"].get(name, {})
             name_ = known["host"]
             channel = Channel(
                 name_,
@@ -250,7 +250,7 @@ class HostsLauncher:
                     log.info("%s (%d) was being started, and is ended", key, pid)
                     end = {"op": "signal", "pid": pid, "signal": signals.SIGKILL, "group": True}
                     self._keeper.send(name, end)
-        for event in told["lost"]:
+        for event in changes["lost"]:
             self._take(event)
         self._keeper.listen(self._take)
 
@@ -261,8 +261,8 @@ class HostsLauncher:
         name = self._where[int(key.removeprefix("rank "))] if key.startswith("rank ") else HERE
         host = self._hosts.by_name[name]
         if name != HERE and role == "engine":
-            told = json.loads(Path(spec["connection_file"]).read_text())
-            spec = {**spec, "connection": told}
+            connection = json.loads(Path(spec["connection_file"]).read_text())
+            spec = {**spec, "connection": connection}
         try:
             if host.lost:
                 raise OSError(host.lost)
@@ -276,7 +276,7 @@ class HostsLauncher:
             host.link.give_up()
 
     def signal(self, key: str, number: int, *, group: bool = False) -> None:
-        """Send a signal; nothing to a host that is gone; see `Launcher.signal`."""
+        """Send a signal; no effect on a host that is gone; see `Launcher.signal`."""
         for host in self._hosts.by_name.values():
             if key in host.link.pids:
                 try:
@@ -290,11 +290,11 @@ class HostsLauncher:
 
     def on_exit(self, callback: OnExit) -> None:
         """Register a callback; see `Launcher.on_exit`."""
-        self._told.add(callback)
+        self._exit_callbacks.add(callback)
 
     def remove_on_exit(self, callback: OnExit) -> None:
         """Undo `on_exit`."""
-        self._told.remove(callback)
+        self._exit_callbacks.remove(callback)
 
     def on_notice(self, callback: OnNotice) -> None:
         """Register the callback; see `Launcher.on_notice`."""
@@ -302,7 +302,7 @@ class HostsLauncher:
 
     def notice_of(self, host: str, number: str) -> str:
         """Return what a signal to a host's parent means."""
-        return f"Host {host} is told to end ({number})."
+        return f"Host {host} is being shut down ({number})."
 
     def rest(self) -> list[str]:
         """Leave nothing on any host; see `Launcher.rest`."""
@@ -320,7 +320,7 @@ class HostsLauncher:
             self._keeper.close()
             (self.logs / TOKEN).unlink(missing_ok=True)
 
-    # -- what the keeper tells
+    # -- events of the keeper
 
     def _take(self, event: dict[str, Any]) -> None:
         name = event["event"]
@@ -328,7 +328,7 @@ class HostsLauncher:
             for host in self._hosts.by_name.values():
                 self._lose(host, "the process that reaches it has ended")
             return
-        # A channel that was opened anew has another name: what the old one tells is over.
+        # A channel that was opened again has another name: events of the old one are outdated.
         for host in self._hosts.of_channel(event["channel"]):
             if event.get("host", host.channel.host) in (host.channel.host, ""):
                 self._take_of(host, event)

@@ -110,7 +110,7 @@ class KeeperLink:
             raise StartError(f"The cluster cannot be detached as {name}.", why=why)
 
     def remember(self, value: Any, says: str) -> None:
-        """Have the keeper tell this to the next kernel.
+        """Leave a value with the keeper for the next kernel.
 
         Raises:
             OSError: The keeper is gone.

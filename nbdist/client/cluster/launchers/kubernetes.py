@@ -1,8 +1,8 @@
 """Hosts of Kubernetes: pods of a Job that lives as long as the keeper, and one exec stream a pod.
 
 The Job is held by a process of the keeper's (`host/pods.py`), which deletes it at the end of its
-input, and tells how its pods are; `host/pod_exec.py` is the `ssh` to one of them. The notebook's
-kernel never imports the Kubernetes client.
+input, and reports the state of its pods; `host/pod_exec.py` is the `ssh` to one of them. The
+notebook's kernel never imports the Kubernetes client.
 """
 
 import os
@@ -24,7 +24,7 @@ from nbdist.client.cluster.launchers.slurm_queue import Line
 from nbdist.client.cluster.network import has_curve, require_trust
 from nbdist.shared.errors import StartError, UsageError
 
-_LOOK_S: Final = 1.0  # between two looks at what is told; sooner at each news
+_LOOK_S: Final = 1.0  # between two looks at the state of the pods; sooner at each event
 _ANSWER_S: Final = 30.0  # for the first word of the API; the client gives up before
 
 
@@ -81,7 +81,7 @@ class KubernetesLauncher(HostsLauncher):
         self._unschedulable_s = unschedulable_s
         notebook = Path(os.environ.get("JPY_SESSION_NAME", "") or Path.cwd()).stem
         self._job = kubernetes_manifest.job_name(notebook, secrets.token_hex(3))
-        self._heard: dict[str, Any] | None = None  # what the holder told last
+        self._heard: dict[str, Any] | None = None  # the newest event of the holder
         log = log_folder / f"{self._job}.log"
         self._keeper.open(KUBERNETES, [sys.executable, "-m", "nbdist.host.pods"], {}, log)
         manifest = kubernetes_manifest.job(self._job, request)
@@ -130,20 +130,20 @@ class KubernetesLauncher(HostsLauncher):
             line.end()
 
     def _pods(self) -> Sequence[Mapping[str, Any]] | None:
-        """Return the pods as they were told; None before that.
+        """Return the pods as last reported; None before that.
 
         Raises:
             StartError: Kubernetes refuses the Job, or who holds it has ended.
         """
-        told = self._heard
-        if told is None:
+        event = self._heard
+        if event is None:
             return None
-        if told["event"] == "refused":
-            raise kubernetes_words.refusal(told["status"], told["message"])
-        if told["event"] == "closed":
-            raise StartError("The process that holds the pods has ended.", why=told["said"])
-        self._namespace = told["namespace"]
-        pods: Sequence[Mapping[str, Any]] = told["pods"]
+        if event["event"] == "refused":
+            raise kubernetes_words.refusal(event["status"], event["message"])
+        if event["event"] == "closed":
+            raise StartError("The process that holds the pods has ended.", why=event["said"])
+        self._namespace = event["namespace"]
+        pods: Sequence[Mapping[str, Any]] = event["pods"]
         return pods
 
     def notice_of(self, host: str, number: str) -> str:

@@ -25,7 +25,7 @@ _WORD: Final = re.compile(r"[^a-z0-9]+")
 _KEPT_S: Final = 60  # after its pods have ended by themselves
 
 # Where the parent's pid is, for the shell that is process 1: it passes SIGTERM on, by which a pod
-# is told to leave, and ends with the parent, or when none has been there for the lease.
+# is terminated, and ends with the parent, or when none has been there for the lease.
 _PID: Final = '"${TMPDIR:-/tmp}/nbdist-parent"'
 _LIVES: Final = f'kill -0 "$(cat {_PID} 2>/dev/null)" 2>/dev/null'
 WAIT: Final = f"""leave() {{

@@ -1,11 +1,11 @@
-"""What Kubernetes says, for people: answers of its API, and the states of pods. Pure."""
+"""Answers of the Kubernetes API and states of pods, in words for people. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from nbdist.shared.errors import StartError, install
 
-# Reasons for which a container waits, that waiting does not mend.
+# Reasons for which a container waits, and always will.
 _REFUSED: Final = {
     "ErrImagePull": "its image cannot be pulled",
     "ImagePullBackOff": "its image cannot be pulled",
@@ -24,7 +24,7 @@ def refusal(status: int, message: str) -> StartError:
 
     Args:
         status: Of HTTP; 0 where there was no answer, -1 where no cluster is known here.
-        message: The API's own, or the client's.
+        message: Of the API, or of the client.
     """
     said = " ".join(message.split())
     if status == -1:
@@ -65,7 +65,7 @@ def never_starts(pods: Sequence[Pod], waited_s: float, most_s: float) -> StartEr
     """Return why pods will not start; None while they may.
 
     Args:
-        pods: As the holder tells them (`host/pods.py`).
+        pods: As the holder reports them (`host/pods.py`).
         waited_s: How long pods have been without a node.
         most_s: How long they may be: nodes may be on their way.
     """

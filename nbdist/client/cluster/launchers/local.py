@@ -63,8 +63,8 @@ class LocalLauncher:
         """
         self.logs = log_folder
         self._fork = sys.platform == "linux" if fork is None else fork
-        self._told = ExitCallbacks()
-        self._link = ParentLink(self._send, self._told)
+        self._exit_callbacks = ExitCallbacks()
+        self._link = ParentLink(self._send, self._exit_callbacks)
         self._orphans: set[int] = set()
         self._lock = threading.Lock()
         self._start_parent()
@@ -162,11 +162,11 @@ class LocalLauncher:
 
     def on_exit(self, callback: OnExit) -> None:
         """Register a callback; see `Launcher.on_exit`."""
-        self._told.add(callback)
+        self._exit_callbacks.add(callback)
 
     def remove_on_exit(self, callback: OnExit) -> None:
         """Undo `on_exit`."""
-        self._told.remove(callback)
+        self._exit_callbacks.remove(callback)
 
     def on_notice(self, callback: OnNotice) -> None:
         """Ranks of this machine leave with the notebook; see `Launcher.on_notice`."""
@@ -213,7 +213,7 @@ class LocalLauncher:
             self._ready.set_exception(error)
         self._link.fail_starts(error)
         for key, pid in list(self._link.pids.items()):
-            # Its exit status goes to init, which tells nobody.
+            # Its exit status goes to init, which reports it to no one.
             self._orphans.add(pid)
             lifeline.watch(pid, partial(self._orphan_ended, key, pid))
 

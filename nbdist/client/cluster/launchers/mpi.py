@@ -25,7 +25,7 @@ from nbdist.shared.errors import StartError
 
 Flavour = Literal["Open MPI", "Hydra"]
 _ASK_S: Final = 20.0
-# What ssh is told where MPI uses it: never to ask, and not to wait long. Open MPI 4, 5; Hydra.
+# Options of ssh where MPI uses it: never to ask, and not to wait long. Open MPI 4, 5; Hydra.
 _SSH: Final = "-o BatchMode=yes -o ConnectTimeout=8"
 _SSH_VARIABLES: Final = {
     "OMPI_MCA_plm_rsh_args": _SSH,
@@ -83,10 +83,10 @@ def read_machines(text: str) -> list[HostLine]:
 
 
 def find_flavour() -> Flavour:
-    """Return whose `mpiexec` is first in the PATH.
+    """Return the MPI whose `mpiexec` is first in the PATH.
 
     Raises:
-        StartError: There is none, or it is nobody's that is known.
+        StartError: There is none, or it is of no known MPI.
     """
     program = shutil.which("mpiexec")
     if program is None:
@@ -109,7 +109,7 @@ def find_flavour() -> Flavour:
 
 
 def flavour_of(version: str) -> Flavour | None:
-    """Return whose `mpiexec` says this of its version. Intel MPI and MVAPICH have Hydra, too."""
+    """Return whose `mpiexec` this version text is from. Intel MPI and MVAPICH have Hydra, too."""
     if any(sign in version for sign in ("Open MPI", "OpenRTE", "PRRTE")):
         return "Open MPI"
     if any(sign in version for sign in ("HYDRA", "Intel(R) MPI")):
@@ -144,5 +144,5 @@ def explain(host: str, status: int, said: str) -> tuple[str, str]:
     for sign, meaning, do in _MEANINGS:
         if sign in said:
             return meaning, do
-    told = [line for line in said.splitlines() if line.strip("-* ")]
-    return ssh.explain(host, status, "\n".join(told) or f"mpiexec ended with exit code {status}")
+    lines = [line for line in said.splitlines() if line.strip("-* ")]
+    return ssh.explain(host, status, "\n".join(lines) or f"mpiexec ended with exit code {status}")

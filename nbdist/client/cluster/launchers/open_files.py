@@ -1,7 +1,7 @@
 """How many files and sockets a process may have open: what ranks inherit, what is too few.
 
 A start sees to both before it opens anything: what runs out halfway ends threads of libraries,
-whose callers then tell of something else.
+whose callers then report another error.
 """
 
 import errno
@@ -20,7 +20,7 @@ FEWEST_FREE: Final = 48
 
 
 def allow_open_files() -> None:
-    """Raise this process's own limit to `ENOUGH`, as far as it may; what it starts inherits it.
+    """Raise the limit of this process to `ENOUGH`, as far as it may; what it starts inherits it.
 
     Raises:
         StartError: Fewer than `FEWEST` are allowed.
@@ -70,7 +70,7 @@ def _count_free(most: int) -> int:
         while len(opened) < most:
             opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
-        # ENFILE: the whole machine has no more.
+        # ENFILE: the limit of the whole machine.
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
     finally:

@@ -1,4 +1,4 @@
-"""What runs on one host, by key: as its parent was asked (`host/parent.py`), and as it tells.
+"""The processes of one host, by key: requests to its parent (`host/parent.py`) and its reports.
 
 Threads: `take`, `gone` and the callbacks on the thread that hears the parent; the rest on any.
 """
@@ -25,23 +25,23 @@ log = logging.getLogger(__name__)
 
 
 class ExitCallbacks:
-    """Whom to tell that a process has ended."""
+    """Callbacks for the end of a process."""
 
     def __init__(self) -> None:
-        """Begin with nobody."""
+        """Begin without callbacks."""
         self._callbacks: list[OnExit] = []
 
     def add(self, callback: OnExit) -> None:
-        """Tell `callback`, too."""
+        """Register a callback."""
         self._callbacks.append(callback)
 
     def remove(self, callback: OnExit) -> None:
-        """Tell it no more; nothing if it was not there."""
+        """Unregister a callback; no effect if it was not registered."""
         with contextlib.suppress(ValueError):
             self._callbacks.remove(callback)
 
     def __call__(self, key: str, ended: Ended) -> None:
-        """Tell all; see `Launcher.on_exit`."""
+        """Call all; see `Launcher.on_exit`."""
         for callback in list(self._callbacks):
             try:
                 callback(key, ended)
@@ -55,7 +55,7 @@ class ParentLink:
     def __init__(
         self,
         send: Callable[[dict[str, Any]], None],
-        tell_exit: OnExit,
+        report_exit: OnExit,
         host: str = HERE,
         *,
         is_here: bool = True,
@@ -64,14 +64,14 @@ class ParentLink:
 
         Args:
             send: Sends a request to the parent; raises an OSError when it is gone.
-            tell_exit: Told of each process that has ended, while it is still among `pids`.
+            report_exit: Told of each process that has ended, while it is still among `pids`.
             host: The parent's, as it is shown.
             is_here: Whether that is the notebook's machine.
         """
         self._host, self._is_here = host, is_here
         self.pids: dict[str, int] = {}
         self._send = send
-        self._tell_exit = tell_exit
+        self._report_exit = report_exit
         self._starting: dict[str, Future[Started]] = {}
         self._numbers = itertools.count(1)
         self._wanted: dict[str, int] = {}  # the number of each key's start that is awaited
@@ -90,7 +90,7 @@ class ParentLink:
         with self._lock:
             self._starting[key] = future
             self._wanted[key] = number
-            # One that was killed, and has not been seen to end yet, is nobody's any more.
+            # One that was killed, and has not been seen to end yet, no longer counts.
             self.pids.pop(key, None)
         file = str(logs / f"{key.replace(' ', '-')}.log")
         self._send(
@@ -100,7 +100,7 @@ class ParentLink:
         return future
 
     def signal(self, key: str, number: int, *, group: bool = False) -> None:
-        """Have the parent send a signal; nothing to a process that has ended.
+        """Have the parent send a signal; no effect on a process that has ended.
 
         Raises:
             OSError: The parent is gone.
@@ -132,10 +132,10 @@ class ParentLink:
             self._resolve(key, StartError(f"{key} could not be started: {event['error']}"))
 
     def ended(self, key: str, pid: int, ended: Ended) -> None:
-        """Tell that a process has ended; once told, it is no longer among `pids`."""
+        """Report that a process has ended; then it is no longer among `pids`."""
         if self.pids.get(key) != pid:
             return
-        self._tell_exit(key, ended)
+        self._report_exit(key, ended)
         del self.pids[key]
 
     def fail_starts(self, error: StartError) -> None:

@@ -1,4 +1,4 @@
-"""What hosts must have in common before they train together. Facts in, errors out."""
+"""Checks that hosts can train together: versions, clocks, addresses. Facts in, errors out."""
 
 import socket
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,22 +13,22 @@ Facts = Mapping[str, Any]
 Reached = Mapping[str, Mapping[str, Sequence[str]]]  # from host, to host: addresses that answered
 
 
-def require_alike(facts: Mapping[str, Facts]) -> None:
+def require_same_versions(facts: Mapping[str, Facts]) -> None:
     """Refuse hosts whose Python, torch or nbdist differ from the notebook's.
 
     Args:
-        facts: By host, what `host/facts.py` told; the notebook's machine among them.
+        facts: By host, what `host/facts.py` reported; the notebook's machine among them.
 
     Raises:
         StartError: With a table of what differs, or the reason why a host cannot take ranks.
     """
-    if troubled := {host: told["trouble"] for host, told in facts.items() if told["trouble"]}:
+    if troubled := {host: found["trouble"] for host, found in facts.items() if found["trouble"]}:
         raise StartError(
             f"{_named(troubled)} cannot take ranks.",
             why="; ".join(f"{host}: {why}" for host, why in troubled.items()),
             do="free space there, or leave the host out.",
         )
-    versions = {host: _versions(told) for host, told in facts.items()}
+    versions = {host: _versions(found) for host, found in facts.items()}
     wanted = versions[HERE]
     others = {host: found for host, found in versions.items() if found != wanted}
     if not others:
@@ -47,12 +47,12 @@ def require_alike(facts: Mapping[str, Facts]) -> None:
     )
 
 
-def _versions(told: Facts) -> dict[str, str]:
+def _versions(found: Facts) -> dict[str, str]:
     """Return what must be equal. Patches of Python read each other's pickles."""
-    python = ".".join(told["python"].split(".")[:2])
-    torch = told["versions"]["torch"].partition("+")[0]
-    nbdist = told["versions"]["nbdist"]
-    return {"Python": python, "torch": torch, "nbdist": f"{nbdist} (messages {told['messages']})"}
+    python = ".".join(found["python"].split(".")[:2])
+    torch = found["versions"]["torch"].partition("+")[0]
+    nbdist = found["versions"]["nbdist"]
+    return {"Python": python, "torch": torch, "nbdist": f"{nbdist} (messages {found['messages']})"}
 
 
 def clock_notes(facts: Mapping[str, Facts], heard_at: Mapping[str, float]) -> list[str]:
@@ -61,8 +61,8 @@ def clock_notes(facts: Mapping[str, Facts], heard_at: Mapping[str, float]) -> li
     Times of steps do not depend on it: they are measured by monotonic clocks.
     """
     notes = []
-    for host, told in facts.items():
-        ahead_s = told["time"] - heard_at[host]
+    for host, found in facts.items():
+        ahead_s = found["time"] - heard_at[host]
         if abs(ahead_s) > _MOST_CLOCK_S:
             way = "ahead of" if ahead_s > 0 else "behind"
             notes.append(
@@ -82,11 +82,11 @@ def candidates(facts: Mapping[str, Facts], asked: str | None) -> dict[str, list[
         asked: The address that the person chose for the notebook's machine.
     """
     # The notebook's machine may be a node of the job, too.
-    machines = {told["machine"]: told["addresses"] for told in facts.values()}
+    machines = {of_host["machine"]: of_host["addresses"] for of_host in facts.values()}
     everyone = [address for addresses in machines.values() for address in addresses]
     found = {
-        host: [address for address in told["addresses"] if everyone.count(address) == 1]
-        for host, told in facts.items()
+        host: [address for address in of_host["addresses"] if everyone.count(address) == 1]
+        for host, of_host in facts.items()
     }
     if asked is not None:
         found[HERE] = [asked]

@@ -1,6 +1,6 @@
 """The way of hosts to a start: who they are, whether they fit, and how they reach each other.
 
-    hello ─▶ require_alike ─▶ listen ─▶ reach ─▶ choose_addresses ─▶ warm ─▶ ready
+    hello ─▶ require_same_versions ─▶ listen ─▶ reach ─▶ choose_addresses ─▶ warm ─▶ ready
 
 The same way for all at a start, and for those that come back later. On the caller's thread.
 """
@@ -33,18 +33,18 @@ def meet(hosts: Hosts, new: Collection[str], asked: str) -> None:
     """
     hosts.wait_for(new, "hello", _HELLO_S)
     known = hosts.living()
-    preflight.require_alike({name: host.facts for name, host in known.items()})
+    preflight.require_same_versions({name: host.facts for name, host in known.items()})
     if len(known) == 1:
         known[HERE].address = asked
     else:
         for name, address in _addresses(hosts, new, asked).items():
             known[name].address = address
-    hosts.tell(new, {"op": "warm"})
+    hosts.ask(new, {"op": "warm"})
 
 
 def _addresses(hosts: Hosts, new: Collection[str], asked: str) -> dict[str, str]:
     known = hosts.living()
-    hosts.tell(known, {"op": "listen"})
+    hosts.ask(known, {"op": "listen"})
     listening = hosts.wait_for(known, "listening", _ANSWER_S)
     facts = {name: host.facts for name, host in known.items()}
     addresses = preflight.candidates(facts, None if is_loopback(asked) else asked)
@@ -60,7 +60,7 @@ def _addresses(hosts: Hosts, new: Collection[str], asked: str) -> dict[str, str]
             for other, tried in addresses.items()
             if other != name
         }
-        hosts.tell([name], {"op": "reach", "targets": targets, "within_s": _REACH_S})
+        hosts.ask([name], {"op": "reach", "targets": targets, "within_s": _REACH_S})
     reached = hosts.wait_for(known, "reached", _ANSWER_S)
     return preflight.choose_addresses(addresses, {n: t["addresses"] for n, t in reached.items()})
 
@@ -72,15 +72,15 @@ def ready(hosts: Hosts, say: Callable[[str], None]) -> dict[str, Any]:
     wait = LongWait("torch's import on the hosts", say, begins)
     while not hosts.settled(known, "ready", 1.0) and (now := time.monotonic()) < begins + FAR_S:
         wait.attend(now)
-    told = hosts.wait_for(known, "ready", 0.0)
+    answers = hosts.wait_for(known, "ready", 0.0)
     takers = {name: host for name, host in known.items() if host.channel.slots}
-    slow = [told[name] for name in takers if not told[name]["forks"]]
+    slow = [answers[name] for name in takers if not answers[name]["forks"]]
     heard = {name: host.heard_at for name, host in known.items()}
     facts = {name: host.facts for name, host in known.items()}
     return {
-        "gpus": sum(min(told[name]["gpus"], one.channel.slots) for name, one in takers.items()),
-        "gpus_each": min(told[name]["gpus"] for name in takers),
-        "no_gpu": next((why for name in takers if (why := told[name]["no_gpu"])), ""),
+        "gpus": sum(min(answers[name]["gpus"], one.channel.slots) for name, one in takers.items()),
+        "gpus_each": min(answers[name]["gpus"] for name in takers),
+        "no_gpu": next((why for name in takers if (why := answers[name]["no_gpu"])), ""),
         "forks": not slow,
         "why": slow[0]["why"] if slow else "",
         "hosts": len(takers),

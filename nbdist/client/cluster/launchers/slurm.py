@@ -148,9 +148,9 @@ class SlurmLauncher(HostsLauncher):
             raise StartError(f"Slurm gave no nodes: {why}.", do=f"{do}.")
 
     def _explain(self, status: int, said: str) -> tuple[str, str]:
-        """Return why a node's `srun` ended. What ends all of them, salloc may know."""
+        """Return why a node's `srun` ended. salloc may report what ended all of them."""
         by_salloc = ""
-        with contextlib.suppress(FileNotFoundError):  # the job may be the notebook's own
+        with contextlib.suppress(FileNotFoundError):  # the notebook may run within the job
             by_salloc = self._log.read_text(errors="replace")
         known = slurm_words.meaning(said) or slurm_words.meaning(by_salloc)
         return known or slurm_words.explain(status, said)

@@ -32,14 +32,14 @@ class Line:
             self._shown = text
 
     def end(self) -> None:
-        """Let what follows begin in a line of its own."""
+        """Begin a new line for what follows."""
         if self._shown:
             sys.stdout.write("\n")
             sys.stdout.flush()
 
 
 def job_in(log: Path) -> str:
-    """Return the id of the job that salloc tells of in its standard error; "" before it does."""
+    """Return the id of the job that salloc names on its standard error; "" before it does."""
     try:
         found = _GRANTED.search(log.read_text(errors="replace"))
     except FileNotFoundError:
@@ -62,7 +62,7 @@ def look(job: str) -> tuple[str, str, str] | None:
 
 
 def is_unknown(job: str) -> bool:
-    """Return whether Slurm's controller does not answer, so that nobody knows of the job."""
+    """Return whether Slurm's controller does not answer, and the job's state is unknown."""
     try:
         look(job)
     except SilentController:
@@ -83,7 +83,7 @@ def nodes_of(job: str) -> list[str]:
 
 
 def _ask(command: Sequence[str], also: str = "\0") -> str:
-    """Return what a command of Slurm's prints; "" where it fails by saying `also`."""
+    """Return the output of a Slurm command; "" where it fails with the message `also`."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_ASK_S, stdin=subprocess.DEVNULL

@@ -1,4 +1,4 @@
-"""What is asked of Slurm, and what it answers, in words. Pure.
+"""The commands for Slurm, and its answers in words. Pure.
 
 Options come from `%dist start`, from lines as in a batch script, and from a file of such lines (a
 template): its `#SBATCH` lines are options, its other lines run on each node before the ranks'
@@ -17,7 +17,7 @@ from nbdist.client.cluster.launchers.shared_options import NodesOptions
 from nbdist.shared.errors import UsageError
 from nbdist.shared.options import option
 
-NOTICE_S = 60  # before the time limit, when Slurm tells the parents of it
+NOTICE_S = 60  # before the time limit, when Slurm notifies the parents
 # Options of sbatch that salloc does not have, and that mean nothing to a notebook.
 _OF_BATCHES = {
     *("-o", "--output", "-e", "--error", "-i", "--input", "--open-mode", "-a", "--array"),
@@ -226,7 +226,7 @@ def _read_template(text: str) -> tuple[list[str], list[str]]:
 
 
 def _slots(options: Sequence[str]) -> int | None:
-    """Return the ranks a node that options of the person's own ask for."""
+    """Return the ranks a node that the person's options ask for."""
     joined = " ".join(options)
     for pattern in (r"--gpus-per-node[= ](?:\w+:)*(\d+)", r"--gres[= ]gpu:(?:\w+:)*(\d+)"):
         if found := re.search(pattern, joined):
@@ -262,8 +262,8 @@ def job_name(notebook: str, token: str) -> str:
 def allocate(name: str, wish: Wish) -> list[str]:
     """Return the command that asks for nodes, and keeps them until its input ends.
 
-    A node that fails must not end the job (`--no-kill`). Ranks ignore SIGURG, by which Slurm tells
-    the parents that the time is nearly over.
+    A node that fails must not end the job (`--no-kill`). Ranks ignore SIGURG, which Slurm sends to
+    the parents shortly before the time limit.
     """
     return [
         "salloc",
@@ -322,7 +322,7 @@ def waiting_line(job: str, state: str, reason: str, start: str) -> str:
         job: Its id.
         state: As squeue's `%T` shows it.
         reason: As `%r`.
-        start: When it is expected to start, as `%S`: "N/A" where nobody knows.
+        start: When it is expected to start, as `%S`: "N/A" where it is unknown.
     """
     line = f"{state.lower()}: job {job}"
     if reason not in ("None", ""):

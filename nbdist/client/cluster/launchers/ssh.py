@@ -25,7 +25,7 @@ _OPTIONS = (
     # A shared connection would end with whichever ssh had opened it.
     *("-o", "ControlMaster=no", "-o", "ControlPath=none"),
 )
-_KILLED = 255  # ssh's own status, also where a signal has ended the command
+_KILLED = 255  # the status of ssh itself, also where a signal has ended the command
 # What ssh and a shell say, and what it means. `{host}` is the host.
 _MEANINGS = (
     ("Permission denied", "it refuses your key", "ssh-copy-id {host}, or ssh-add your key"),
@@ -107,7 +107,7 @@ def explain(host: str, status: int, said: str) -> tuple[str, str]:
     if status < 0:
         return (
             f"its ssh was ended by signal {-status}",
-            "%dist restart or %dist scale opens it anew",
+            "%dist restart or %dist scale connects again",
         )
     if status == _KILLED and not said.strip():
         return "its parent process was killed, or its connection ended", f"ssh {host} shows more"

@@ -1,4 +1,4 @@
-"""What a shell runs on a host for `srun` and `mpiexec`, which have no login shell there. Pure."""
+"""The shell script on a host for `srun` and `mpiexec`, which have no login shell there. Pure."""
 
 import os
 import shlex

@@ -2,7 +2,7 @@
 
 import torch
 
-from nbdist.engine.checkpoint.place import DefaultFolder
+from nbdist.engine.checkpoint.saved import DefaultFolder
 from nbdist.engine.checkpoint.steady import Known
 from nbdist.shared.wire import CellStart
 

@@ -14,12 +14,12 @@ def _facts(python: str = "3.11.7", torch: str = "2.13.0+cpu", **more: Any) -> di
 
 
 def test_patches_of_python_and_builds_of_torch_may_differ() -> None:
-    preflight.require_alike({"localhost": _facts(), "b": _facts("3.11.9", "2.13.0+cu130")})
+    preflight.require_same_versions({"localhost": _facts(), "b": _facts("3.11.9", "2.13.0+cu130")})
 
 
 def test_what_differs_stands_in_a_table() -> None:
     with pytest.raises(StartError) as refused:
-        preflight.require_alike(
+        preflight.require_same_versions(
             {"localhost": _facts(), "b": _facts("3.12.1"), "c": _facts(torch="2.11.0")}
         )
     assert refused.value.what == "b and c and the notebook differ in Python and torch."

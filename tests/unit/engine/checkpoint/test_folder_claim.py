@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from nbdist.engine.checkpoint.claim import ATTEMPTS, FolderClaim
+from nbdist.engine.checkpoint.folder import CLAIM_ATTEMPTS, FolderClaim
 
 # Each of two stakes its claim and then looks: all orders of these four.
 ORDERS = sorted(set(itertools.permutations(["first", "first", "second", "second"])))
@@ -47,4 +47,4 @@ def test_a_claim_that_stays_is_another_s_folder() -> None:
     pauses: list[float] = []
     assert not claim(files).take(pauses.append)
     assert files == {"claim-other"}
-    assert len(pauses) == ATTEMPTS
+    assert len(pauses) == CLAIM_ATTEMPTS

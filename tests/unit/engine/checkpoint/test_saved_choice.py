@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.engine.checkpoint import chosen, manifest
+from nbdist.engine.checkpoint import manifest, saved
 from nbdist.engine.checkpoint.folder import COMMIT, CheckpointFolder
 from nbdist.engine.checkpoint.manifest import Manifest
 from nbdist.shared.errors import CheckpointError, UsageError
@@ -24,27 +24,27 @@ def save(place: CheckpointFolder, step: int, saved_at: float, **more: float) -> 
 
 def text_of(place: CheckpointFolder, which: str | int) -> str:
     with pytest.raises(CheckpointError) as caught:
-        chosen.choose(place, which)
+        saved.choose(place, which)
     return str(caught.value).replace(place.url, "RUN")
 
 
 def test_where_nothing_is_nothing_is_chosen(place: CheckpointFolder) -> None:
-    assert chosen.choose(place, "latest") is None
-    assert str(chosen.missing(place)).startswith(f"There is no checkpoint in {place.url}.\nDo:  ")
+    assert saved.choose(place, "latest") is None
+    assert str(saved.missing(place)).startswith(f"There is no checkpoint in {place.url}.\nDo:  ")
 
 
 def test_saves_that_did_not_end_are_told_of_where_there_is_no_checkpoint(
     place: CheckpointFolder,
 ) -> None:
     place.begin("step-00000001", 0)
-    assert chosen.choose(place, "latest") is None
-    assert "Why: 1 save there did not come to an end\n" in str(chosen.missing(place))
+    assert saved.choose(place, "latest") is None
+    assert "Why: 1 save there did not come to an end\n" in str(saved.missing(place))
 
 
 def test_the_latest_is_the_one_pointed_to(place: CheckpointFolder) -> None:
     save(place, 9, 1.0)
     back = save(place, 3, 2.0)
-    found = chosen.choose(place, "latest")
+    found = saved.choose(place, "latest")
     assert found is not None
     assert (found.name, found.before) == (back, None)
 
@@ -54,7 +54,7 @@ def test_a_pointer_to_nothing_is_not_followed(place: CheckpointFolder, pointer: 
     save(place, 9, 1.0)
     newest = save(place, 3, 2.0)
     Path(place.url, "latest").write_bytes(pointer.encode("latin1"))
-    found = chosen.choose(place, "latest")
+    found = saved.choose(place, "latest")
     assert found is not None
     assert found.name == newest
 
@@ -64,7 +64,7 @@ def test_a_folder_that_is_named_is_taken_though_its_step_was_saved_again(
 ) -> None:
     first, again = save(place, 5, 1.0), save(place, 5, 2.0)
     for name in (first, again):
-        found = chosen.choose(place, "latest", name)
+        found = saved.choose(place, "latest", name)
         assert found is not None
         assert found.name == name
 
@@ -79,7 +79,7 @@ def test_a_folder_that_is_named_and_no_checkpoint_is_told_with_those_that_are(
         ("step-00000007", ""),
     ):
         with pytest.raises(CheckpointError) as caught:
-            chosen.choose(place, "latest", name)
+            saved.choose(place, "latest", name)
         said = f"RUN/{name} is no checkpoint.\n{why}Do:  those in RUN are step-00000005"
         assert str(caught.value).replace(place.url, "RUN") == said
 
@@ -90,7 +90,7 @@ def test_of_a_step_the_newest_is_chosen_and_the_one_before_it_is_named(
     save(place, 1, 1.0)
     save(place, 5, 2.0)
     again = save(place, 5, 3.0)
-    found = chosen.choose(place, 5)
+    found = saved.choose(place, 5)
     assert found is not None
     assert (found.name, found.before) == (again, 1)
 
@@ -99,7 +99,7 @@ def test_the_best_is_chosen_by_its_metric(place: CheckpointFolder) -> None:
     best = save(place, 1, 1.0, metric=0.1)
     place.point_to_best(best)
     save(place, 2, 2.0, metric=0.2)
-    found = chosen.choose(place, "best")
+    found = saved.choose(place, "best")
     assert found is not None
     assert found.name == best
 
@@ -114,7 +114,7 @@ def test_what_is_not_there_is_told_with_what_is(place: CheckpointFolder) -> None
 @pytest.mark.parametrize("which", ["bset", True, 1.5, None])
 def test_what_makes_no_sense_is_refused(place: CheckpointFolder, which: str) -> None:
     with pytest.raises(UsageError, match=r'takes "latest", "best" or a step'):
-        chosen.choose(place, which)
+        saved.choose(place, which)
 
 
 def test_a_newer_format_is_refused_by_its_version(place: CheckpointFolder) -> None:
@@ -138,7 +138,7 @@ def test_no_older_one_is_taken_silently_for_one_with_a_damaged_commit(
         "RUN/step-00000005 is damaged, and nothing was restored from it: checkpoint.json is not "
         "what was written.\nDo:  restore the last good one before it: nbdist.restore(which=1)"
     )
-    found = chosen.choose(place, 1)
+    found = saved.choose(place, 1)
     assert found is not None
     assert found.commit.step == 1
 
@@ -146,7 +146,7 @@ def test_no_older_one_is_taken_silently_for_one_with_a_damaged_commit(
 def test_a_retry_takes_the_newest_since_the_cell_was_sent(place: CheckpointFolder) -> None:
     save(place, 8, 10.0)
     newest = save(place, 3, 20.0)
-    assert chosen.newest_since(place, 21.0) is None
-    found = chosen.newest_since(place, 5.0)
+    assert saved.newest_since(place, 21.0) is None
+    found = saved.newest_since(place, 5.0)
     assert found is not None
     assert found.name == newest

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from nbdist.engine.checkpoint.staging import Staged
+from nbdist.engine.checkpoint.steady import Staged
 
 KEY: tuple[str, tuple[int, ...] | None] = ("model.weight", (0,))
 KINDS: dict[str, Callable[[], torch.Tensor]] = {

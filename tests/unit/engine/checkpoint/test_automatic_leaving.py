@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from nbdist.engine.checkpoint.leaving import Leaving
+from nbdist.engine.checkpoint.automatic import Leaving
 
 
 def test_nobody_stands_still_unasked() -> None:
