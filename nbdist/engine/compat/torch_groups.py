@@ -5,6 +5,7 @@ belongs to wrapped modules, `torch_hooks.py` the places where tap and training l
 says what broke when a version moves. Tried with torch 2.13.0 and 2.15.0 (CPU): tests/group.
 """
 
+import contextlib
 import ctypes
 import functools
 from collections.abc import Callable, Iterable
@@ -204,8 +205,8 @@ def end_receive(work: Any) -> None:
 
     A receive from any source waits on no pair, so `break_backend` does not reach it.
     """
-    end = _torch_function("_ZN4c10d16ProcessGroupGloo8RecvWork5abortEv")
-    if end is not None and (address := _address_of(work)) is not None:
+    end = _torch_function(_END_RECEIVE)
+    if end is not None and (address := _address_of(work, _WORK)) is not None:
         end(address)
 
 
@@ -226,7 +227,7 @@ def release_backends(group: dist.ProcessGroup) -> None:
     """
     release = _release_function()
     assert release is not None, "the caller has asked can_release()"
-    release(_address_of(group))
+    release(_address_of(group, _GROUP))
 
 
 @functools.cache
@@ -235,8 +236,7 @@ def can_release() -> bool:
     if _release_function() is None:
         return False
     probe = dist.ProcessGroup(dist.HashStore(), 0, 1)
-    address = _address_of(probe)
-    if address is None:
+    if _address_of(probe, _GROUP) is None:
         return False
     release_backends(probe)
     return probe.get_group_store() is None
@@ -251,25 +251,56 @@ def _release_function() -> Callable[[int | None], None] | None:
 @functools.cache
 def _torch_function(symbol: str) -> Callable[[int | None], None] | None:
     """Return a method of C++ that has no Python binding and takes nothing; None where it is not."""
+    if (library := _torch_library()) is None or not hasattr(library, symbol):
+        return None  # not this system's library, or a torch that has moved the function
+    function = library[symbol]
+    function.argtypes, function.restype = [ctypes.c_void_p], None
+    return function
+
+
+@functools.cache
+def _torch_library() -> ctypes.CDLL | None:
     folder = Path(torch.__file__).parent / "lib"
     for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
-        try:
-            function = ctypes.CDLL(str(folder / name))[symbol]
-        except (OSError, AttributeError):
-            continue  # not this system's library, or a torch that has moved the function
-        function.argtypes, function.restype = [ctypes.c_void_p], None
-        return function
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(str(folder / name))
     return None
 
 
-def _address_of(group: Any) -> int | None:
-    """Return the address of the C++ object behind a group or a Work; None: another layout.
+_END_RECEIVE = "_ZN4c10d16ProcessGroupGloo8RecvWork5abortEv"
+# Where C++ describes its classes (`std::type_info`).
+_GROUP, _WORK = "_ZTIN4c10d12ProcessGroupE", "_ZTIN4c10d4WorkE"
+# With what torch's pybind11 was built, on Linux and on macOS: its PYBIND11_PLATFORM_ABI_ID.
+_ABIS = (b"system_libstdcpp_gxx_abi_1xxx_use_cxx11_abi_1", b"system_libcpp_abi1")
+_TYPE_INFO = b"St9type_info"  # the name by which a capsule says that it holds one
 
-    pybind11 keeps, after Python's object header, the object's address and then its holder, an
-    intrusive_ptr, whose only member is that address again.
+_new_capsule = ctypes.PYFUNCTYPE(
+    ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+)(("PyCapsule_New", ctypes.pythonapi))
+_pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def _address_of(bound: Any, type_info: str) -> int | None:
+    """Return the address of the C++ object behind one of Python's; None: torch is built otherwise.
+
+    Args:
+        bound: Of a class that torch has bound with pybind11. Good while this lives.
+        type_info: `_GROUP` or `_WORK`.
+
+    Source: pybind11's conduit for other bindings, include/pybind11/conduit/pybind11_conduit_v1.h.
     """
-    value, holder = (ctypes.c_void_p * 2).from_address(id(group) + object.__basicsize__)
-    return value if value == holder else None
+    library = _torch_library()
+    if library is None or not hasattr(library, type_info):
+        return None
+    info = ctypes.addressof(ctypes.c_char.in_dll(library, type_info))
+    wanted = _new_capsule(info, _TYPE_INFO, None)
+    for abi in _ABIS:
+        found = bound._pybind11_conduit_v1_(abi, wanted, b"raw_pointer_ephemeral")
+        if found is not None:
+            return int(_pointer_in(found, type_info.removeprefix("_ZTI").encode()))
+    return None
 
 
 def make_gloo(
@@ -499,7 +530,7 @@ def _broken() -> list[str]:
         broken.append(f"BackendType takes no number of ours: {error}")
     if not can_release():
         broken.append("ProcessGroup::release_resources cannot be called: old backends stay")
-    if _torch_function("_ZN4c10d16ProcessGroupGloo8RecvWork5abortEv") is None:
+    if _torch_function(_END_RECEIVE) is None or not hasattr(_torch_library(), _WORK):
         broken.append("RecvWork::abort cannot be called: receives from any source cannot be freed")
     return broken
 
