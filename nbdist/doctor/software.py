@@ -30,7 +30,7 @@ MODULES = (
         "compat.torch_wrappers",
     ),
     *("compat.torch_transformer", "compat.torch_checkpoint", "compat.torch_loaders"),
-    *("compat.third_parties", "compat.random_states", "compat.hf_datasets", "compat.cuda_graphs"),
+    *("compat.third_parties", "compat.hf_datasets", "compat.cuda_graphs"),
 )
 
 # What is broken in them comes last: what they import may raise.

@@ -114,7 +114,7 @@ def test_what_watching_costs_is_told_part_by_part_and_short_steps_are_sampled(
     table = notebook.run("%dist status --cost").text
     assert table.startswith("Watching costs each rank ")
     assert "of the steps are measured part by part" in table
-    for part in ("tap", "hooks", "boundary", "checks", "records", "board", "messages"):
+    for part in ("tap", "hooks", "boundary", "random", "checks", "records", "board", "messages"):
         assert f"\n{part} " in table
     # What calls cost is asked of torch a few times, and no more.
     priced = notebook.cell(

@@ -8,7 +8,8 @@ import nbdist
 from tests.cluster.conftest import LONGEST_S, ROOT
 
 NEAR = 0.3
-MAIN = ("tap", "hooks", "boundary", "checks")  # the main thread's; of others the system keeps count
+# Parts of the main thread; of others the system keeps count.
+MAIN = ("tap", "hooks", "boundary", "random", "checks")
 
 # In one cell blocks of steps that are watched, and of steps for which hooks and tap are taken out.
 TRAIN = """

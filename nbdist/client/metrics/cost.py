@@ -15,6 +15,7 @@ DOES = {
     "tap": "counts, times and checks collectives",
     "hooks": "losses, and what steps are made of",
     "boundary": "what a step that is lost is made again from",
+    "random": "takes the states of random generators at it",
     "checks": "compares ranks, now and then",
     "peers": "keeps snapshots in peers' memory, as asked for",
     "records": "sends the records",

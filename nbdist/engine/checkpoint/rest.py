@@ -25,12 +25,12 @@ from nbdist.engine.checkpoint import trained_models, training_state
 from nbdist.engine.checkpoint.agreement import together
 from nbdist.engine.checkpoint.fit import Fit
 from nbdist.engine.checkpoint.training_state import Training, real
-from nbdist.engine.compat import random_states, torch_live, torch_sharded
+from nbdist.engine.compat import torch_live, torch_sharded
 from nbdist.engine.data import position, resume
 from nbdist.engine.data.batches import mix
 from nbdist.engine.data.passes import Draws, Position
 from nbdist.engine.group import ddp_buckets
-from nbdist.engine.steps import keep, step_state
+from nbdist.engine.steps import keep, random_states, step_state
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
 from nbdist.engine.steps.step_state import StepState
 from nbdist.shared.errors import CheckpointError
@@ -52,7 +52,7 @@ def moment(training: Training) -> Facts:
     newest = position.here.newest()
     mark = step_state.here().random_numbers()
     return {
-        "random": (mark.rng, mark.cuda_rng, tuple(random_states.told(mark.plain_rng))),
+        "random": (mark.rng, mark.cuda_rng, tuple(mark.plain_rng)),
         "loaders": [loader.saved() for loader in training.loaders],
         "held": [loader.is_held for loader in training.loaders],
         "names": position.names_of(training.loaders, keep.here.named()),
@@ -407,7 +407,7 @@ def _put_buckets(training: Training, told: Mapping[str, Any], fitted: Fit) -> No
 def _put_random(told: tuple[Any, ...]) -> None:
     cpu, cuda, plain = told
     torch.default_generator.set_state(cpu)
-    random_states.put_back_told(random_states.States(*plain))
+    random_states.put_back(random_states.States(*plain))
     if cuda is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(cuda)
 

@@ -5,6 +5,6 @@ on), `torch_live` and `heap` (which objects are alive), and how models are sprea
 (replicated), `torch_reducers`, `torch_sharded`, `torch_pipeline`, `torch_transformer`,
 `torch_wrappers`.
 `torch_checkpoint` plans, writes and reads the files of checkpoints. `third_parties` knows
-Accelerate, Trainer and DeepSpeed, `random_states` the generators of Python and numpy. A new module
-with a `check()` is listed in `nbdist/doctor/software.py`.
+Accelerate, Trainer and DeepSpeed. A new module with a `check()` is listed in
+`nbdist/doctor/software.py`.
 """

@@ -25,12 +25,12 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 
-from nbdist.engine.compat import random_states, torch_hooks, torch_live
+from nbdist.engine.compat import torch_hooks, torch_live
 from nbdist.engine.compat.torch_hooks import StepArgs, StepKeywords
 from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.kernel.backward_threads import is_mains
-from nbdist.engine.kernel.cost_clock import clock
-from nbdist.engine.steps import defer_interrupt
+from nbdist.engine.kernel.cost_clock import clock, clocked
+from nbdist.engine.steps import defer_interrupt, random_states
 from nbdist.engine.steps.followers import Followers, Progress
 from nbdist.shared.wire import CellStart
 
@@ -427,7 +427,11 @@ class Boundary(Component):
         """Note the state now, and return it."""
         if self._buffers:
             self._copy_buffers()
-        return self.random_numbers(tuple([take() for take, _ in self._others]))
+        return self._random_numbers(tuple([take() for take, _ in self._others]))
+
+    @clocked("random", within="boundary")
+    def _random_numbers(self, others: tuple[Any, ...]) -> StepState:
+        return self.random_numbers(others)
 
     def at_boundary(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Return what these hold at the last boundary: of buffers that are kept, the copies."""
@@ -449,7 +453,7 @@ class Boundary(Component):
     def random_numbers(self, others: tuple[Any, ...] = ()) -> StepState:
         """Return a mark of the random generators, for `start_over`, and of `others`."""
         return StepState(
-            random_states.take_torch(),
+            torch.default_generator.get_state(),
             random_states.take_cuda() if torch.cuda.is_initialized() else None,
             random_states.take(),
             others,

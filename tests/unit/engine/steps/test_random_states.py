@@ -9,7 +9,8 @@ import pytest
 import torch
 from numpy.random import mtrand
 
-from nbdist.engine.compat import random_states
+from nbdist.engine.steps import random_states
+from nbdist.engine.steps.step_state import Boundary
 
 DRAWS: dict[str, Callable[[], Any]] = {
     "python": random.random,
@@ -32,10 +33,6 @@ def _as_before() -> Iterator[None]:
     np.random.set_state(numpy)
 
 
-def test_the_words_are_read_from_memory_in_this_python() -> None:
-    assert random_states.check() == []
-
-
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=list(DRAWS))
 def test_what_was_drawn_after_a_mark_is_drawn_again(draw: Callable[[], Any]) -> None:
     for _ in range(5):  # a number that is kept back is there at every second mark
@@ -49,18 +46,6 @@ def test_what_was_drawn_after_a_mark_is_drawn_again(draw: Callable[[], Any]) -> 
         assert [draw() for _ in range(3)] == first
         random_states.put_back(after)
         assert draw() == later
-
-
-def test_another_python_whose_generator_looks_otherwise_is_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(random_states._Python, "_agrees", lambda _self: False)
-    other = random_states._Python(random.Random(3))
-    assert not other.is_read()
-    state = other.take()
-    first = other._generator.random()
-    other.put_back(state)
-    assert other._generator.random() == first
 
 
 def test_a_generator_that_numpy_was_given_is_put_back_too() -> None:
@@ -108,37 +93,17 @@ TORCH_DRAWS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("draw", TORCH_DRAWS.values(), ids=list(TORCH_DRAWS))
 def test_what_torch_drew_after_a_mark_is_drawn_again(draw: Callable[[], Any]) -> None:
+    boundary = Boundary()
     with torch.random.fork_rng(devices=()):
         for _ in range(5):  # a number that is kept back is there at every second mark
-            state = random_states.take_torch()
-            assert torch.equal(state, torch.get_rng_state())
+            mark = boundary.random_numbers()
+            assert torch.equal(mark.rng, torch.get_rng_state())
             first = [draw() for _ in range(3)]
-            after = random_states.take_torch()
-            assert torch.equal(after, torch.get_rng_state())
-            torch.set_rng_state(state)
+            after = boundary.random_numbers()
+            assert torch.equal(after.rng, torch.get_rng_state())
+            boundary.start_over(mark)
             assert [draw() for _ in range(3)] == first
-            torch.set_rng_state(after)
-
-
-def test_torch_is_asked_only_when_it_was_drawn_from() -> None:
-    state = random_states.take_torch()
-    assert random_states.take_torch() is state
-    with torch.random.fork_rng(devices=()):
-        torch.rand(1)
-        assert random_states.take_torch() is not state
-
-
-def test_another_torch_whose_generator_looks_otherwise_is_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(random_states, "_TORCH_FEW", random_states._TORCH_KEPT_BACK)
-    other = random_states._Torch(torch.Generator())
-    assert not other.is_read()
-    state = other.take()
-    first = torch.rand(1, generator=other._generator)
-    assert not torch.equal(other.take(), state)
-    other._generator.set_state(state)
-    assert torch.rand(1, generator=other._generator) == first
+            boundary.start_over(after)
 
 
 class _GpusGenerator:
