@@ -291,13 +291,13 @@ def _address_of(bound: Any, type_info: str) -> int | None:
 
     Source: pybind11's conduit for other bindings, include/pybind11/conduit/pybind11_conduit_v1.h.
     """
-    library = _torch_library()
-    if library is None or not hasattr(library, type_info):
+    library, conduit = _torch_library(), getattr(bound, "_pybind11_conduit_v1_", None)
+    if library is None or conduit is None or not hasattr(library, type_info):
         return None
     info = ctypes.addressof(ctypes.c_char.in_dll(library, type_info))
     wanted = _new_capsule(info, _TYPE_INFO, None)
     for abi in _ABIS:
-        found = bound._pybind11_conduit_v1_(abi, wanted, b"raw_pointer_ephemeral")
+        found = conduit(abi, wanted, b"raw_pointer_ephemeral")
         if found is not None:
             return int(_pointer_in(found, type_info.removeprefix("_ZTI").encode()))
     return None
