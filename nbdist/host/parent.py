@@ -271,6 +271,8 @@ def main(arguments: list[str]) -> None:
     """Run as `python -m nbdist.host.parent FD KERNEL_PID fork|spawn`, or `... stdio fork|spawn`."""
     if os.getpgrp() != os.getpid():  # srun has made it a group's leader, which cannot do this
         os.setsid()
+    # debugpy, which ipykernel imports, would warn of modules frozen in Python; no rank debugs.
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     parent = _make(arguments)
     try:
         parent.serve()

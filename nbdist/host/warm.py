@@ -26,6 +26,7 @@ MODULES = (
     "torch.distributed.tensor",
     "torch.distributed.fsdp",
     "ipykernel.ipkernel",
+    "ipykernel.debugger",
     "ipyparallel.engine.app",
     "nbdist.engine.compat.torch_dist",
     "nbdist.engine.rank.boot",

@@ -34,9 +34,15 @@ def test_full_collections_leave_out_what_a_rank_was_forked_with(session: Session
     assert session.run(code).value_list == [True, True]
 
 
-def test_kernels_look_at_no_modules_for_a_debugger_and_cells_at_all(session: Session) -> None:
-    code = "import sys; get_ipython().kernel._kernel_modules == [] and len(sys.modules) > 1000"
-    assert session.run(code).value_list == [True, True]
+def test_a_rank_has_ipykernels_debugger_which_traces_nothing_and_listens_nowhere(
+    session: Session,
+) -> None:
+    session.run("import sys, threading, psutil, debugpy, ipykernel.debugger")
+    assert session.run("ipykernel.debugger._is_debugpy_available").value_list == [True, True]
+    traced = "sys.gettrace() or threading.gettrace() or debugpy.is_client_connected()"
+    assert not any(session.run(traced).value_list)
+    code = "[t.name for t in threading.enumerate() if 'pydevd' in t.name.lower()]"
+    assert session.run(code).value_list == [[], []]
     assert "3." in session.run("get_ipython().kernel.language_info['version']").value_list[0]
 
 

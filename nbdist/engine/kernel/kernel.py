@@ -12,9 +12,7 @@ them moves. What is touched, and what for:
 - `Kernel.session.send`, which all messages pass: whether a cell has sent any on `iopub_socket`,
   and which (`journal`);
 - `pre_handler_hook` and `saved_sigint_handler`: when an interrupt may strike;
-- `_cancel_on_sigint`, which handles an interrupt of a cell that awaits;
-- the module `ipykernel.debugger`, in whose place an empty one stands; and `sys` of
-  `ipykernel.ipkernel`, which for its sake looks at all modules.
+- `_cancel_on_sigint`, which handles an interrupt of a cell that awaits.
 
 How its shell behaves is `shell.py`'s.
 """
@@ -26,12 +24,10 @@ import signal
 import sys
 import threading
 import traceback
-import types
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any, Protocol
 
-import ipykernel.ipkernel
 import ipyparallel.engine.app
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.zmqshell import ZMQInteractiveShell
@@ -288,34 +284,11 @@ def serve(rank: Rank, arguments: list[str]) -> None:
         arguments: `ipengine`'s command line.
     """
     ipyparallel.engine.app.Kernel = RankKernel
-    _leave_debugger_out()
     sys.argv = [""]  # a cell's, as in any notebook of Python: what `argparse` reads there is empty
     app = RankEngine.instance()
     app.rank = rank
     app.initialize(arguments)
     app.start()
-
-
-def _leave_debugger_out() -> None:
-    """Let the kernel have no debugger: an engine has no channel for one.
-
-    To import it took each rank 250 modules of debugpy, and a third of the time that it starts in.
-    What a cell does with debugpy itself works. Nor is the debugger told all modules: to look at
-    them was a sixth of what a rank does to start, for each page of them is copied in a fork.
-    """
-    empty: Any = types.ModuleType("ipykernel.debugger")
-    empty._is_debugpy_available, empty.Debugger = False, object
-    sys.modules.setdefault(empty.__name__, empty)
-    ipykernel.ipkernel.sys = _SysWithoutModules("sys")  # type: ignore[attr-defined]
-
-
-class _SysWithoutModules(types.ModuleType):
-    """`sys`, but that no module is imported."""
-
-    modules: Mapping[str, types.ModuleType] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(sys, name)
 
 
 @contextlib.contextmanager
@@ -376,7 +349,6 @@ def check() -> list[str]:
             ZMQInteractiveShell,
             ("user_ns", "execution_count"),
         ),
-        (ipykernel.ipkernel, ("sys",)),
     ]
     versions = ", ".join(f"{name} {version(name)}" for name in TRIED)
     return broken + [
