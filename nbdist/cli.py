@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nbdist.shared.errors import NBDistError, UsageError, install
+from nbdist.shared.options import Parser
 
 STATE_FOLDER = Path(".nbdist")  # in the folder in which a notebook runs
 LAB_COPY = Path("nbdist-tutorials")  # in the folder one stands in
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's words."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="nbdist", description="Train PyTorch models on several ranks from a notebook."
     )
     parser.add_argument("--version", action="version", version=f"nbdist {version()}")
@@ -73,7 +74,6 @@ def build_parser() -> argparse.ArgumentParser:
         "lab",
         help="JupyterLab in this folder; --tutorials: with a copy of the tutorials",
         description="JupyterLab in this folder. Other words go to JupyterLab.",
-        allow_abbrev=False,
     )
     lab_words.add_argument(
         "--tutorials",
@@ -286,7 +286,7 @@ def export(words: Sequence[str]) -> int:
     from nbdist.client.notebook.arguments import add_export
     from nbdist.client.notebook.export_command import export_file
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="nbdist export",
         description="Write the %%distributed cells of a notebook as a script for torchrun.",
     )

@@ -33,6 +33,14 @@ ONE_GPU_A_RANK = (
 )
 
 
+class Parser(argparse.ArgumentParser):
+    """argparse that takes options by their whole names, and says what is no number."""
+
+    def __init__(self, **about: Any) -> None:
+        super().__init__(**about, allow_abbrev=False)
+        self.register("type", int, read_whole)
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """An option of a start, of which its parameter, flag, trait and documentation are made.
@@ -106,6 +114,14 @@ def flag_of(name: str) -> str:
     return f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
 
 
+def read_whole(text: str) -> int:
+    """Return a whole number as typed after a flag."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"takes a whole number, not {text!r}") from None
+
+
 def read_seconds(text: str) -> float:
     """Return seconds as typed after a flag, such as `2.5` or `60s`."""
     try:
@@ -138,7 +154,9 @@ class ClusterOptions:
     device: str
     backend: str
     threads: int
-    timeout: float = option(TIMEOUT_S, "timeout of one collective, in seconds", metavar="SECONDS")
+    timeout: float = option(
+        TIMEOUT_S, "timeout of one collective, in seconds", metavar="SECONDS", read=read_seconds
+    )
     peer_snapshots: int = option(
         0,
         "keep each rank's sharded state in another rank's memory, every so many steps",

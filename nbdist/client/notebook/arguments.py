@@ -16,7 +16,7 @@ from nbdist.client.export.jobs import FORMATS
 from nbdist.client.notebook.start_options import all_options
 from nbdist.client.session.params import drop_comment, read_param, split_line
 from nbdist.shared.errors import UsageError
-from nbdist.shared.options import Option, flag_of, read_seconds
+from nbdist.shared.options import Option, Parser, flag_of, read_seconds
 
 COMMANDS = {
     "start": "start the ranks and create their process group",
@@ -58,7 +58,7 @@ FAULTS = {
 DEFAULT_STEPS = "3"  # of `--profile`
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(Parser):
     """argparse that raises one line, and never exits."""
 
     def error(self, message: str) -> NoReturn:

@@ -116,6 +116,28 @@ def test_an_option_that_cells_do_not_have_is_refused_with_their_help() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("start -n x", "argument -n: takes a whole number, not 'x'"),
+        ("scale two", "argument N: takes a whole number, not 'two'"),
+        ("export t.py --nodes 1.5", "argument --nodes: takes a whole number, not '1.5'"),
+        ("start --timeout x", "argument --timeout: takes a number of seconds above 0, not 'x'"),
+    ],
+)
+def test_what_is_no_number_is_refused_with_what_is_wanted(line: str, sentence: str) -> None:
+    command = line.split()[0]
+    with pytest.raises(UsageError) as refused:
+        parse_dist(line)
+    assert str(refused.value) == f"%dist {command}: {sentence}  (%dist {command} --help)"
+
+
+@pytest.mark.parametrize("line", ["start --name a", "export t.py --for", "runs --syn"])
+def test_the_beginning_of_an_option_is_none(line: str) -> None:
+    with pytest.raises(UsageError, match="unrecognized arguments: --"):
+        parse_dist(line)
+
+
 def test_a_run_without_a_script_asks_for_the_script_alone() -> None:
     with pytest.raises(UsageError, match=r"missing: PATH  \("):
         parse_dist("run")
