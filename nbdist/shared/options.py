@@ -147,7 +147,8 @@ class ClusterOptions:
     The other fields say themselves what they are.
 
     Raises:
-        UsageError: A word or a number makes no sense.
+        UsageError: A word or a number makes no sense. Named as in Python: `%dist start`, `%config`
+            and `nbdist.init()`, in a script, all give it.
     """
 
     n: int
@@ -211,7 +212,7 @@ class ClusterOptions:
             raise UsageError(f"quiet is a number of seconds, 0 for never, not {self.quiet!r}.")
         if not is_whole(self.peer_snapshots):
             raise UsageError(
-                f"--peer-snapshots is a number of steps, 0 for never, not {self.peer_snapshots!r}."
+                f"peer_snapshots is a number of steps, 0 for never, not {self.peer_snapshots!r}."
             )
 
     def __str__(self) -> str:
@@ -265,7 +266,7 @@ def choose_options(
     if threads is None:
         threads = threads_a_rank or max(1, _cores() // max(1, n))
     if slots is not None and n > slots:
-        raise UsageError(f"-n {n} is too many for these hosts: they take {counted(slots, 'rank')}.")
+        raise UsageError(f"n={n} is too many for these hosts: they take {counted(slots, 'rank')}.")
     if backend == "nccl" and device == "cpu":
         raise UsageError("backend nccl needs device cuda; on the CPU it is gloo.")
     options = ClusterOptions(
@@ -277,7 +278,7 @@ def choose_options(
     )
     most = MOST_RANKS_A_CORE * (os.cpu_count() or 1)
     if slots is None and n > most:
-        raise UsageError(f"-n {n} is too many for this machine; use at most {most}.")
+        raise UsageError(f"n={n} is too many for this machine; use at most {most}.")
     _require_gpus(options, gpus, gpus if gpus_each is None else gpus_each, no_gpu)
     return options
 
@@ -344,7 +345,7 @@ def is_loopback(address: str) -> bool:
 
 def _require_ranks(n: object) -> None:
     if not is_whole(n, 1):
-        raise UsageError(f"-n is the number of ranks, at least 1, not {n!r}.")
+        raise UsageError(f"n is the number of ranks, at least 1, not {n!r}.")
 
 
 def require_word(name: str, word: object, words: tuple[str, ...]) -> None:
@@ -354,7 +355,6 @@ def require_word(name: str, word: object, words: tuple[str, ...]) -> None:
         UsageError: It is none; one line says what there is.
     """
     if word not in words:
-        # Named as in Python: %dist start, %config and nbdist.init(), in a script, all give it.
         *most, last = [f'"{known}"' for known in words]
         raise UsageError(f"{name} is {', '.join(most)} or {last}, not {word!r}.")
 

@@ -191,9 +191,9 @@ def test_what_slurm_cannot_give_is_one_sentence_and_leaves_nothing(slurm: Slurm)
         "--nodes 2 --gpus-per-node 9": "no nodes of the partition have what was asked for.",
         "--nodes 2 --sbatch=--foo": "salloc does not know the option --foo.",
         "--nodes 2 --time soon": "Invalid --time specification.",
-        "--nodes 0": "--nodes must be at least 1, not 0.",
+        "--nodes 0": "nodes must be at least 1, not 0.",
         "--nodes 2 --sbatch mem=4": "--sbatch is an option of Slurm or a file of #SBATCH lines",
-        "--hosts a,b": "--hosts is for --launcher ssh or mpi, not slurm.",
+        "--hosts a,b": "hosts is for launcher ssh or mpi, not slurm.",
     }
     slurm.run(["scontrol", "update", "PartitionName=main", "MaxTime=10"])
     wrong["--nodes 2 --time 20"] = "time limit is shorter"

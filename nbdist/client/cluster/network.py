@@ -115,13 +115,13 @@ def _find(asked: str, interfaces: Mapping[str, Sequence[str]]) -> str:
         address = None
     if address is not None and address.is_unspecified:
         raise UsageError(
-            f"--interface takes one address, and {asked} means all of them: {_table(interfaces)}."
+            f"interface takes one address, and {asked} means all of them: {_table(interfaces)}."
         )
     # All of 127.0.0.0/8 is this machine, though Linux lists the first of it only.
     mine = [entry for entries in interfaces.values() for entry in entries]
     if address is None or not (asked in mine or (address.version == 4 and address.is_loopback)):
         raise UsageError(
-            f"--interface is an IPv4 address or an interface of this machine, not {asked!r}: "
+            f"interface is an IPv4 address or an interface of this machine, not {asked!r}: "
             f"{_table(interfaces)}."
         )
     return asked

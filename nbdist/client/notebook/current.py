@@ -305,7 +305,7 @@ def _name_to_detach(detach: bool | str, launcher: str) -> str:
         raise UsageError(f"detach is True or a name, not {detach!r}.")
     if launcher not in DETACHABLE:
         raise UsageError(
-            f"--detach does not go with --launcher {launcher}: what it has been given ends with "
+            f"detach does not go with launcher {launcher}: what it has been given ends with "
             "this notebook's kernel.",
             do="let the notebook itself run on (in a job, in tmux), use --launcher ssh for hosts "
             "that you may log in to, or keep the training by %%distributed --checkpoint every=100",

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any, Final, get_origin
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, needs_local_scope
-from traitlets import All, Bool, Enum, Float, Integer, List, Unicode, observe
+from traitlets import All, Bool, Enum, Float, Integer, List, TraitError, Unicode, observe, validate
 
 from nbdist.client.notebook import arguments, assist, export_command
-from nbdist.client.notebook.start_options import all_options
+from nbdist.client.notebook.start_options import all_options, require_value
 from nbdist.shared.errors import Interrupted, UsageError
 from nbdist.shared.options import Option
 
@@ -47,6 +47,15 @@ class NBDist(Magics):
     view: str
     # What a class's body binds are its attributes: traitlets takes no traits that are added later.
     locals().update(_traits())
+
+    @validate(*_traits())
+    def _refuse_what_no_start_takes(self, proposal: Any) -> Any:
+        """Refuse a value where it is given, and not at the start only."""
+        try:
+            require_value(proposal["trait"].name, proposal["value"])
+        except UsageError as error:
+            raise TraitError(str(error)) from None
+        return proposal["value"]
 
     @observe(All)
     def _say_when_it_counts(self, change: Any) -> None:

@@ -22,7 +22,7 @@ from nbdist.shared.options import (
     LOOPBACK,
     ClusterOptions,
     Option,
-    flag_of,
+    choose_options,
     option,
     options_of,
     require_word,
@@ -161,6 +161,22 @@ def read_options(given: Mapping[str, Any]) -> StartOptions:
     return StartOptions(**{name: asked[name] for name in asked.keys() & general}, own=of_launcher)
 
 
+def require_value(name: str, value: Any) -> None:
+    """Refuse what no start could take as this option, whatever its other options are.
+
+    Raises:
+        UsageError: It makes no sense; one sentence says what does.
+    """
+    launcher, *_ = [*_launchers_with(name), LOCAL]
+    asked = read_options({"launcher": launcher, name: value})
+    choose_options(asked.n or 1, **asked.of_cluster)
+
+
+def _launchers_with(name: str) -> list[str]:
+    """Return the launchers of nbdist's that have this option of their own."""
+    return [one for one in OWN if name in options_of(find_options(one))]
+
+
 def _without_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what differs from defaults: traits give all options, those of other launchers too."""
     known = all_options()
@@ -173,16 +189,13 @@ def _without_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refusal(launcher: str, name: str, its: Collection[str]) -> UsageError:
-    takers = [one for one in OWN if name in options_of(find_options(one))]
-    if takers:
-        return UsageError(
-            f"{flag_of(name)} is for --launcher {' or '.join(takers)}, not {launcher}."
-        )
+    if takers := _launchers_with(name):
+        return UsageError(f"{name} is for launcher {' or '.join(takers)}, not {launcher}.")
     close = get_close_matches(name, [*all_options(), *its], n=1, cutoff=0.8)
-    hint = f"did you mean {flag_of(close[0])}? " if close else ""
+    hint = f"did you mean {close[0]}? " if close else ""
     return UsageError(
-        f"A start with --launcher {launcher} has no option {flag_of(name)}.",
-        why="of its own that launcher has " + (", ".join(map(flag_of, its)) or "none"),
+        f"A start with launcher {launcher} has no option {name}.",
+        why=f"of its own that launcher has {', '.join(its) or 'none'}",
         do=f"{hint}%dist start --launcher {launcher} --help lists what there is.",
     )
 

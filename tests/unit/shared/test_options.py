@@ -44,9 +44,9 @@ def test_a_cluster_is_described_in_a_line() -> None:
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        ({"n": 0}, "-n is the number of ranks, at least 1, not 0."),
+        ({"n": 0}, "n is the number of ranks, at least 1, not 0."),
         ({"threads": 0}, "threads is at least 1, not 0."),
-        ({"n": "2"}, "-n is the number of ranks, at least 1, not '2'."),
+        ({"n": "2"}, "n is the number of ranks, at least 1, not '2'."),
         ({"threads": "x"}, "threads is at least 1, not 'x'."),
         ({"device": "tpu"}, 'device is "cpu" or "cuda", not \'tpu\'.'),
         ({"backend": "mpi"}, 'backend is "gloo" or "nccl", not \'mpi\'.'),
@@ -150,5 +150,5 @@ def test_without_a_gpu_that_can_be_used_its_reason_is_given() -> None:
 
 def test_a_negative_number_of_steps_between_peer_snapshots_is_refused() -> None:
     assert chosen(peer_snapshots=10).peer_snapshots == 10
-    with pytest.raises(UsageError, match="--peer-snapshots is a number of steps, 0 for never"):
+    with pytest.raises(UsageError, match="peer_snapshots is a number of steps, 0 for never"):
         chosen(peer_snapshots=-1)

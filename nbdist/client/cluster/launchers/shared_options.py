@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from nbdist.shared.errors import UsageError
-from nbdist.shared.options import flag_of, option
+from nbdist.shared.options import option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,4 +46,4 @@ class NodesOptions:
         for name in ("nodes", "gpus_per_node"):
             number = getattr(self, name)
             if number is not None and number < 1:
-                raise UsageError(f"{flag_of(name)} must be at least 1, not {number}.")
+                raise UsageError(f"{name} must be at least 1, not {number}.")

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+import traitlets
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
@@ -37,3 +38,36 @@ def test_a_push_within_a_function_finds_its_own_names_and_the_notebooks(
     )
     assert done.success
     assert pushed == {"q": 1, "r": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("n", -5, "n is the number of ranks, at least 1, not -5."),
+        ("device", "tpu", 'device is "cpu" or "cuda", not \'tpu\'.'),
+        ("timeout", 0.0, "timeout is a number of seconds above 0, not 0.0."),
+        ("peer_snapshots", -1, "peer_snapshots is a number of steps, 0 for never, not -1."),
+        ("nodes", 0, "nodes must be at least 1, not 0."),
+        ("launcher", "nobody", "There is no launcher 'nobody'."),
+    ],
+)
+def test_a_default_that_no_start_could_take_is_refused_where_it_is_given(
+    shell: InteractiveShell, name: str, value: object, sentence: str
+) -> None:
+    magics = shell.magics_manager.registry["NBDist"]
+    before = getattr(magics, name)
+    with pytest.raises(traitlets.TraitError) as refused:
+        setattr(magics, name, value)
+    assert str(refused.value).startswith(sentence)
+    shell.run_line_magic("config", f"NBDist.{name} = {value!r}")
+    assert getattr(magics, name) == before
+
+
+def test_a_default_of_any_launcher_can_be_given_before_the_launcher(
+    shell: InteractiveShell,
+) -> None:
+    magics = shell.magics_manager.registry["NBDist"]
+    given = {"nodes": 2, "hosts": "a:2", "image": "a:1", "device": "cuda", "n": 3, "quiet": 0.0}
+    for name, value in given.items():
+        setattr(magics, name, value)
+    assert {name: getattr(magics, name) for name in given} == given

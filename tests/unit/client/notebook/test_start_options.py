@@ -151,12 +151,12 @@ def test_options_of_other_launchers_may_have_their_defaults() -> None:
 @pytest.mark.parametrize(
     ("launcher", "given", "sentence"),
     [
-        ("local", {"hosts": "a"}, "--hosts is for --launcher ssh or mpi, not local."),
-        ("ssh", {"nodes": 2}, "--nodes is for --launcher slurm or kubernetes, not ssh."),
-        ("ssh", {"image": "a:1"}, "--image is for --launcher kubernetes, not ssh."),
-        ("kubernetes", {"partition": "a"}, "--partition is for --launcher slurm, not kubernetes."),
-        ("slurm", {"pod_wait": 9}, "--pod-wait is for --launcher kubernetes, not slurm."),
-        ("slurm", {"nodes": 0}, "--nodes must be at least 1, not 0."),
+        ("local", {"hosts": "a"}, "hosts is for launcher ssh or mpi, not local."),
+        ("ssh", {"nodes": 2}, "nodes is for launcher slurm or kubernetes, not ssh."),
+        ("ssh", {"image": "a:1"}, "image is for launcher kubernetes, not ssh."),
+        ("kubernetes", {"partition": "a"}, "partition is for launcher slurm, not kubernetes."),
+        ("slurm", {"pod_wait": 9}, "pod_wait is for launcher kubernetes, not slurm."),
+        ("slurm", {"nodes": 0}, "nodes must be at least 1, not 0."),
     ],
 )
 def test_an_option_of_another_launcher_is_refused(
@@ -172,14 +172,14 @@ def test_an_option_that_nobody_has_is_refused_with_those_there_are(name: str) ->
     with pytest.raises(UsageError) as refused:
         nbdist.start(launcher="ssh", **{name: "x"})
     assert str(refused.value) == (
-        f"A start with --launcher ssh has no option --{name}.\n"
-        "Why: of its own that launcher has --hosts\n"
+        f"A start with launcher ssh has no option {name}.\n"
+        "Why: of its own that launcher has hosts\n"
         "Do:  %dist start --launcher ssh --help lists what there is."
     )
 
 
 def test_a_word_that_is_nearly_an_option_gets_a_suggestion() -> None:
-    with pytest.raises(UsageError, match="did you mean --gpus-per-node"):
+    with pytest.raises(UsageError, match="did you mean gpus_per_node"):
         nbdist.start(gpu_per_node=2)
 
 
@@ -213,7 +213,7 @@ def test_the_help_of_a_chosen_launcher_shows_its_options(
 def test_options_of_another_packages_launcher_are_for_no_other() -> None:
     with pytest.raises(UsageError, match="unrecognized arguments: --queue long"):
         parse_dist("start --launcher ssh --queue long")
-    with pytest.raises(UsageError, match="--nodes is for --launcher slurm or kubernetes, not mine"):
+    with pytest.raises(UsageError, match="nodes is for launcher slurm or kubernetes, not mine"):
         nbdist.start(launcher="mine", nodes=2)
 
 

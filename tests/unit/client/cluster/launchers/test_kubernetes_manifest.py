@@ -83,7 +83,7 @@ def test_the_name_tells_the_notebook_and_is_one_of_dns() -> None:
     [
         ({}, {}, "needs an image"),
         ({}, {"spec": {"containers": [{"name": "a"}]}}, "needs an image"),
-        ({"image": "a:1", "nodes": 0}, {}, "--nodes must be at least 1, not 0"),
+        ({"image": "a:1", "nodes": 0}, {}, "nodes must be at least 1, not 0"),
         ({"image": "a:1", "time": "never"}, {}, "2:00:00, not 'never'"),
         ({"image": "a:1"}, {"containers": []}, "`spec:` is missing"),
     ],
