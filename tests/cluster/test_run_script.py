@@ -206,9 +206,9 @@ def test_a_module_runs_by_its_name_as_python_runs_it(
     assert session.run("told, __package__").value_list == [(expected, "kept")] * 2
     session.run("del __package__")
     with pytest.raises(RankError) as caught:
-        session.run_script("job", is_module=True)
+        session.run_script("job", ["--lr", "1"], is_module=True)
     assert "__main__.py, line 3  ValueError: 5" in str(caught.value)
-    assert "then %dist run -m job again" in str(caught.value)
+    assert "then %dist run -m job --lr 1 again" in str(caught.value)
     for wrong in ("nothing_there", "job.nothing", "job.part", "math"):
         with pytest.raises(UsageError, match=f"(module|package) {wrong}"):
             session.run_script(wrong, is_module=True)

@@ -76,7 +76,7 @@ class CellRequest:
     def ran(self) -> WhatRan:
         """How messages name it."""
         module = self.module.removesuffix(".__main__")
-        return WhatRan(Path(self.script).name, has_words=bool(self.argv), module=module)
+        return WhatRan(Path(self.script).name, words=self.argv, module=module)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ has a name, is fixed in its file, makes what it needs anew each time, and has no
 line for options. Pure.
 """
 
+import shlex
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -46,12 +47,12 @@ class WhatRan:
 
     Attributes:
         script: The name of its file; "" for a cell.
-        has_words: Words stood after it.
+        words: Those after it.
         module: What `-m` called it; "" where its file was named.
     """
 
     script: str = ""
-    has_words: bool = False
+    words: tuple[str, ...] = ()
     module: str = ""
 
     @property
@@ -72,9 +73,10 @@ class WhatRan:
     @property
     def run(self) -> str:
         """After `run the cells before, then`."""
-        if self.module:
-            return f"%dist run -m {self.module}"
-        return f"%dist run {self.script}" if self.script else "this one"
+        if not self.script:
+            return "this one"
+        what = ("-m", self.module) if self.module else (self.script,)
+        return f"%dist run {shlex.join([*what, *self.words])}"
 
     @property
     def itself(self) -> str:

@@ -494,7 +494,7 @@ def _advice(groups: Sequence[Group], ran: WhatRan) -> Advice:
         return ran.make_again("" if is_state else _RETRY)
     if len(groups) == 1 and isinstance(causes[0], Failure) and (own := _own_advice(causes[0])):
         return own
-    if ran.has_words and all(_refuses_words(cause) for cause in causes):
+    if ran.words and all(_refuses_words(cause) for cause in causes):
         return ran.look_at_words
     place = place_of(causes[0]) if len(causes) == 1 and isinstance(causes[0], Failure) else ""
     return _shared_memory_advice(causes) or ran.fix(place)

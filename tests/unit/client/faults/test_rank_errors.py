@@ -472,12 +472,21 @@ def test_a_script_that_fails_is_fixed_in_its_file_and_run_by_dist_run() -> None:
 
 def test_a_script_that_refuses_its_words_is_not_to_be_fixed() -> None:
     refused = [Failure(rank, "SystemExit", "2") for rank in range(2)]
-    told = rank_error(refused, asked=range(2), ran=WhatRan("train.py", has_words=True)).do
+    told = rank_error(refused, asked=range(2), ran=WhatRan("train.py", words=("--lr", "x"))).do
     assert told.startswith("look at the words after train.py: sys.exit(2) is how argparse refuses")
     assert "fix" not in told
-    for script, code in ((WhatRan("train.py"), "2"), (WhatRan("train.py", has_words=True), "3")):
+    for script, code in (
+        (WhatRan("train.py"), "2"),
+        (WhatRan("train.py", words=("--lr", "x")), "3"),
+    ):
         told = rank_error([Failure(0, "SystemExit", code)], asked=range(2), ran=script).do
         assert told.startswith("fix train.py, then")
+
+
+def test_a_script_is_run_again_with_the_words_that_it_had() -> None:
+    module = WhatRan("train.py", words=("--lr", "1", "two words"), module="pkg.train")
+    assert module.run == "%dist run -m pkg.train --lr 1 'two words'"
+    assert WhatRan("train.py", words=("3",)).again() == "%dist run train.py 3 again"
 
 
 def test_a_script_that_was_interrupted_or_lost_a_rank_is_told_of_as_a_script() -> None:
