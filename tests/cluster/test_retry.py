@@ -366,20 +366,30 @@ for epoch in range(2):
 """
 
 
-def test_a_loop_over_a_dataloader_that_begins_anew_says_so_once(session: Session) -> None:
-    def told(loader: str, fails: str = "is_to_fail and done == 2 and rank == 1") -> list[str]:
+WHEN = "is_to_fail and done == 2 and rank == 1"
+
+
+def test_a_loop_without_a_loader_of_ours_that_begins_anew_says_so_once(session: Session) -> None:
+    def told(loader: str, fails: str = WHEN) -> list[str]:
         session.run(PLAIN)
         loop = PLAIN_LOOP.format(loader=loader, fails=fails)
         fail(session, loop)
         text = session.retry()[0].text
-        return [line for line in text.splitlines() if "begins at its first batch" in line]
+        return [line for line in text.splitlines() if "again, with the model of step" in line]
 
     (line,) = told("plain")
     assert "The loop over plain (a DataLoader) begins" in line
     assert "again, with the model of step 2:" in line
     (line,) = told("DataLoader(data, 4)")
     assert "The loop over a DataLoader begins" in line
+    (line,) = told("((x,) for x in torch.ones(8, 4, 1))")
+    assert line == (
+        "The cell runs from its first line again, with the model of step 2: only a loop over "
+        "nbdist.loader is continued where it stopped."
+    )
     assert told("ours") == []
+    # The newest batch is another loader's, of which nothing is trained.
+    assert told("ours", f"[model(v) for v, in plain] and {WHEN}") == []
     assert told("plain", "is_to_fail and rank == 1") == []  # no step was made
 
 

@@ -1,10 +1,9 @@
-"""Say that a loop over torch's own DataLoader begins anew, where what it trains goes on.
+"""Say that a loop without nbdist.loader begins anew, where what it trains goes on.
 
-A cell that is run again keeps its model; nbdist's loaders go on with it, and torch's do not.
+A cell that is run again keeps its model; nbdist's loaders go on with it, and no others do.
 Main thread, in the hook on optimizers.
 """
 
-import weakref
 from typing import Any
 
 import torch.distributed as dist
@@ -12,30 +11,44 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from nbdist.engine.compat import torch_hooks, torch_loaders
+from nbdist.engine.data import resume
 from nbdist.engine.steps import keep, step_state
 from nbdist.engine.training import training
 
 
 class BegunAnew:
-    """Of which loop it was said last."""
+    """Of which loops of a cell it was said."""
 
     def __init__(self) -> None:
-        self._told: weakref.ref[Any] | None = None
+        self._said: set[str] = set()
 
-    def tell(self, optimizer: Optimizer) -> None:
-        """Say it once, before an optimizer's first step in a cell that goes on."""
-        iterator, steps = training.here.begun_pass(), step_state.here().steps.get(optimizer)
-        if iterator is None or torch_loaders.loader_of(iterator) >= 0:
-            return
-        if self._told is not None and self._told() is iterator:
+    def tell(self, optimizer: Optimizer, *, is_restored: bool) -> None:
+        """Say it once of each loop, before an optimizer's first step in a cell that goes on.
+
+        Args:
+            optimizer: Which steps.
+            is_restored: The cell goes on from a checkpoint, and may count its steps from there.
+        """
+        steps, begins = step_state.here().steps.get(optimizer), _begins(is_restored=is_restored)
+        if not begins or begins in self._said:
             return
         if steps is not None and steps.whole and dist.get_rank() == 0:
-            self._told = weakref.ref(iterator)
+            self._said.add(begins)
             print(
-                f"The loop over {_name_of(iterator)} begins at its first batch again, with the "
-                f"model of step {steps.whole}: nbdist.loader goes on where it stopped, and others "
-                "do not."
+                f"{begins} again, with the model of step {steps.whole}: only a loop over "
+                "nbdist.loader is continued where it stopped."
             )
+
+
+def _begins(*, is_restored: bool) -> str:
+    """Return what begins where, of the loop that trains; "" where it goes on."""
+    iterator = training.here.begun_pass()
+    if iterator is None:
+        goes_on = is_restored or resume.here.has_loops_to_continue()
+        return "" if goes_on else f"{resume.title()} runs from its first line"
+    if torch_loaders.loader_of(iterator) >= 0:
+        return ""
+    return f"The loop over {_name_of(iterator)} begins at its first batch"
 
 
 def _name_of(iterator: Any) -> str:

@@ -93,6 +93,11 @@ class _Again:
     kept: step_state.StepState | None = None
     entries: list[JournalEntry] | None = None
 
+    @property
+    def plans(self) -> list[list[Position | None]]:
+        """Where the passes of each of its loaders go on."""
+        return [planned.plan for planned in self.made] + [place.plan for _, place in self.live]
+
 
 @dataclass
 class _Cell:
@@ -138,7 +143,7 @@ class _Cell:
         )
 
 
-def _title() -> str:
+def title() -> str:
     """Return what runs, as a sentence begins with it."""
     name = location.here.name_running()
     return "The cell" if name == "the cell" else name
@@ -270,6 +275,10 @@ class Loops(Component):
         """Return whether the cell is run again with what it had trained before."""
         return self.goes_on() and self._cell.repeats is not None and self._cell.repeats.has_stepped
 
+    def has_loops_to_continue(self) -> bool:
+        """Return whether loops over loaders had trained in the cell that is run again."""
+        return self._cell.repeats is not None and any(self._cell.repeats.plans)
+
     def are_loops_begun(self) -> bool:
         """Return whether loops of the cell have trained: run by hand, they would begin anew."""
         trails = [trail for _, trail, _ in self._cell.made]
@@ -306,7 +315,7 @@ class Loops(Component):
         _forget_accounts(again)
         if again.has_stepped and dist.get_rank() == 0:
             print(
-                f"{_title()} starts over: it creates its optimizer again, and loops start from the "
+                f"{title()} starts over: it creates its optimizer again, and loops start from the "
                 "beginning."
             )
 
@@ -369,12 +378,10 @@ class Loops(Component):
         for live, place in living:
             live.go_on(place.plan, place.draws)
         self._cell.inherited = again.made
-        plans = [planned.plan for planned in again.made]
-        plans += [place.plan for _, place in again.live]
-        ends = {at for plan in plans if plan and (at := plan[-1]) is not None}
+        ends = {at for plan in again.plans if plan and (at := plan[-1]) is not None}
         ends = {at for at in ends if at.consumed} or ends  # those that are in the midst of an epoch
         places = sorted(f"sample {at.consumed:,} of epoch {at.epoch}" for at in ends)
-        what = _title()
+        what = title()
         return f"{what} continues: its loader is at {', '.join(places)}." if places else None
 
 

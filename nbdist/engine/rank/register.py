@@ -44,13 +44,15 @@ class Continuation(Component):
 
     def cell_began(self, start: wire.CellStart) -> None:
         """Say so before the cell logs anything, as far as is known."""
+        self._loops = begun_anew.BegunAnew()
         self._report()
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         """Say so of an optimizer's first step, and which loop begins again."""
         self._report()
-        if resume.here.goes_on_trained() or automatic.here.goes_on():
-            self._loops.tell(optimizer)
+        is_restored = automatic.here.goes_on()
+        if is_restored or resume.here.goes_on_trained():
+            self._loops.tell(optimizer, is_restored=is_restored)
 
     def _report(self) -> None:
         if resume.here.goes_on() or automatic.here.goes_on():
