@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbdist.client.export.cells import NotebookCell, Parse
-from nbdist.client.export.plain_code import INDENT, does_nothing, indented, plain
+from nbdist.client.export.plain_code import INDENT, awaited, does_nothing, indented, plain
 from nbdist.client.export.sent import literal
 from nbdist.shared.errors import UsageError
 from nbdist.shared.text import parse_ranks
@@ -112,7 +112,10 @@ def _of_code(cell: NotebookCell, parse: Parse) -> Part:
     params = dict(asked.params)
     if clash := sorted(params.keys() & NAMES_OF_A_RANK):
         return _left_out(cell, f"sets {clash[0]}, which each rank finds set")
-    code = found.code
+    try:
+        code = awaited(found.code) if found.awaits else found.code
+    except SyntaxError as error:
+        return _left_out(cell, f"awaits outside of a function, and a function cannot: {error.msg}")
     if (params or ranks is not None) and does_nothing(code):
         code = f"{code}\npass".lstrip("\n")
     code = _with_params(code, params)

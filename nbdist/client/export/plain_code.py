@@ -5,6 +5,7 @@ Code is text all the way, so that its comments stay; syntax trees only say where
 
 import ast
 import io
+import symtable
 import tokenize
 import warnings
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ INDENT = "    "
 _TIMING = {"time", "prun", "memit", "mprun", "scalene"}  # they run what follows them
 _ASKS = {"input", "getpass", "breakpoint", "get_ipython"}
 _OF_NOTEBOOKS = {"current", "start", "attach", "Session", "publish"}  # of nbdist
+_CELL = "_cell"  # the coroutine of a cell that awaits
 _DEFINITION = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 
 
@@ -28,12 +30,14 @@ class PlainCode:
         without: The lines that were commented out, as they stood.
         reason: Why the cell cannot be in a script, in words that follow `cell 5`; "" if it can.
         features: Of `__future__`, which stand above all other code.
+        awaits: It awaits outside of a function, as only a notebook's cell can; see `awaited`.
     """
 
     code: str
     without: tuple[str, ...] = ()
     reason: str = ""
     features: tuple[str, ...] = ()
+    awaits: bool = False
 
 
 def plain(source: str) -> PlainCode:
@@ -48,11 +52,27 @@ def plain(source: str) -> PlainCode:
     if _parsed(code) is None:
         code, lines = _without_ipython(code)
         without += lines
-    if reason := _why_no_python(code):
+    if reason := _why_no_python(code, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT):
         return PlainCode(source, reason=reason)
+    awaits = bool(_why_no_python(code))
     code, lines = _without_notebook(code)
     code, features = _without_features(code)
-    return PlainCode(code.strip("\n"), (*without, *lines), "", features)
+    return PlainCode(code.strip("\n"), (*without, *lines), "", features, awaits)
+
+
+def awaited(code: str) -> str:
+    """Return code that awaits as a script can: in a coroutine, whose names are the script's.
+
+    Raises:
+        SyntaxError: It has what no function may, such as `import *`.
+    """
+    body = indented(code)
+    (function,) = symtable.symtable(f"async def {_CELL}():\n{body}", "cell", "exec").get_children()
+    names = sorted(symbol.get_name() for symbol in function.get_symbols() if symbol.is_local())
+    shared = f"{INDENT}global {', '.join(names)}\n" if names else ""
+    text = f"async def {_CELL}():\n{shared}{body}\n\n\nasyncio.run({_CELL}())"
+    compile(text, "<cell>", "exec", dont_inherit=True)
+    return f"import asyncio\n\n\n{text}"
 
 
 def commented(code: str) -> str:
@@ -92,11 +112,11 @@ def _parsed(code: str) -> ast.Module | None:
         return None
 
 
-def _why_no_python(code: str) -> str:
+def _why_no_python(code: str, flags: int = 0) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            compile(code, "<cell>", "exec", dont_inherit=True)
+            compile(code, "<cell>", "exec", flags, dont_inherit=True)
     except (SyntaxError, ValueError) as error:  # null bytes are a ValueError, without a line
         told = getattr(error, "msg", None) or str(error)
         line = getattr(error, "lineno", None)

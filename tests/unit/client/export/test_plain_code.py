@@ -1,10 +1,12 @@
 """A cell's code in a script: verbatim, and what only a notebook has commented out."""
 
+import contextlib
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
-from nbdist.client.export.plain_code import indented, plain
+from nbdist.client.export.plain_code import awaited, indented, plain
 
 
 def code_of(source: str) -> str:
@@ -59,7 +61,7 @@ def test_what_was_commented_out_is_told() -> None:
         ("%%bash\nls", "is a cell of %%bash"),
         ("%%time f()\nx", "is a cell of %%time"),
         ("x = (", "is no Python that a script can hold: '(' was never closed, line 1"),
-        ("await f()", "is no Python that a script can hold: 'await' outside function, line 1"),
+        ("await f(", "is no Python that a script can hold: '(' was never closed, line 1"),
         ("a = '\0'", "is no Python that a script can hold: source code string cannot contain"),
     ],
 )
@@ -78,3 +80,25 @@ def test_texts_over_several_lines_are_not_indented() -> None:
     space: dict[str, object] = {}
     exec(f"for _ in range(1):\n{indented(code)}", space)
     assert (space["x"], space["y"], space["z"]) == ("a\nb", "a\nb\nc", 1)
+
+
+def test_what_awaits_outside_of_a_function_gives_a_script_the_same_names() -> None:
+    found = plain("""
+async def double(x):
+    return 2 * x
+import math as m
+model = await double(2)  # stays
+async with lock:
+    texts = [(last := await double(i), f'''{i}
+a''') for i in range(2)]
+def uses():
+    return model
+""")
+    assert found.awaits
+    code = awaited(found.code)
+    assert "    model = await double(2)  # stays\n" in code
+    space: dict[str, Any] = {"lock": contextlib.AsyncExitStack()}
+    exec(code, space)
+    assert (space["model"], space["last"], space["uses"](), space["m"].pi > 3) == (4, 2, 4, True)
+    assert space["texts"] == [(0, "0\na"), (2, "1\na")]
+    assert not plain("async def f():\n    await g()").awaits

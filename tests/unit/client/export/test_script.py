@@ -155,6 +155,34 @@ def test_chosen_cells_bring_no_others_which_are_told_where_a_name_is_missing() -
     )
 
 
+def test_a_cell_that_awaits_is_a_coroutine_and_its_names_are_the_scripts() -> None:
+    made = script(
+        *cells("async def make(n): ...", "%%distributed -p n=2\nmodel = await make(n)", "model"),
+        chosen={1, 2, 3},
+    )
+    assert (made.left_out, made.doubts) == ((), ())
+    assert (
+        "n = 2\nimport asyncio\n\n\nasync def _cell():\n    global model\n"
+        "    model = await make(n)\n\n\nasyncio.run(_cell())\n"
+    ) in made.text
+
+
+def test_a_cell_that_awaits_and_fits_in_no_function_says_why_and_what_lacks_then() -> None:
+    made = script(
+        *cells(
+            "%%distributed\nfrom os import *\nmodel = await make()", "%%distributed\nmodel.step()"
+        )
+    )
+    (line,) = made.left_out_lines
+    assert line == (
+        "cell 1: awaits outside of a function, and a function cannot: import * only allowed at "
+        "module level"
+    )
+    assert made.doubts == (
+        "Nothing in the script gives model, which cell 2 uses; cell 1 may, and is not in it.",
+    )
+
+
 def test_a_feature_that_holds_for_cells_above_it_is_told() -> None:
     made = cells("%%distributed\nx = 1", "%%distributed\nfrom __future__ import annotations")
     assert script(*made).doubts == (
