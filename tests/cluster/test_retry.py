@@ -393,6 +393,17 @@ def test_a_loop_without_a_loader_of_ours_that_begins_anew_says_so_once(session: 
     assert told("plain", "is_to_fail and rank == 1") == []  # no step was made
 
 
+def test_a_retry_names_the_cell_that_it_runs_again(notebook: Kernel, tmp_path: Path) -> None:
+    notebook.run(f"flag = {str(tmp_path / 'flag')!r}\n%dist push flag")
+    failed = notebook.cell("\n# a comment\nn = 1\nopen(flag).close(); n", "--no-track")
+    assert failed.error is not None
+    (number,) = re.findall(r"cell (\d+), line 5", failed.error[1])
+    notebook.cell("'went well'", "--no-track")
+    (tmp_path / "flag").touch()
+    said = notebook.run("%dist retry").text
+    assert said == f"Running cell {number} again: n = 1\nranks 0-1 │ Out: 1"
+
+
 def test_a_cell_that_left_loops_says_what_lets_it_go_on_also_when_mended(
     session: Session, tmp_path: Path
 ) -> None:

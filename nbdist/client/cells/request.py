@@ -78,6 +78,15 @@ class CellRequest:
         module = self.module.removesuffix(".__main__")
         return WhatRan(Path(self.script).name, words=self.argv, module=module)
 
+    @property
+    def runs_again(self) -> str:
+        """Which cell runs again, for who may think of another one."""
+        if self.script:
+            return f"Running {self.ran.name} again."
+        lines = (line.strip() for line in self.code.splitlines())
+        first = next((line for line in lines if line and not line.startswith("#")), "")
+        return f"Running cell {self.prompt} again: {first}"
+
 
 @dataclass(frozen=True, slots=True)
 class CellAttempt:

@@ -158,7 +158,7 @@ class CellAttempts:
             request.ranks, before.world_size, tuple(self._cluster.ranks), request.ran
         )
         # In another cell of the notebook.
-        return self._run(replace(request, above=(), ranks=ranks), before, 0)
+        return self._run(replace(request, above=(), ranks=ranks), before, 0, request.runs_again)
 
     def _last_failed(self) -> tuple[CellRequest, _Attempt]:
         if self._failed is None:
@@ -169,9 +169,11 @@ class CellAttempts:
             )
         return self._failed
 
-    def _run(self, request: CellRequest, before: _Attempt | None, retries: int) -> CellResult:
+    def _run(
+        self, request: CellRequest, before: _Attempt | None, retries: int, notice: str = ""
+    ) -> CellResult:
         world_size = len(self._cluster.ranks)
-        notice = self._replace_dead(request.ran)
+        notice = " ".join(filter(None, (notice, self._replace_dead(request.ran))))
         for attempt in range(1, retries + 2):
             # Without a host for some, there are fewer ranks than before.
             there = tuple(self._cluster.ranks)
