@@ -11,7 +11,7 @@ from nbdist.client.notebook import arguments
 from nbdist.client.notebook.magics import NBDist
 
 BEFORE = json.loads(Path(__file__).with_name("public_surface.json").read_text())
-OF_OBJECTS = ("Session", "CellResult", "RankResult", "Layout")
+OF_OBJECTS = ("Session", "CellResult", "Layout")
 
 
 def words_of(parser: argparse.ArgumentParser, command: str = "") -> set[str]:
@@ -33,7 +33,6 @@ def attributes() -> set[str]:
     return {
         f"{name}.{member}"
         for name in OF_OBJECTS
-        if hasattr(nbdist, name)
         for member, _ in inspect.getmembers(getattr(nbdist, name))
         if not member.startswith("_")
     }

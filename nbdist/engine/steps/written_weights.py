@@ -9,6 +9,7 @@ Main thread.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -24,23 +25,29 @@ _MOST_ITEMS = 4096  # of each, its first
 _MOST_OPTIMIZERS = 4
 
 
+@dataclass(slots=True)
+class _Seen:
+    """Whether weights were written in a turn of this cell that was looked at, and in each."""
+
+    ever: bool
+    always: bool
+
+
 class WrittenWeights:
     """Whether weights are written after the steps of an optimizer, and have been after the last."""
 
     def __init__(self) -> None:
         self._stepped: WeakKeyDictionary[Optimizer, Sums] = WeakKeyDictionary()  # in this turn
-        # Of each optimizer, whether weights were written after its step: in this cell's turns that
-        # were looked at, and in the cell before.
-        self._writes: WeakKeyDictionary[Optimizer, list[bool]] = WeakKeyDictionary()
-        self._wrote: WeakSet[Optimizer] = WeakSet()
+        self._seen: WeakKeyDictionary[Optimizer, _Seen] = WeakKeyDictionary()  # in this cell
+        self._wrote: WeakSet[Optimizer] = WeakSet()  # after whose steps a cell before wrote
         self._wrote_last: WeakSet[Optimizer] = WeakSet()  # in the turn that has ended
         self._turn = 0  # of the cell
 
     def begin_cell(self) -> None:
         """Look at the next turns: the cell may have another loop."""
-        for optimizer, turns in list(self._writes.items()):
-            (self._wrote.add if any(turns) else self._wrote.discard)(optimizer)
-        self._writes.clear()
+        for optimizer, seen in list(self._seen.items()):
+            (self._wrote.add if seen.ever else self._wrote.discard)(optimizer)
+        self._seen.clear()
         self._stepped.clear()
         self._turn = 0
 
@@ -49,21 +56,19 @@ class WrittenWeights:
 
         Not in each turn, but where it `is_looked_at`.
         """
-        if not (is_looked_at or self._is_due(optimizer)):
-            return
-        if len(self._stepped) >= _MOST_OPTIMIZERS:
-            return
-        if not _is_inner(optimizer):
+        has_room = len(self._stepped) < _MOST_OPTIMIZERS
+        if has_room and (is_looked_at or self._is_due(optimizer)) and not _is_inner(optimizer):
             self._stepped[optimizer] = ()
-            for one in list(self._stepped):
-                self._stepped[one] = _sums(one)
+        for one in list(self._stepped):  # this step may have changed weights of theirs
+            self._stepped[one] = _sums(one)
 
     def turn_ended(self) -> None:
         """Note after whose steps weights have been written in the turn."""
         self._wrote_last.clear()
         for optimizer, sums in list(self._stepped.items()):
             wrote = sums != _sums(optimizer)
-            self._writes.setdefault(optimizer, []).append(wrote)
+            seen = self._seen.setdefault(optimizer, _Seen(ever=False, always=True))
+            seen.ever, seen.always = seen.ever or wrote, seen.always and wrote
             if wrote:
                 self._wrote_last.add(optimizer)
         self._stepped.clear()
@@ -75,7 +80,7 @@ class WrittenWeights:
 
     def written(self) -> list[Optimizer]:
         """Return the optimizers after whose steps a loop writes weights, as far as is known."""
-        return [*(self._wrote | {o for o, turns in list(self._writes.items()) if any(turns)})]
+        return [*(self._wrote | {o for o, seen in list(self._seen.items()) if seen.ever})]
 
     def missing(self) -> Iterator[tuple[Optimizer, bool]]:
         """Yield the optimizers after whose last step weights were not written, as they are else.
@@ -83,14 +88,18 @@ class WrittenWeights:
         With each, whether they are after every step; clipping does not always change them.
         """
         for optimizer, sums in list(self._stepped.items()):
-            turns = self._writes.get(optimizer, [])
-            if (any(turns) or optimizer in self._wrote) and sums == _sums(optimizer):
-                yield optimizer, bool(turns) and all(turns)
+            if self._does_write(optimizer) and sums == _sums(optimizer):
+                seen = self._seen.get(optimizer)
+                yield optimizer, seen is not None and seen.always
 
     def _is_due(self, optimizer: Optimizer) -> bool:
         turn = self._turn
         is_early = turn < _FIRST_TURNS or not turn & (turn - 1)
-        return is_early or optimizer in self._wrote or any(self._writes.get(optimizer, ()))
+        return is_early or self._does_write(optimizer)
+
+    def _does_write(self, optimizer: Optimizer) -> bool:
+        seen = self._seen.get(optimizer)
+        return optimizer in self._wrote or (seen is not None and seen.ever)
 
 
 def _is_inner(optimizer: Optimizer) -> bool:

@@ -472,3 +472,20 @@ def test_of_weights_that_a_loop_writes_now_and_then_nobody_knows_whether_it_has(
     change = "the change of the weights after opt.step()"
     assert change in progress.unknown
     assert change not in progress.lacking
+
+
+def test_a_second_optimizers_step_is_no_change_by_the_loop(training: Training) -> None:
+    loop = Loop(training)
+    other = torch.optim.SGD(loop.model.parameters(), lr=0.1)
+    loop.all_steps[other] = OptimizerSteps()
+    for _ in range(3):
+        loop.step()
+        next(loop.model.parameters()).data.add_(1)
+    loop.step()
+    next(loop.model.parameters()).data.add_(1)  # by the other's step, and nothing after it
+    loop.followers.after_step(loop.all_steps[other], other)
+    loop.step()
+    change = "the change of the weights after opt.step()"
+    progress = loop.followers.progress()
+    assert change in progress.unknown  # not each step was followed by one
+    assert change not in progress.lacking
