@@ -50,7 +50,7 @@ def run(spec: dict[str, Any]) -> None:
     """Become the controller; returns when it stops. The caller leads its own session."""
     from ipyparallel.controller.app import IPController
 
-    from nbdist.host import heartbeat
+    from nbdist.host import heartbeat, relay
 
     heartbeat.install()
     _own(spec["profile_dir"])
@@ -58,6 +58,7 @@ def run(spec: dict[str, Any]) -> None:
     argv = arguments(spec["profile_dir"], spec["cluster_id"], spec["address"], spec["ping_ms"])
     sys.argv = ["ipcontroller", *argv]
     controller = IPController.instance(config=_security(encrypt=spec["encrypt"]))
+    relay.install(controller)
     controller.initialize(argv)
     threading.Thread(target=_watch, args=(controller,), name="nbdist-children", daemon=True).start()
     controller.start()
