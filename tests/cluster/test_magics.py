@@ -1,5 +1,7 @@
 """`%load_ext nbdist` and `%dist` as a person types them, in a real kernel."""
 
+import re
+
 import psutil
 import pytest
 
@@ -262,6 +264,23 @@ def test_a_failing_cell_is_named_by_the_notebooks_prompt_and_line(notebook: Kern
     prompt = inputs[0]["content"]["execution_count"]
     assert ran.error is not None
     assert f"cell {prompt}, line 4  ZeroDivisionError" in ran.error[1]
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("%%time\nx = 1\n\n1 / 0", 5),
+        ("\n%%timeit -n 1 -r 1\nx = 1\n1 / 0", 5),
+        ("%%time\ndef fail():\n    1 / 0\nfail()", 4),
+        ("x = 1\n%time 1 / 0", 3),
+    ],
+)
+def test_what_a_magic_runs_fails_at_its_line_of_the_cell(
+    notebook: Kernel, code: str, line: int
+) -> None:
+    ran = notebook.cell(code, "--no-track")
+    assert ran.error is not None
+    assert re.search(rf"ranks 0-1  cell \d+, line {line}  ZeroDivisionError", ran.error[1])
 
 
 def test_a_run_bears_the_notebooks_prompt_and_a_loss_that_is_nan_is_said(notebook: Kernel) -> None:

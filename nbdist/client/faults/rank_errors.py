@@ -169,8 +169,8 @@ def place_of(failure: Failure) -> str:
 
 
 def is_users(file: str) -> bool:
-    """Return whether a file in a traceback is the user's: of no library, and not ours."""
-    return not (origins.is_library(file) or origins.is_of(file, *_OURS))
+    """Return whether a file in a traceback is the user's: of no library, not ours, and there."""
+    return not (file.startswith("<") or origins.is_library(file) or origins.is_of(file, *_OURS))
 
 
 def _is_ours(frame: str) -> bool:

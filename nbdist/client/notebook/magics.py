@@ -302,9 +302,8 @@ class NBDist(Magics):
 
 def _numbered_like_the_notebook(line: str, cell: str) -> str:
     """Return the cell with its magic as a comment, so that line numbers are the editor's."""
-    if cell.lstrip().startswith("%%"):
-        return cell  # a cell magic must come first
-    return f"# %%distributed {line}".rstrip() + f"\n{cell}"
+    is_magic = cell.lstrip().startswith("%%")  # before it, only empty lines may stand
+    return ("" if is_magic else f"# %%distributed {line}".rstrip()) + f"\n{cell}"
 
 
 def _with_body(lines: list[str]) -> list[str]:

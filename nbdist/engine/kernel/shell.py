@@ -2,8 +2,7 @@
 
 A compat module, as `kernel.py` is. Tried with ipykernel 7.4, IPython 9.18. What is touched:
 
-- `shell.compile.get_code_name`, which names a cell's file, and its `format_code_name`, which heads
-  a frame in a traceback;
+- `shell.compile`, see `tracebacks.CellCompiler`;
 - `display_pub` and `displayhook`: their hooks;
 - `raw_input` and `getpass` of the kernel, `sys.breakpointhook`, which ipykernel may have taken,
   `shell.ask_exit`, which `exit()` calls;
@@ -24,7 +23,6 @@ import functools
 import os
 import runpy
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
@@ -37,7 +35,7 @@ from ipykernel.zmqshell import ZMQDisplayPublisher, ZMQInteractiveShell
 from IPython.core import interactiveshell
 from IPython.core.ultratb import VerboseTB
 
-from nbdist.engine.kernel import interrupts, location, tracebacks
+from nbdist.engine.kernel import interrupts, tracebacks
 from nbdist.shared import origins
 from nbdist.shared.error_text import ToldError, cut
 from nbdist.shared.errors import UsageError
@@ -67,7 +65,7 @@ def install(
     _show_errors_that_end_no_cell(kernel)
     _lend_streams(kernel, lent)
     _hide_interactive_prompt()
-    _name_cells_alike(kernel)
+    kernel.shell.compile = tracebacks.CellCompiler()
     _refuse_input(kernel)
     _refuse_exit(kernel)
     refuse_magics(kernel.shell)
@@ -80,26 +78,6 @@ def _hide_interactive_prompt() -> None:
     """Remove `sys.ps1`: Lightning refuses its DDP strategies where it finds one."""
     with contextlib.suppress(AttributeError):
         del sys.ps1
-
-
-def _name_cells_alike(kernel: Any) -> None:
-    """Give a cell the same file name on every rank; ipykernel's holds the process id.
-
-    Warnings and logs show it: with the same name, what all ranks say appears once. A script that
-    runs as a cell keeps its own, under which tracebacks tell its lines.
-    """
-
-    def name(raw_code: str, transformed_code: str, number: int) -> str:
-        own = origins.cell_file_name(raw_code)
-        file = location.here.script or os.path.join(tempfile.gettempdir(), origins.CELLS, own)
-        location.here.name_cell(file, number)
-        return file
-
-    compiler = kernel.shell.compile
-    heading = compiler.format_code_name
-    compiler.get_code_name = name
-    # None lets a traceback name the file.
-    compiler.format_code_name = lambda file: heading(file) if origins.is_cell(file) else None
 
 
 def _flush_before_display(kernel: Any, flush: Callable[[], None]) -> None:
