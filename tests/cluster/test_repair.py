@@ -61,6 +61,16 @@ def test_a_rank_killed_while_idle_is_shown_dead_and_replaced_before_the_next_cel
     assert_usable(session)
 
 
+def test_an_error_on_a_replaced_rank_is_at_the_line_of_the_cell_that_defined_it(
+    session: Session,
+) -> None:
+    session.run("x = 1\n\ndef fails():\n    raise ValueError('of an earlier cell')", prompt=70)
+    kill(session, 1)
+    told = plain(fail(session, "if rank == 1: fails()"))
+    assert "cell 70, line 4  ValueError: of an earlier cell" in told
+    assert "----> 4     raise ValueError('of an earlier cell')" in told
+
+
 def test_a_cell_that_repairs_first_says_so(notebook: Kernel) -> None:
     notebook.run("import os; os.kill(nbdist.current().status().ranks[1].pid, 9)")
     wait = "while nbdist.current().status().ranks[1].state == 'idle': pass"

@@ -4,6 +4,7 @@ Cells are known by the file names that IPython gives them, scripts that ran as c
 Any thread may call.
 """
 
+import linecache
 import os
 import sys
 import threading
@@ -35,6 +36,19 @@ class Location:
     def prompt_of(self, file: str) -> int:
         """Return the number of the prompt a cell's file belongs to; 0 when it is not known."""
         return self._prompts.get(file, 0)
+
+    def hand_over(self) -> dict[str, Any]:
+        """Return the numbers and lines of all cells: a new rank has functions that they defined."""
+        lines = {file: linecache.getlines(file) for file in self._prompts if origins.is_cell(file)}
+        return {"prompts": self._prompts, "scripts": self._scripts, "lines": lines}
+
+    def take_over(self, told: dict[str, Any]) -> None:
+        """Know, on a new rank, what `hand_over` returned."""
+        self._prompts |= told.get("prompts", {})
+        self._scripts |= told.get("scripts", {})
+        for file, lines in told.get("lines", {}).items():
+            # As IPython does it: what has no time is kept.
+            linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
 
     def name_running(self) -> str:
         """Return what people call that which runs: `the cell`, or a script's name."""

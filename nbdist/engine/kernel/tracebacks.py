@@ -71,7 +71,8 @@ class CellCompiler(XCachingCompiler):
 
     def format_code_name(self, name: str) -> tuple[str, str] | None:
         """Return how a traceback names a file: None lets it name the file itself."""
-        return super().format_code_name(name) if origins.is_cell(name) else None
+        prompt = location.here.prompt_of(name) if origins.is_cell(name) else 0
+        return ("Cell", f"In[{prompt}]") if prompt else None
 
     def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
         """Keep the lines of a cell, also below a cell magic, which IPython makes one line of."""

@@ -16,6 +16,7 @@ from nbdist.engine.averaging import async_sgd
 from nbdist.engine.compat import third_parties, torch_hooks, torch_pipeline, torch_sharded
 from nbdist.engine.data import resume
 from nbdist.engine.group import ddp_hook_state, group, identity
+from nbdist.engine.kernel import location
 from nbdist.engine.layout.plan import device_mesh
 from nbdist.engine.recovery import (
     alike_random,
@@ -59,6 +60,7 @@ def _beside_names() -> tuple[clone.Part, ...]:
         clone.Part("loaders", resume.here.hand_over, resume.here.take_over),
         clone.Part("kept", keep.here.kept, keep.here.take_over),
         clone.Part("meshes", device_mesh.here.hand_over, device_mesh.here.take_over),
+        clone.Part("cells", location.here.hand_over, location.here.take_over),
         clone.Part("accelerate", third_parties.shared_states, lambda _: None),  # it fills itself
     )
 
