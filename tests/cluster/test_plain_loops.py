@@ -67,3 +67,24 @@ def test_ranks_that_stopped_between_two_steps_at_different_counts_are_named(
     session.retry()
     assert session.run(SAME, track=False).value_list == [True, True]
     assert session.run("n", track=False).value_list == [10, 10]
+
+
+@pytest.mark.parametrize("at", [5, 6])  # batches: right after the second step, and before a step
+def test_a_counter_that_moves_before_its_step_is_not_said_to_lack_it(
+    session: Session, at: int
+) -> None:
+    session.run(MAKE.replace("FAILS", "1") + "micro = 0\n", track=False)
+    with pytest.raises(RankError, match="bad metric") as failed:
+        session.run(
+            "for i in range(8):\n"
+            "    micro += 1\n"
+            f"    if micro == {at}: fail(n)\n"
+            "    net(torch.ones(4, 2)).sum().backward()\n"
+            "    if micro % 2 == 0:\n"
+            "        n += 1\n"
+            "        opt.step(); opt.zero_grad()\n",
+            track=False,
+        )
+    assert session.run("n", track=False).value_list == [2, 2]
+    assert "half done" not in str(failed.value)
+    assert "Whether n had followed step 2 of Linear is not known" in str(failed.value)

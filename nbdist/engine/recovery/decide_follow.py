@@ -270,7 +270,7 @@ def _copied_line(
     return [
         f"{begin_with_ranks(behind)} took {_listed(taken, kinds)} from rank {source}, "
         f"where step {reports[source].step} was followed by all that belongs to it."
-        if not reports[source].progress.lacking
+        if not (reports[source].progress.lacking or reports[source].progress.unknown)
         else f"{begin_with_ranks(behind)} took {_listed(taken, kinds)} from rank {source}."
     ]
 

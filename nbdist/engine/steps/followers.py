@@ -477,7 +477,9 @@ class Followers:
         known = {n for n in due if n in self._objects or n in optimizers}
         # Of tensors that no object calls its state only those that move with the steps count.
         known = {n for n in known if has_state(living.get(n)) or self._history[n].moved}
-        known |= {n for n in due & numbers if type(began[n]) is int and self._history[n].moved}
+        counters = {n for n in due & numbers if type(began[n]) is int and self._history[n].moved}
+        if self._is_by_loader:
+            known |= counters
         known = (known - options) | certain
         last = {n for n, history in self._history.items() if history.moved == self._turn - 1}
         now = self._all_numbers()
@@ -487,7 +489,8 @@ class Followers:
         if not self._is_by_loader:
             ahead = {n for n in ahead if n in living or self._history[n].moved is not None}
         lacking = known - moved if self._has_stepped else set()
-        unknown = (new | options) - known - moved
+        # From step to step, what moves before the next one looks like what follows this one.
+        unknown = (new | options | counters) - known - moved
         for optimizer, is_certain in self._written.missing():
             (lacking if is_certain else unknown).add(self._change_after(optimizer))
         return Progress(
