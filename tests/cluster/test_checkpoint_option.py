@@ -119,6 +119,7 @@ def test_a_model_older_than_the_cell_gets_its_lost_shards_from_the_checkpoint(
     resumed = session.run(TRAIN, track=False, retry=1, checkpoint=5)
     assert flag.exists()
     assert "Restored step " in resumed[0].text
+    assert resumed[0].text.count("is at sample") == 1, resumed[0].text
     assert resumed.value_list == unbroken
 
 

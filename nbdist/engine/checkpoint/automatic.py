@@ -218,6 +218,10 @@ class Automatic(Component):
     # -- going on
 
     def _before_pass(self) -> None:
+        self._go_on()
+        resume.here.say_position()
+
+    def _go_on(self) -> None:
         """Go on from the newest checkpoint of the cell, where what it trained is gone."""
         if not self._may_go_on:
             return

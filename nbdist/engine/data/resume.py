@@ -110,6 +110,7 @@ class _Cell:
     newest: "deque[LoaderPosition]" = field(default_factory=lambda: deque(maxlen=16))
     taken_over: _Again | None = None  # in a replacement rank, which has not run it
     repeats: _Again | None = None  # as which this cell was begun
+    continues: str = ""  # where, as a sentence that is yet to be said
 
     def add(self, new: LoaderPosition) -> None:
         """Note a loader that this cell makes; run again, the cell makes it go on."""
@@ -245,9 +246,13 @@ class Loops(Component):
         self._cell = _Cell(start.number, repeats=again)
         for live in position.here.live():
             live.plan.clear()
-        line = None if again is None else self._prepare(again)
+        self._cell.continues = "" if again is None else self._prepare(again)
         for live in position.here.live():
             live.begin_cell(start.number)
+
+    def say_position(self) -> None:
+        """Say where the cell continues, once its first loop begins: a checkpoint may move it."""
+        line, self._cell.continues = self._cell.continues, ""
         if line and dist.get_rank() == 0:
             print(line)
 
@@ -287,7 +292,7 @@ class Loops(Component):
 
     def forget_repeated(self) -> None:
         """Let the cell that is run again be a cell like others: it goes on from a checkpoint."""
-        self._cell.repeats, self._cell.inherited = None, []
+        self._cell.repeats, self._cell.inherited, self._cell.continues = None, [], ""
 
     def stay_where_restored(self, restored: Iterable[Restored]) -> None:
         """Have a cell that is run again go on where a checkpoint has put its loaders."""
@@ -360,7 +365,7 @@ class Loops(Component):
         step_state.also(_take, _restore)
         step_state.here().before_first_step = self._begin_steps
 
-    def _prepare(self, again: _Again) -> str | None:
+    def _prepare(self, again: _Again) -> str:
         """Let every loader stand where the cell goes on; returns where, for people."""
         living = [(live, place) for where, place in again.live if (live := where()) is not None]
         if not again.goes_on:
@@ -369,7 +374,7 @@ class Loops(Component):
                 live.go_back(place.began)
             if not again.has_stepped:
                 _forget_accounts(again)
-            return None
+            return ""
         if again.kept is not None:  # it had started over
             step_state.start_over(again.kept)
             journal.here().put_back(again.entries or [])
@@ -382,7 +387,7 @@ class Loops(Component):
         ends = {at for at in ends if at.consumed} or ends  # those that are in the midst of an epoch
         places = sorted(f"sample {at.consumed:,} of epoch {at.epoch}" for at in ends)
         what = title()
-        return f"{what} continues: its loader is at {', '.join(places)}." if places else None
+        return f"{what} continues: its loader is at {', '.join(places)}." if places else ""
 
 
 here = Loops()
