@@ -52,7 +52,7 @@ def measure() -> dict[str, dict[str, float]]:
             for level in times:
                 # Bare and off are the same code on purpose: their difference is the noise.
                 tap.set_level({"bare": "off", TOLD: "full"}.get(level, level))
-                in_flight.state.is_telling = level == TOLD
+                in_flight.state.is_sampling = level == TOLD
                 call()
                 began = time.process_time_ns()
                 for _ in range(CALLS):

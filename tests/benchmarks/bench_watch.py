@@ -53,10 +53,10 @@ def measure(width: int) -> dict[str, list[float]]:
         optimizer.step()
         optimizer.zero_grad()
 
-    class Telling(Stride):
+    class Sampled(Stride):
         is_on = False
 
-        def tells(self, step: int) -> bool:
+        def samples(self, step: int) -> bool:
             return self.is_on
 
     class Chosen(Measuring):
@@ -77,9 +77,9 @@ def measure(width: int) -> dict[str, list[float]]:
         step_state.begin_cell()
         training.here.begin_cell()
         tap.begin_cell()
-        Telling.is_on = in_flight.state.is_telling = way.endswith("told")
+        Sampled.is_on = in_flight.state.is_sampling = way.endswith("told")
         Chosen.is_on = "measured" in way
-        in_flight.state.stride = Telling()
+        in_flight.state.stride = Sampled()
 
     steps = 100 if width < 512 else 20
     times: dict[str, list[float]] = {way: [] for way in WAYS}

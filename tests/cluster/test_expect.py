@@ -86,7 +86,7 @@ from nbdist.engine.tap.cuda_times import CudaTimes
 
 kernel, times = tap._kernel, in_flight.state.cuda
 event = SimpleNamespace(query=lambda: False)
-gpu = SimpleNamespace(mark=lambda device: event, mark_apart=lambda device: event,
+gpu = SimpleNamespace(mark=lambda device: event, mark_alone=lambda device: event,
                       stream=lambda device: 0, can_mark=lambda: True)
 tap.set_level("off")
 tap._kernel = lambda op, device, *, is_full: kernel(op, "cuda", is_full=is_full)

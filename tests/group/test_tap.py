@@ -344,7 +344,7 @@ class _BusyGpu:
     def mark(self, device: Any) -> Any:
         return self
 
-    mark_apart = mark
+    mark_alone = mark
 
     def query(self) -> bool:
         return False

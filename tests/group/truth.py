@@ -24,14 +24,14 @@ FLOAT = 4  # bytes
 
 
 class EveryStep(Stride):
-    """Tells all steps, however short they are."""
+    """Samples all steps, however short they are."""
 
-    def told(self, now_ns: int, rows: int) -> None:
+    def sampled(self, now_ns: int, rows: int) -> None:
         """Leave the stride as it is."""
 
 
 def tell_every_step() -> None:
-    """Have every step of this cell measured, and its collectives told."""
+    """Have every step of this cell measured, and its collectives sampled."""
     from nbdist.engine.tap import in_flight
 
     in_flight.state.stride = EveryStep()

@@ -18,15 +18,15 @@ class Launch:
         returned_ns: The backend's function came back.
         begin_ns: A worker of the backend took it up; 0 until that is known.
         end_ns: The operation was over; 0 until that is known.
-        is_told: Its moments are to be known.
+        is_sampled: Its begin and end are recorded.
         is_waited_for: Its operator was synchronous, and has waited for its end.
         dtype: Position in `collective_check.DTYPES`.
-        tag: Of a message; 0 else.
-        tag_number: Its number among those to or from its peer with its tag; `seq` else.
+        tag: Of a message; 0 otherwise.
+        tag_number: Its number among those to or from its peer with its tag; `seq` otherwise.
     """
 
     __slots__ = (
-        *("begin_ns", "book", "bytes", "dtype", "end_ns", "future", "handed_ns", "is_told"),
+        *("begin_ns", "book", "bytes", "dtype", "end_ns", "future", "handed_ns", "is_sampled"),
         "is_waited_for",
         *("kind", "number", "outputs", "peer", "place", "returned_ns"),
         *("seq", "start_ns", "tag", "tag_number", "work"),
@@ -51,7 +51,7 @@ class Launch:
         self.begin_ns = self.end_ns = 0
         self.place = place
         self.peer = peer
-        self.is_told = self.is_waited_for = False
+        self.is_sampled = self.is_waited_for = False
         self.dtype = 0
         self.number = 0  # of all of this rank
         # Known until its end has been seen, for they hold the tensors.
@@ -72,12 +72,12 @@ class Launch:
         return self.handed_ns + WAKING_NS  # the worker ran, and its caller had to wait
 
     def is_over(self) -> bool:
-        """Return whether it is known to be over; of a message, nobody tells but who waits."""
+        """Return whether it is known to be over; of a message, only a wait shows it."""
         future, work = self.future, self.work
         if future is not None:
             return bool(future.done())
         return work is not None and bool(work.is_completed())
 
     def forget(self) -> None:
-        """Let go of the tensors."""
+        """Release the tensors."""
         self.work = self.future = self.outputs = None

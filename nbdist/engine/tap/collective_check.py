@@ -1,11 +1,11 @@
-"""What each rank announces of a collective before it sends anything, compared with its peers.
+"""Compare each collective with those of the peers before anything is sent.
 
-gloo ends the process that receives another size than it expects (`std::terminate`), and ranks that
+gloo ends a process that receives another size than it expects (`std::terminate`), and ranks that
 call different collectives wait for each other for ever. So each rank first writes what it is about
 to do into memory that the ranks of one host share, then reads what its peers in the group have
-written of the collective with the same number. Who finds a difference raises `MismatchError` and
-sends nothing; who came first and waits is freed by the rescue that follows. Whatever order the
-ranks come in, the last of two has seen the other.
+written of the collective with the same number. A rank that finds a difference raises
+`MismatchError` and sends nothing; one that came first and waits is freed by the rescue. Whatever
+order the ranks come in, the last of two has seen the other.
 
 Compared are kind, type, size, root and reduction, as far as ranks must agree on them (`ops.py`),
 for which parameters it is where that is known (`purpose.py`), and of an `all_to_all` with splits
@@ -14,11 +14,11 @@ collectives (with splits, a hundred) ahead, and operators the tap does not see. 
 host than rank 0 are not compared here; `collective_check_store` does that, slowly, where it is
 asked for. Messages have entries of their own, behind these (`message_check`).
 
-Each generation of the groups has memory of its own (`shared_memory.py`), so that nothing an older
-one wrote is left. Layout: for each rank ENTRIES entries of WORDS 64-bit words: id, call, compared
+Each generation of the groups has memory of its own (`shared_memory.py`), so that nothing of an
+older one is left. Layout: for each rank ENTRIES entries of WORDS 64-bit words: id, call, compared
 size, bytes, place, purpose. The id is the group's key plus the collective's number, which also
 gives the entry's place; it is written last, and 0 while the entry is being written. Behind the
-messages stand the splits: for each rank ROWS rows of an id, the bytes to each rank and the bytes
+messages are the splits: for each rank ROWS rows of an id, the bytes to each rank and the bytes
 from each.
 
 Threads: a collective is announced by the thread that launches it.
@@ -45,9 +45,9 @@ WORDS = 8  # an entry; one cache line
 # An id is key + number, with a count of tries and a mark above.
 _KEY_BITS = 54
 _TRY = 1 << 56
-REFUSED = 1 << 63  # who wrote it has raised, and sent nothing
-# A compared size from here on says that the splits tell. No two ranks write the same: so whoever
-# gives splits, or meets who does, finds a difference and looks closer; all others pay nothing.
+REFUSED = 1 << 63  # its writer has raised, and sent nothing
+# A compared size from here on says that the splits decide. No two ranks write the same: so a rank
+# with splits, or one that meets it, finds a difference and looks closer; others pay nothing.
 SPLIT = 1 << 62
 # A difference is read twice. A rank whose backend refuses the arguments has announced what it never
 # sends, and takes it back within microseconds of its own.
@@ -82,7 +82,7 @@ def pack(kind: str, dtype: int = 0, reduction: int = 0, root: int = -1) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """What one rank has announced, as its words say it."""
+    """One rank's announcement of a collective."""
 
     call: int  # see `pack`
     size: int  # compared; 0 where sizes may differ
@@ -103,7 +103,7 @@ class CollectiveCall:
         return self.call // REDUCTION & 0xFF
 
     def is_like(self, other: "CollectiveCall") -> bool:
-        """Return whether the two can meet."""
+        """Return whether the two can be one collective."""
         return (self.call, self.size) == (other.call, other.size) and self.is_for_what(other)
 
     def is_for_what(self, other: "CollectiveCall") -> bool:
@@ -138,8 +138,8 @@ def describe_payload(dtype: int, size_bytes: int) -> str:
 
 def describe_place(place: int) -> str:
     """Return e.g. ", cell 7, line 5"; nothing where it is not known."""
-    told = location.here.describe_line(place >> 32, place & 0xFFFFFFFF)
-    return f", {told}" if told else ""
+    line = location.here.describe_line(place >> 32, place & 0xFFFFFFFF)
+    return f", {line}" if line else ""
 
 
 def mismatch(
@@ -149,7 +149,7 @@ def mismatch(
     calls: Mapping[int, CollectiveCall],
     own: Purpose = UNKNOWN,
 ) -> MismatchError | None:
-    """Return the error when ranks have announced what cannot meet, None when all is well.
+    """Return the error when announced calls differ, None when they match.
 
     Args:
         title: The group in words, such as "group dp".
@@ -224,7 +224,7 @@ def size_bytes(world_size: int) -> int:
 
 
 def key_of(text: str) -> int:
-    """Return what no other text of this generation has, alike on all ranks: 54 bits, never 0."""
+    """Return a key of 54 bits, never 0: unique in this generation, and equal on all ranks."""
     digest = blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> (64 - _KEY_BITS) | 1
 
@@ -233,7 +233,7 @@ class SharedTable:
     """The announcements of all ranks in one generation."""
 
     def __init__(self, memory: memoryview, rank: int, world_size: int) -> None:
-        """Stand on memory of `size_bytes`, all zeros at the beginning, as `rank`."""
+        """Use memory of `size_bytes`, all zeros at the beginning, as `rank`."""
         self.rank = rank
         self.words = memory.cast("Q")
         self.messages_at = world_size * ENTRIES * WORDS  # where those of rank 0 begin
@@ -249,7 +249,7 @@ class SharedTable:
             name: The group's, as torch names it.
             title: The group's, for people.
             members: Its global ranks, in its order.
-            incarnation: Tells apart groups of this name and these members, alike on all ranks.
+            incarnation: Distinguishes groups of this name and these members; equal on all ranks.
         """
         if len(members) < 2 or self.rank not in members:
             return None
@@ -331,10 +331,10 @@ class CheckChannel:
                 break  # it has looked at all of them
 
     def withdraw(self, number: int) -> None:
-        """Take back what was announced and never sent: the backend would not have it.
+        """Withdraw an announcement that was never sent: the backend refused it.
 
-        The next try has the same number, and is compared only with peers as many tries on: those
-        whose backend has refused the same.
+        The next try has the same number, and is compared only with peers that have made as many
+        tries: those whose backend has refused the same.
         """
         self._words[self._own + (self._key + number) % ENTRIES * WORDS] = 0
         self._tries = self._tries + 1 if number == self._tried else 1
@@ -351,7 +351,7 @@ class CheckChannel:
         return table.splits_at + (rank * ROWS + entry_id % ROWS) * table.row
 
     def _splits_of(self, rank: int, entry_id: int) -> tuple[int, ...]:
-        """Return what a rank has written; nothing when newer ones stand there."""
+        """Return the splits a rank has written; nothing when newer ones took their place."""
         row = self._row_of(rank, entry_id)
         found = tuple(self._words[row + 1 : row + 1 + 2 * len(self._members)].tolist())
         return found if self._words[row] == entry_id else ()

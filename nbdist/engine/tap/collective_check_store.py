@@ -74,7 +74,7 @@ class StoreChannel:
             splits: See `call`.
 
         Raises:
-            MismatchError: Another rank calls something else; nobody sends anything.
+            MismatchError: Another rank calls something else; no rank sends anything.
             ReleasedError: `group.abort` was called meanwhile.
             DistStoreError: A peer did not come in time.
         """
@@ -85,7 +85,7 @@ class StoreChannel:
         said = (call, SPLIT if splits else size, size_bytes, place, purpose.key, *splits)
         table.store.set(own, " ".join(map(str, said)))
         table.store.wait(keys, table.timeout)
-        # Who has come here has read what there was to read before.
+        # A rank that has come here has read all earlier announcements.
         before, self._written = self._written, own
         if before:
             table.store.deleteKey(before)
@@ -101,9 +101,9 @@ class StoreChannel:
         self._tries = 0
 
     def withdraw(self, number: int) -> None:
-        """Note that what was announced was never sent: the backend would not have it.
+        """Withdraw an announcement that was never sent: the backend refused it.
 
-        The next try has the same number, and is compared with peers as many tries on.
+        The next try has the same number, and is compared with peers that have made as many tries.
         """
         self._tries += 1
 

@@ -1,4 +1,4 @@
-"""One book a process group: how many collectives it has launched, and messages to and from whom.
+"""Count the collectives and messages of each process group, messages by peer.
 
 Numbers begin at 1 with each generation of the groups. Messages (send, recv) are numbered for each
 peer and direction, never among the collectives: ranks of a group send different numbers of them.
@@ -31,7 +31,7 @@ AnyChannel = CheckChannel | StoreChannel
 
 
 class GroupCounters:
-    """What is counted of one group."""
+    """The counts of one group."""
 
     __slots__ = (
         *("channel", "count", "group", "is_split", "messages", "name", "ranks", "received", "sent"),
@@ -49,9 +49,9 @@ class GroupCounters:
         self.name = name
         self.title = _title(group, name)  # for people
         self.group = ref(group)
-        # Tensors on the GPU go another way than others, and never meet them.
+        # Tensors on the GPU use another backend than others, and never match them.
         self.is_split = len(torch_groups.backends_of(group)) > 1
-        # Who carry out asynchronous work one behind the other; 0 where nothing queues.
+        # The threads that carry out asynchronous work in order; 0 where nothing queues.
         self.workers = torch_hooks.worker_count(group)
         self.ranks = ranks  # global, in the group's order; empty when torch does not know them
         self.channel = channel  # None: nothing is announced
@@ -83,8 +83,8 @@ class _Books:
     def __init__(self) -> None:
         self.by_name: dict[str, GroupCounters] = {}
         self.newest: GroupCounters | None = None  # the one among them that was asked for last
-        # What all ranks of a group count alike, also those that have not used it: how often the
-        # counts began anew in this generation, and how many groups of its name were destroyed.
+        # Equal on all ranks of a group, also on those that have not used it: how often counting
+        # started over in this generation, and how many groups of its name were destroyed.
         self.period = 0
         self.destroyed: Counter[str] = Counter()
         self.table: AnyTable | None = None
@@ -142,7 +142,7 @@ def _title(group: dist.ProcessGroup, name: str) -> str:
 
 
 def close(groups: Iterable[dist.ProcessGroup]) -> None:
-    """Refuse whatever these groups, which their ranks have left, are still asked to do."""
+    """Refuse all calls of these groups, which their ranks have left."""
     _books.closed.update(groups)
 
 
@@ -154,7 +154,7 @@ def end(group: dist.ProcessGroup) -> None:
 def begin_generation(table: AnyTable | None, generation: int = 0) -> None:
     """Begin to count at zero, and announce in `table`: the groups are re-created."""
     for book in _books.by_name.values():
-        # Lets the old memory go, whoever still holds the book.
+        # Releases the old memory, even if the book is still referenced.
         book.channel = book.messages = None
     _books.by_name, _books.newest, _books.table = {}, None, table
     _books.generation, _books.period = generation, 0
@@ -162,10 +162,10 @@ def begin_generation(table: AnyTable | None, generation: int = 0) -> None:
 
 
 def moment(group: dist.ProcessGroup) -> tuple[int, int]:
-    """Return a moment that all ranks of a group have in common: (generation, collectives made).
+    """Return a moment that all ranks of a group share: (generation, collectives made).
 
     All of them make the same collectives in one order: between two of these they are at the same
-    place of their program. Messages are not counted, for they are some ranks' alone; with the tap
+    place of their program. Messages are not counted, for only some ranks send them; with the tap
     off nothing is.
     """
     book = _books.by_name.get(group.group_name)
@@ -194,7 +194,7 @@ def sent() -> dict[str, int]:
 def received() -> dict[str, int]:
     """Return the receives launched since the groups were formed, by "group/peer's global rank".
 
-    Those from any source stand under "group/any".
+    Those from any source are under "group/any".
     """
     return _messages([(book.name, book.received) for book in _books.by_name.copy().values()])
 

@@ -1,10 +1,10 @@
-"""Events in a GPU's streams, and how their moments are known on the host's clock.
+"""Events in a GPU's streams, and their times on the host's clock.
 
-Now and then an event is recorded on a stream of our own, which is empty, and asked for
-until it has passed, 0.2 ms at most: the middle between is its moment, and half of that the error
-(some 10 us; `Anchor.error_ns`). Other events are told by `elapsed_time` from the newest anchor
+Now and then an event is recorded on a separate, empty stream, and queried
+until it has passed, 0.2 ms at most: the middle between is its time, and half of that the error
+(some 10 us; `Anchor.error_ns`). Other events are timed by `elapsed_time` from the newest anchor
 (float32 milliseconds: 0.1 us after a second), on which the GPU's clock drifts some 50 us at most
-where anchors are a second apart. No moment lies before the host recorded it or behind its being
+with a second between anchors. No time lies before the host recorded the event or after it was
 seen.
 """
 
@@ -28,10 +28,10 @@ class Event(Protocol):
 
 
 class Gpu:
-    """What is asked of `torch.cuda`."""
+    """The functions of `torch.cuda` that are used; a test replaces them."""
 
     def __init__(self) -> None:
-        self._apart: dict[torch.device, Any] = {}
+        self._empty: dict[torch.device, Any] = {}
 
     def mark(self, device: torch.device) -> Event:
         """Record an event on the device's current stream."""
@@ -39,27 +39,27 @@ class Gpu:
         event.record(torch.cuda.current_stream(device))
         return event
 
-    def mark_apart(self, device: torch.device) -> Event:
+    def mark_alone(self, device: torch.device) -> Event:
         """Record one on a stream on which nothing else is queued."""
-        stream = self._apart.get(device)
+        stream = self._empty.get(device)
         if stream is None:
-            stream = self._apart[device] = torch.cuda.Stream(device)
+            stream = self._empty[device] = torch.cuda.Stream(device)
         event = torch.cuda.Event(enable_timing=True)
         event.record(stream)
         return event
 
     def stream(self, device: torch.device) -> int:
-        """Return which stream is current on this thread."""
+        """Return the current stream of this thread."""
         return int(torch.cuda.current_stream(device).cuda_stream)
 
     def can_mark(self) -> bool:
-        """Return whether events recorded now would tell of what is launched now."""
+        """Return whether events recorded now show when the GPU runs what is launched now."""
         return not (torch_hooks.is_coalescing() or torch.cuda.is_current_stream_capturing())
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """An event whose moment is known."""
+    """An event whose time is known."""
 
     event: Event
     moment_ns: int

@@ -1,8 +1,8 @@
 """When collectives of tensors on a GPU began and ended, and how long the compute stream waited.
 
-The host's clock does not see them: it queues and goes on. So in steps that are told, events are
+The host's clock does not see them: it queues and continues. So in sampled steps, events are
 recorded in the streams, and looked at when the step is taken, or a later one: nothing here waits
-for the GPU, and what has not passed yet is told later.
+for the GPU, and what has not passed yet is reported later.
 
 - *Arrival*: an event on the stream that is current at the launch, before it. The GPU has come so
   far: for others it is this that counts, not when the host queued it.
@@ -14,11 +14,11 @@ for the GPU, and what has not passed yet is told later.
   allocator takes the outputs as used by that stream too, and a program's own stream of the same
   place in the pool (of 32) may wait for the collective with it. gloo's future has no streams: its
   callback runs on gloo's thread when the host's part is over, and the end is the host's.
-- *Begin*: NCCL carries a group's collectives out one behind the other: the later one of arrival and
+- *Begin*: NCCL carries a group's collectives out one after the other: the later one of arrival and
   the end of the one before. The waiting for other ranks lies behind it, in NCCL's kernel.
 
-Where the GPU's clock is not found, as when other processes compute on it, what gloo carries out is
-told by the host's, as on CPU: waiting for the GPU counts as the collective's. NCCL's is not told.
+Where the GPU's clock is not found, as when other processes compute on it, gloo's collectives are
+timed by the host, as on CPU: waiting for the GPU counts as the collective's. NCCL's are not timed.
 
 *Exposed* on CUDA is what the compute stream waited: the stream that is current on the main thread
 as steps end. That no kernel runs beside a collective cannot be seen without a profiler. Seen are:
@@ -27,11 +27,11 @@ as steps end. That no kernel runs beside a collective cannot be seen without a p
   host itself was blocked, which then counts as on CPU;
 - synchronous operators that run on it: from arrival to end;
 - DDP, which waits in C++ at the end of backward: from the arrival of the last launch in backward
-  that nobody has waited for to the end of backward on that stream, and no longer than that
+  that no one has waited for to the end of backward on that stream, and no longer than that
   collective. What is computed behind the launch counts as waiting, as on CPU.
 
 FSDP2 lets the compute stream wait for events of its own; that is not seen, its collectives are.
-Not told are operators within a coalescing manager (torch marks their end before they are queued)
+Not sampled are operators within a coalescing manager (torch marks their end before they are queued)
 and within the capture of a graph.
 
 Threads: launches and waits on any thread, ends on the launching one or on gloo's, `take` and
@@ -60,7 +60,7 @@ BLOCKED_NS = 100_000  # a wait that took the host so long was the host's
 
 @dataclass(slots=True)
 class Took:
-    """What has passed since the last `take`."""
+    """The spans that have passed since the last `take`."""
 
     ended: list[Launch] = field(default_factory=list)
     waits: list[tuple[int, int]] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Took:
 
 @dataclass(slots=True)
 class Pending:
-    """An asynchronous launch within backward for which nobody has waited yet."""
+    """An asynchronous launch within backward that no one has waited for yet."""
 
     span: EventSpan
     work: Any
@@ -79,21 +79,21 @@ class CudaTimes:
     """The spans of this rank that are under way on its GPU."""
 
     def __init__(self, gpu: Gpu | None = None, now: Callable[[], int] = perf_counter_ns) -> None:
-        self.step: int | None = None  # that is told; None: nothing is marked
-        self.total_ns: int | None = None  # of the last told step that is over: union of collectives
-        self.exposed_ns = 0  # and what the compute stream waited in it
+        self.step: int | None = None  # that is sampled; None: nothing is marked
+        self.total_ns: int | None = None  # union of collectives in the last sampled step
+        self.exposed_ns = 0  # the compute stream's waits in it
         self._gpu, self._now = gpu or Gpu(), now
         self._anchors: dict[torch.device, Anchor] = {}
         self._tried_ns: dict[torch.device, int] = {}
         self._compute: dict[torch.device, int] = {}
         self._device: torch.device | None = None  # of the last launch
         self.is_used = False  # by any collective of this process whose moments are known
-        self.lacks_clock = False  # the last launch in a told step was at a moment that is not known
+        self.lacks_clock = False  # the last launch in a sampled step has no known time
         self._is_on_host = False  # the last launch's end is: gloo's
         self.forget()
 
     def forget(self) -> None:
-        """What is under way is not told, and steps that are over say nothing of those to come."""
+        """Drop what is under way; earlier steps no longer count for later ones."""
         self.dropped = 0
         self.total_ns, self.exposed_ns = None, 0
         self._spans: deque[EventSpan] = deque()
@@ -106,7 +106,7 @@ class CudaTimes:
     # -- launches
 
     def begin(self, tensors: Iterable[Any]) -> CudaMark | None:
-        """Mark the arrival at what will be launched with these; None: it cannot be told."""
+        """Mark the arrival at a launch with these tensors; None: it cannot be timed."""
         self.lacks_clock = False
         tensor = first_tensor(tensors) if self.step is not None else None
         if tensor is None or not self._gpu.can_mark():
@@ -121,7 +121,7 @@ class CudaTimes:
     def launched(
         self, launch: Launch, begin: CudaMark, work: Any, outputs: Any, *, is_gloo: bool
     ) -> None:
-        """Note what has been launched behind `begin`, and have its end marked."""
+        """Note what has been launched after `begin`, and have its end marked."""
         assert self.step is not None
         assert self._device is not None
         span, device = EventSpan(self.step, begin, launch), self._device
@@ -175,7 +175,7 @@ class CudaTimes:
 
     def _try_anchor(self, device: torch.device) -> Anchor | None:
         since_ns = self._now()
-        event = self._gpu.mark_apart(device)
+        event = self._gpu.mark_alone(device)
         while not event.query():
             if self._now() - since_ns > ANCHOR_TRIES_NS:  # streams share a queue of the hardware
                 return None
@@ -185,7 +185,7 @@ class CudaTimes:
     # -- waits of the compute stream
 
     def wait_began(self, target: Any) -> CudaMark | None:
-        """A stream is about to wait for a Work or a tensor; None: that is not to be told."""
+        """A stream is about to wait for a Work or a tensor; None: it is not sampled."""
         device = self._device
         if self.step is None or device is None or self._is_on_host:
             return None
@@ -196,7 +196,7 @@ class CudaTimes:
         return self._mark(device)
 
     def wait_ended(self, target: Any, begin: CudaMark, blocked_ns: int) -> None:
-        """It was made to; the host was in that for so long."""
+        """The stream now waits; the host was blocked for `blocked_ns`."""
         if self.step is None or self._device is None:
             return
         if self._backward:
@@ -222,7 +222,7 @@ class CudaTimes:
     # -- what has passed
 
     def is_open(self, step: int) -> bool:
-        """Return whether something of this step, or of one before, is under way."""
+        """Return whether a launch of this step, or of an earlier one, is under way."""
         return bool(self._spans) and self._spans[0].step <= step
 
     def take(self) -> Took:
@@ -239,7 +239,7 @@ class CudaTimes:
         return took
 
     def begin_step(self, step: int | None) -> None:
-        """A step begins: it is told, or None. On the main thread, in its stream."""
+        """A step begins, None if it is not sampled. On the main thread, in its stream."""
         self.step = step
         if self._device is not None:
             self._compute[self._device] = self._gpu.stream(self._device)
@@ -267,7 +267,7 @@ class CudaTimes:
             self._exposed.append((begin_ns, end_ns))
 
     def _close(self) -> None:
-        """A told step has passed as a whole."""
+        """A sampled step has passed as a whole."""
         if self._now_over is not None:
             self.total_ns = intervals.union(self._collectives)
             self.exposed_ns = intervals.union(self._exposed)
@@ -275,7 +275,7 @@ class CudaTimes:
 
 
 def around_wait(times: CudaTimes) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a wrapper for a function in which a stream is made to wait for a collective."""
+    """Return a wrapper for a function that makes a stream wait for a collective."""
 
     def wrapper(native: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(native)
@@ -305,7 +305,7 @@ def first_tensor(values: Any) -> torch.Tensor | None:
 
 
 def pointers(outputs: Any) -> list[int]:
-    """Return where the tensors in lists of lists lie."""
+    """Return the addresses of the tensors in lists of lists."""
     if isinstance(outputs, torch.Tensor):
         return [outputs.data_ptr()]
     if not isinstance(outputs, list | tuple):

@@ -1,4 +1,4 @@
-"""Collectives whose end is known, packed as they travel (`nbdist/shared/packed`)."""
+"""Collectives whose end is known, packed as they are sent (`nbdist/shared/packed`)."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,11 +7,11 @@ from nbdist.engine.tap.collective import Launch
 from nbdist.engine.tap.collective_check import DTYPES
 from nbdist.shared.packed import ANY_TAG, Calls, Packer, Template
 
-MAX_TEMPLATES = 4096  # a cell; beyond it one stands for all of its kind, group and peer
+MAX_TEMPLATES = 4096  # a cell; beyond it one is shared by all of its kind, group and peer
 
 
 class Templates:
-    """What this cell's collectives have in common, each with its number."""
+    """The numbered templates of this cell: what many of its collectives have in common."""
 
     def __init__(self) -> None:
         self._numbers: dict[object, int] = {}
@@ -40,7 +40,7 @@ class Templates:
         return Calls(packer.base_ns, new, packer.calls, packer.waits, skipped, end_ns)
 
     def _numbers_of(self, launch: Launch) -> tuple[int, int]:
-        """Return the template's number, and the call's among those that its like is met by."""
+        """Return the template's number, and the call's number among those that match on peers."""
         key: object = (
             *(launch.kind, launch.book, launch.bytes, launch.dtype, launch.place, launch.peer),
             launch.tag,

@@ -1,6 +1,6 @@
-"""What the tap keeps: launches under way, ends, and what the main thread waits in.
+"""The tap's state: launches under way, ends, and the main thread's waits.
 
-`tap.py` writes here from the operators and the waits; it says what the figures mean.
+`tap.py` writes here from the operators and the waits; its docstring explains the figures.
 """
 
 import threading
@@ -23,12 +23,12 @@ from nbdist.shared.packed import ANY_TAG, Calls
 
 Level = Literal["off", "counts", "full"]
 
-MAX_ROWS = 8192  # told between two steps; what comes on top is counted and not told
+MAX_ROWS = 8192  # sampled between two steps; more are counted only
 SHORT_NS = 100_000  # a wait for what is over; Python waits once more for what the operator did
 MAX_UNDER_WAY = 4096  # launches whose end has not been seen
 MAX_HELD = 64  # Works without a future kept to ask for their end
-MAX_LATE = 8  # told steps that wait for their GPU
-MAX_UNTOLD = 8  # under way before those that are over are looked for
+MAX_LATE = 8  # sampled steps that wait for their GPU
+MAX_UNSAMPLED = 8  # under way before those that are over are looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Waiting:
     `seq` numbers the group's collectives from 1, since it was formed. `line` is where in a cell
     it was launched, "file:line", at level "full". `is_certain` is False inside backward, where
     DDP waits out of sight: the collective is under way, the main thread may also be computing; and
-    inside C++ that waits for what it has launched, where nobody looks for its end.
+    inside C++ that waits for what it has launched, where its end is not watched for.
     `ranks` are the group's, global. Of a message (send, recv) `peer` is the other rank, None where
     any will do, `seq` its number among those to or from that peer, and `tag_number` that among
     those with its `tag` (0: not known). A wait in the store has the kind "store", no group and no
@@ -67,10 +67,10 @@ class Traffic(NamedTuple):
     """What passed since the last `take`.
 
     `exposed_ns`: the main thread waited. `total_ns`: union of the collectives' intervals, None
-    below level "full" and in steps that are not told. `bytes`: what this rank put in. `untimed`:
-    collectives whose end is not known (yet). `calls`: the rows of a step that is told,
-    `calls_step`, which on CUDA is often the one before. `stream_ns`: what the compute stream waited
-    in the last told step that the GPU is through with, which stands for this one.
+    below level "full" and in steps that are not sampled. `bytes`: what this rank put in. `untimed`:
+    collectives whose end is not known (yet). `calls`: the rows of a sampled step, `calls_step`,
+    which on CUDA is often the one before. `stream_ns`: the compute stream's waits in the last
+    sampled step that the GPU is through with, an estimate for this one.
     """
 
     exposed_ns: int
@@ -84,7 +84,7 @@ class Traffic(NamedTuple):
 
 
 class TapState:
-    """All that the tap keeps; one a process, `state`."""
+    """The tap's state; one per process, `state`."""
 
     def __init__(self) -> None:
         self.level: Level = "off"
@@ -92,9 +92,9 @@ class TapState:
         self.main = threading.main_thread().ident
         self.bytes = 0  # since the last take, as the three below
         self.collectives = 0
-        self.told = 0  # those among them whose end is looked for
+        self.sampled = 0  # the sampled ones among them
         self.exposed_ns = 0
-        self.under_way: dict[int, Launch] = {}  # asynchronous ones, and all told; by `number`
+        self.under_way: dict[int, Launch] = {}  # asynchronous ones, and all sampled; by `number`
         self.held: deque[Launch] = deque()  # without a future, kept to ask for their end
         self.launched = 0
         self.last: Launch | None = None
@@ -107,27 +107,27 @@ class TapState:
         self.cuda = CudaTimes()
         # Addresses of tensors that the loop itself all-reduces, outside of backward; where asked.
         self.reduced: deque[int] | None = None
-        self.begin_telling()
+        self.begin_sampling()
 
-    def begin_telling(self) -> None:
-        """Tell the steps from here on, the first among them."""
+    def begin_sampling(self) -> None:
+        """Sample steps from here on, starting with the first."""
         self.stride = Stride()
         self.templates = Templates()
-        self.is_telling = True  # the step that runs is told
-        # At the end of backward, when all that it launched was over, in the newest told steps. The
-        # least counts: for lack of a core it may have lasted longer in one of them.
+        self.is_sampling = True  # the step that runs is sampled
+        # At the end of backward, when all that it launched was over, in the newest sampled steps.
+        # The least counts: for lack of a core it may have lasted longer in one of them.
         self.computed_ns: deque[int] = deque(maxlen=8)
         self.ended: deque[Launch] = deque()  # since the last take
-        self.rows: list[Launch] = []  # ended before the last take, and not told yet
+        self.rows: list[Launch] = []  # ended before the last take, not reported yet
         self.waits: deque[tuple[int, int]] = deque(maxlen=MAX_ROWS)
         self.skipped = 0
-        # Steps, and when each was over, to be told when their GPU is through.
+        # Steps and their ends, to be reported when their GPU is through.
         self.late: deque[tuple[int, int]] = deque()
         self.cuda.forget()
 
 
 class Since:
-    """Something that the main thread is in, and launches what it may wait for out of sight."""
+    """A call of the main thread that launches collectives it may wait for in C++."""
 
     __slots__ = ("before", "first_launch")
 
@@ -176,10 +176,10 @@ def reset_counts() -> None:
 
 
 def begin_cell() -> None:
-    """A cell begins: its steps are counted from 1, and told what the last one's were told."""
+    """A cell begins: its steps are counted from 1, and launches of the last one are dropped."""
     for launch in tuple(state.under_way.values()):
-        launch.is_told = False
-    state.begin_telling()
+        launch.is_sampled = False
+    state.begin_sampling()
 
 
 def last_kind() -> str | None:
@@ -191,7 +191,7 @@ def last_kind() -> str | None:
 def waiting() -> Waiting | None:
     """Return the collective that the main thread waits in now, from any thread.
 
-    It waits, too, where one of autograd's threads does that runs its backward.
+    A wait of an autograd thread that runs its backward counts as its own.
     """
     now = perf_counter_ns()
     blocked, since = state.blocked.copy(), state.native or state.backward
@@ -228,11 +228,11 @@ def _describe(launch: Launch, for_ns: int, *, is_certain: bool) -> Waiting:
 def take_counts(step: int) -> tuple[float, float] | None:
     """Return the bytes put in and the collectives since the last call; None with the tap off.
 
-    For a step that is not measured: its waits are taken as well, and not returned. Main thread.
+    For a step that is not measured: its waits are reset, and not returned. Main thread.
     """
     state.skipped += state.collectives
     found = float(state.bytes), float(state.collectives)
-    state.exposed_ns = state.bytes = state.collectives = state.told = 0
+    state.exposed_ns = state.bytes = state.collectives = state.sampled = 0
     return None if state.level == "off" else found
 
 
@@ -240,46 +240,46 @@ def take(step: int | None = None, end_ns: int | None = None, *, is_next: bool = 
     """Return what passed since the last call. On the main thread.
 
     Args:
-        step: The step that ends here; None outside of steps, where nothing is told one by one.
+        step: The step that ends here; None outside of steps, where no collective is sampled.
         end_ns: When it ended; now, when not given.
-        is_next: The step that follows may be told: it is measured.
+        is_next: The next step is measured, so it may be sampled.
     """
     sweep()
     ended = [state.ended.popleft() for _ in range(len(state.ended))]
     if ended or state.under_way:
         _find_begins(ended)
-    is_timed = state.level == "full" and state.told == state.collectives
+    is_timed = state.level == "full" and state.sampled == state.collectives
     total_ns = _total_ns(ended) if is_timed else None
     state.rows += ended
     total_ns = _take_cuda(total_ns)
-    told = None
+    passed = None
     if step is not None:
-        state.skipped += state.collectives - state.told
+        state.skipped += state.collectives - state.sampled
     else:  # what builds a model, or ends a cell, is nothing that was left out of steps
         state.rows, state.waits = [], deque(maxlen=MAX_ROWS)
         state.cuda.forget()
     if step is not None and state.level == "full":
-        if state.is_telling:
+        if state.is_sampling:
             state.late.append((step, end_ns or perf_counter_ns()))
-        state.is_telling = is_next and state.stride.tells(step + 1)
-        told = late()
+        state.is_sampling = is_next and state.stride.samples(step + 1)
+        passed = late()
     if state.level == "full":
-        state.cuda.begin_step((step or 0) + 1 if state.is_telling else None)
-    calls_step, calls = told or (0, None)
+        state.cuda.begin_step((step or 0) + 1 if state.is_sampling else None)
+    calls_step, calls = passed or (0, None)
     traffic = Traffic(
         *(state.exposed_ns, total_ns, state.bytes, state.collectives, len(state.under_way)),
         calls=calls,
         calls_step=calls_step,
         stream_ns=state.cuda.exposed_ns,
     )
-    state.exposed_ns = state.bytes = state.collectives = state.told = 0
+    state.exposed_ns = state.bytes = state.collectives = state.sampled = 0
     if state.backward is not None:
         state.backward.exposed_ns = 0
     return traffic
 
 
 def look_for_reductions(is_on: bool) -> set[int]:
-    """Begin or end to note what the main thread all-reduces after a backward.
+    """Start or stop recording what the main thread all-reduces after a backward.
 
     Returns:
         The addresses of the tensors noted since the last backward began, the newest `MAX_ROWS`.
@@ -290,7 +290,7 @@ def look_for_reductions(is_on: bool) -> set[int]:
 
 
 def late() -> tuple[int, Calls] | None:
-    """Return the oldest step that is to be told and has passed, and its rows; None: there is none.
+    """Return the oldest sampled step that has passed, and its rows; None: there is none.
 
     On CUDA a step passes later than the host makes it. On the main thread.
     """
@@ -302,7 +302,7 @@ def late() -> tuple[int, Calls] | None:
         if state.cuda.is_open(step) and len(state.late) <= MAX_LATE:
             return None
     state.late.popleft()
-    return step, _tell(end_ns)
+    return step, _pack_rows(end_ns)
 
 
 def _take_cuda(total_ns: int | None) -> int | None:
@@ -326,7 +326,7 @@ def _total_ns(ended: list[Launch]) -> int:
 
 def _find_begins(ended: list[Launch]) -> None:
     """Find when each was taken up, those under way included."""
-    under_way = [launch for launch in tuple(state.under_way.values()) if launch.is_told]
+    under_way = [launch for launch in tuple(state.under_way.values()) if launch.is_sampled]
     by_book: dict[counters.GroupCounters, list[Launch]] = {}
     for launch in ended + under_way:
         if launch.begin_ns == 0 and (launch.is_message or not launch.book.workers):
@@ -343,9 +343,9 @@ def _find_begins(ended: list[Launch]) -> None:
             launch.begin_ns = begin_ns
 
 
-def _tell(end_ns: int) -> Calls:
+def _pack_rows(end_ns: int) -> Calls:
     calls = state.templates.pack(state.rows, state.waits, state.skipped, end_ns)
-    state.stride.told(perf_counter_ns(), len(state.rows))
+    state.stride.sampled(perf_counter_ns(), len(state.rows))
     state.rows, state.waits, state.skipped = [], deque(maxlen=MAX_ROWS), 0
     return calls
 
@@ -373,7 +373,7 @@ def backward_ended(*, is_measured: bool = True) -> None:
         return
     end_ns, start_ns = perf_counter_ns(), backward.last_launch_ns
     counted_ns = state.exposed_ns - backward.exposed_ns
-    if not state.is_telling:  # ends are not looked for: as in those backwards that were told
+    if not state.is_sampling:  # ends are not looked for: as in the sampled backwards
         computed_ns = min(state.computed_ns, default=0)
         state.exposed_ns += max(0, end_ns - start_ns - counted_ns - computed_ns)
         return
@@ -390,28 +390,28 @@ def backward_ended(*, is_measured: bool = True) -> None:
 def waited(start_ns: int, end_ns: int, *, is_found: bool = True) -> None:
     """The main thread was blocked in a collective; one that is not found was most likely over."""
     state.exposed_ns += end_ns - start_ns
-    if state.is_telling and (is_found or end_ns - start_ns > SHORT_NS):
+    if state.is_sampling and (is_found or end_ns - start_ns > SHORT_NS):
         state.waits.append((start_ns, end_ns))
 
 
-def tell(launch: Launch) -> bool:
-    """Return whether the moments of what has just been launched are to be known."""
-    launch.is_told = state.is_telling and state.told < MAX_ROWS
-    state.told += launch.is_told
-    return launch.is_told
+def sample(launch: Launch) -> bool:
+    """Return whether a new launch is sampled, and count it if so."""
+    launch.is_sampled = state.is_sampling and state.sampled < MAX_ROWS
+    state.sampled += launch.is_sampled
+    return launch.is_sampled
 
 
 def ended(launch: Launch, end_ns: int) -> None:
-    """Note the end of a synchronous operator that is told: its caller has waited for it."""
+    """Note the end of a sampled synchronous operator: its caller has waited for it."""
     launch.number = state.launched = state.launched + 1
     launch.end_ns = end_ns
     state.ended.append(launch)
 
 
 def expect_end(launch: Launch, work: Any, outputs: Any, *, trains: bool) -> None:
-    """Note the end of an operator when it comes; of one that is not told, that it is over.
+    """Note the end of an operator when it comes; an unsampled one is only dropped when it is over.
 
-    What a thread that `trains` has launched within backward, DDP's reducer may wait for.
+    DDP's reducer may wait for what a thread that `trains` has launched within backward.
     """
     number = launch.number = state.launched = state.launched + 1
     launch.work, launch.outputs = work, outputs
@@ -421,12 +421,12 @@ def expect_end(launch: Launch, work: Any, outputs: Any, *, trains: bool) -> None
     if trains and backward is not None:
         backward.last_launch_ns, backward.last = launch.handed_ns, launch
         backward.exposed_ns = state.exposed_ns
-    if len(under_way) > MAX_UNTOLD:
+    if len(under_way) > MAX_UNSAMPLED:
         if len(under_way) > MAX_UNDER_WAY:
             _drop(next(iter(under_way)))
-        elif not launch.is_told:
+        elif not launch.is_sampled:
             sweep()
-    if work is None or not (launch.is_told or launch.kind in MESSAGES):
+    if work is None or not (launch.is_sampled or launch.kind in MESSAGES):
         return
     if launch.kind not in MESSAGES:
         launch.future = torch_hooks.future_of(work)
@@ -434,11 +434,11 @@ def expect_end(launch: Launch, work: Any, outputs: Any, *, trains: bool) -> None
         # On gloo's thread.
         launch.future.add_done_callback(lambda _: _note_end(number, perf_counter_ns()))
     else:
-        _hold(launch)  # its end is seen by whoever waits for it, or at the next `take`
+        _hold(launch)  # a wait for it shows its end, or the next `take`
 
 
 def is_waited_as(launch: Launch, work: Any) -> None:
-    """The program gets another Work than the backend gave."""
+    """The program receives another Work than the backend returned."""
     launch.work = work
     if launch.number not in state.under_way:  # its end may come at any moment, on gloo's thread
         launch.forget()
@@ -448,14 +448,14 @@ def was_waited_for(launch: Launch) -> None:
     """The main thread has waited for it, where the tap could see."""
     sweep(launch)
     backward = state.backward
-    if backward is not None and backward.last is launch and not launch.is_told:
+    if backward is not None and backward.last is launch and not launch.is_sampled:
         backward.last_launch_ns = 0  # not DDP's, then: the rest of backward is no wait
 
 
 def _note_end(number: int, end_ns: int) -> None:
     launch = state.under_way.pop(number, None)
-    if launch is not None:  # whoever comes first: the callback, or a sweep after a wait
-        if launch.is_told:
+    if launch is not None:  # by the callback or by a sweep, whichever is first
+        if launch.is_sampled:
             launch.end_ns = end_ns
             state.ended.append(launch)
         launch.forget()
@@ -463,19 +463,19 @@ def _note_end(number: int, end_ns: int) -> None:
 
 def _drop(number: int) -> None:
     launch = state.under_way.pop(number, None)
-    if launch is not None and launch.is_told:
+    if launch is not None and launch.is_sampled:
         state.skipped += 1
 
 
 def _hold(launch: Launch) -> None:
-    """Keep few Works alive, for they keep their tensors: older ones go on without their end."""
+    """Keep few Works alive, for they hold their tensors; the end of older ones is not seen."""
     state.held.append(launch)
     if len(state.held) > MAX_HELD:
         state.held.popleft().forget()
 
 
 def launch_of(target: Any) -> Launch | None:
-    """Return what a Work, or a tensor that will come out, was launched by; None if it is over."""
+    """Return the launch of a Work, or of an output tensor; None if it is over."""
     pointer = target.data_ptr() if isinstance(target, torch.Tensor) else None
     for launch in tuple(state.under_way.values()):
         if launch.work is target if pointer is None else pointer in pointers(launch.outputs):
@@ -484,7 +484,7 @@ def launch_of(target: Any) -> Launch | None:
 
 
 def end_receives_from_anyone(group: dist.ProcessGroup) -> None:
-    """Let who waits for a message from any source of this gloo group go (`was_let_go`).
+    """End the waits for a message from any source of this gloo group (`was_let_go`).
 
     Any thread.
     """
@@ -502,15 +502,15 @@ def was_let_go(launch: Launch | None, result: Any) -> bool:
 def sweep(waited_for: Launch | None = None) -> None:
     """Note the end of those under way that are over.
 
-    Who waits may go on before the callback has run; and gloo's send and recv have no future, nor
+    A waiting thread may continue before the callback runs; gloo's send and recv have no future, nor
     do they ever say that they are completed.
     """
     under_way = state.under_way
     for number, launch in tuple(under_way.items()):
-        if launch.is_told or launch is waited_for:
+        if launch.is_sampled or launch is waited_for:
             if launch is waited_for or launch.is_over():
                 _note_end(number, perf_counter_ns())
         elif (work := launch.work) is not None and work.is_completed():
-            # Of those that are not told there is one a collective: it is only let go.
+            # Not sampled: only its references are dropped.
             under_way.pop(number, None)
             launch.work = launch.future = launch.outputs = None

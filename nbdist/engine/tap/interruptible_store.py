@@ -27,7 +27,7 @@ class ReleasedError(RuntimeError):
 
 
 class PatientStore(Store):
-    """Everything a torch `Store` does, through a client of the TCPStore.
+    """A torch `Store` over a client of the TCPStore.
 
     C++ calls these methods by their names, hence the two in camel case. Any thread may call.
     torch's queues (`queue_push`, ...) are not passed on to stores written in Python.
@@ -49,7 +49,7 @@ class PatientStore(Store):
         self._released.set()
 
     def resume(self) -> None:
-        """Let waits wait again."""
+        """Allow waits again."""
         self._released.clear()
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
@@ -74,7 +74,7 @@ class PatientStore(Store):
                 self.main_waits_since = None
 
     def wait_until(self, is_met: Callable[[], bool], limit: timedelta) -> bool:
-        """Ask again and again whether a condition is met; return False where it is not in time.
+        """Poll a condition; return False where it is not met in time.
 
         Raises:
             ReleasedError: `release` was called.

@@ -10,8 +10,8 @@ def union(intervals: Iterable[tuple[int, int]], *, since: int = 0, until: int | 
 
     Args:
         intervals: In any order; one that ends before it starts counts nothing.
-        since: What lies before is cut off.
-        until: What lies behind is cut off.
+        since: Earlier times are cut off.
+        until: Later times are cut off.
     """
     total = 0
     reached = since
@@ -61,9 +61,9 @@ def begins(
 ) -> list[int]:
     """Return when each operation was taken up by one of a backend's workers.
 
-    gloo carries out what it is asked to in the order of the calls, on `options.threads` workers of
-    each backend. Nobody tells when a worker takes an operation up; it follows from when each was
-    handed over and when each ended: the next one goes to the worker that is free first.
+    gloo carries out operations in the order of the calls, on `options.threads` workers of
+    each backend. gloo does not report when a worker takes an operation up; it follows from when
+    each was handed over and when each ended: the next one goes to the worker that is free first.
 
     Args:
         operations: When each was handed over, in that order, and its end: None while under way.

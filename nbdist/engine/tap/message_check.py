@@ -1,17 +1,17 @@
-"""What both ends of a message announce before they send or receive it, compared with each other.
+"""Compare the two ends of a message before it is sent or received.
 
-gloo ends the process that receives more bytes than it has room for, and leaves the rest of a tensor
-as it was where it receives fewer. So each end first writes what it is about to do into the memory
+gloo ends a process that receives more bytes than it has room for, and leaves the rest of a tensor
+unchanged where it receives fewer. So each end first writes what it is about to do into the memory
 that the ranks of one host share (`collective_check.py`), then reads what the other end has written
-of the same message. Nobody waits for anybody: who comes second finds a difference, raises
+of the same message. No end waits for the other: the second one finds a difference, raises
 `MismatchError`, and sends or receives nothing; the first is freed by the rescue that follows. No
 data can arrive before both have announced, for a backend sends only to a receive that is there.
 
 Messages meet in the order of their calls, by *lane*: from one rank to another, in one group, with
 one tag. Compared are bytes and type. Not compared: a receive from any source in a group of three or
-more ranks, nor any later one with its tag on that rank, for nobody knows which message it took; a
-peer that is over a thousand messages ahead; ranks on another host than rank 0, but through the
-store, where that is asked for.
+more ranks, nor any later one with its tag on that rank, for it is not known which message it took;
+a peer that is over a thousand messages ahead; ranks on another host than rank 0, unless by the
+store, where that is enabled.
 
 Threads: a message is announced by the thread that launches it; several may.
 """
@@ -51,7 +51,7 @@ class Lane:
 
 
 class MessageEnd(NamedTuple):
-    """What one end of a message is about to do, as its words say it."""
+    """One end of a message, as it is announced."""
 
     dtype: int  # position in `collective_check.DTYPES`
     bytes: int
@@ -77,12 +77,12 @@ def mismatch(
         why=f"{name_ranks([lane.source])} sends {sent.describe()}; "
         f"{name_ranks([lane.to])} receives {received.describe()}.",
         do="receive into a tensor of the size and type that is sent; messages between two ranks "
-        "meet in the order of their calls, those of each tag by themselves.",
+        "meet in the order of their calls, those of each tag separately.",
     )
 
 
 class Way(Protocol):
-    """How the two ends of a message see each other."""
+    """A way for the two ends of a message to see each other."""
 
     def meet(self, lane: Lane, number: int, sends: bool, end: MessageEnd) -> MessageEnd | None:
         """Announce this end of a message; return the other one if the two differ."""
@@ -117,7 +117,7 @@ class SharedWay:
         words[own + 2] = end.bytes
         words[own + 3] = end.place
         words[own] = entry_id
-        with fence:  # neither of two that come at one moment may read before it has been written
+        with fence:  # of two that come at the same time, neither may read before it has written
             pass
         peer = self._area(lane.to if sends else lane.source) + at
         if words[peer] != entry_id or (words[peer + 1], words[peer + 2]) == (end.dtype, end.bytes):
@@ -150,7 +150,7 @@ class StoreWay:
         said = bytes(store.compare_set(key, "", own)).decode()
         who, *words = map(int, said.split())
         if who == sends:
-            return None  # the first to come; or once more, after what the backend would not have
+            return None  # the first end; or the same one again, after the backend refused it
         other = MessageEnd(*words)
         if not end.meets(other):
             return other
@@ -176,11 +176,11 @@ class Messages:
         self._title = title
         self._members = members
         self._lanes: dict[tuple[bool, int, int, bool], Lane] = {}
-        self._any: set[tuple[int, bool]] = set()  # what was received from anyone
+        self._any: set[tuple[int, bool]] = set()  # tags received from any source
         self._lock = threading.Lock()
 
     def announce(
-        self, sends: bool, peer: int | None, tag: int, is_apart: bool, end: MessageEnd
+        self, sends: bool, peer: int | None, tag: int, is_second: bool, end: MessageEnd
     ) -> tuple[Lane, int] | None:
         """Announce a message that is about to be launched, and compare it with its other end.
 
@@ -188,7 +188,7 @@ class Messages:
             sends: Whether it goes from here.
             peer: The other end's global rank; None: any source.
             tag: Its tag, 0 where the backend knows none.
-            is_apart: It goes by the group's second backend, and meets none of the first.
+            is_second: It uses the group's second backend, and matches no message of the first.
             end: This one.
 
         Returns:
@@ -201,10 +201,10 @@ class Messages:
             peer = self._members[self._members[0] == self._rank]
         with self._lock:
             if peer is None:
-                self._any.add((tag, is_apart))
+                self._any.add((tag, is_second))
                 return None
-            lane = self._lane(sends, peer, tag, is_apart)
-            if lane is None or (not sends and (tag, is_apart) in self._any):
+            lane = self._lane(sends, peer, tag, is_second)
+            if lane is None or (not sends and (tag, is_second) in self._any):
                 return None
             lane.number = number = lane.number + 1
         try:
@@ -219,18 +219,18 @@ class Messages:
         raise mismatch(lane, number, self._title, sent, received)
 
     def withdraw(self, message: tuple[Lane, int]) -> None:
-        """Take back what was announced and not launched: the backend would not have it."""
+        """Withdraw an announced message that was not launched: the backend refused it."""
         lane, number = message
         self._way.take_back(lane, number, lane.source == self._rank)
         with self._lock:
             lane.number -= 1
 
-    def _lane(self, sends: bool, peer: int, tag: int, is_apart: bool) -> Lane | None:
-        known = (sends, peer, tag, is_apart)
+    def _lane(self, sends: bool, peer: int, tag: int, is_second: bool) -> Lane | None:
+        known = (sends, peer, tag, is_second)
         lane = self._lanes.get(known)
         if lane is None and len(self._lanes) < MAX_LANES:
             source, to = (self._rank, peer) if sends else (peer, self._rank)
-            key = key_of(f"{self._group}|{source}>{to}|{tag}|{is_apart}")
+            key = key_of(f"{self._group}|{source}>{to}|{tag}|{is_second}")
             lane = self._lanes[known] = Lane(source, to, tag, key)
         return lane
 

@@ -1,4 +1,4 @@
-"""The table of c10d operators: what the tap knows of each, and how it carries it out.
+"""The table of c10d operators, with the way the tap carries out each.
 
 An operator is *timed* (its launch and its end are seen), *counted* (its launch is seen: on CUDA
 all timed operators are, where the end of a launch on the host is not the end of the work) or
@@ -34,8 +34,8 @@ from nbdist.shared.errors import ClusterError
 
 Returns = Literal["outputs and work", "work", "nothing"]
 # What must be the same on all ranks, beside kind, root and reduction.
-Alike = Literal["size and type", "size and type on cpu", "type"]
-CPU: Alike = "size and type on cpu"
+Same = Literal["size and type", "size and type on cpu", "type"]
+CPU: Same = "size and type on cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +47,15 @@ class Op:
     it waits. The payload is what this rank puts in, or takes out where `sends` is False. An
     operator without `launch` is unseen.
 
-    `alike` says what of the tensors at `alike_at` (by default the payload) must be the same on all
+    `same` says what of the tensors at `same_at` (by default the payload) must be equal on all
     ranks; NCCL allows different sizes where gloo does not. `root_at` and `reduction_at` are
     positions too, `peer_at` and `tag_at` those of a message's other rank and its tag.
 
     `split(arguments, ranks)` returns the bytes to each rank of the group and then from each: none
     where no splits are given, None where the backend refuses them.
 
-    `prepare(backend, *arguments)` takes gloo's operator apart on the CPU; it returns None where
-    that cannot be: then `launch` is called.
+    `prepare(backend, *arguments)` splits gloo's operator into steps on the CPU; it returns None
+    where that is not possible: then `launch` is called.
     """
 
     seen: Literal["timed", "unseen"]
@@ -66,8 +66,8 @@ class Op:
     async_at: int | None = None
     payload_at: int | None = 0
     sends: bool = True
-    alike: Alike = "size and type"
-    alike_at: int | None = None
+    same: Same = "size and type"
+    same_at: int | None = None
     root_at: int | None = None
     reduction_at: int | None = None
     peer_at: int | None = None
@@ -102,7 +102,7 @@ def refuse_message(kind: str, device_type: str, *, over_gloo: bool) -> None:
 
 
 def refusing(op: Op, device_type: str) -> Callable[..., Any]:
-    """Return what carries out a message where the tap is off: as it is, or refused."""
+    """Return the function that sends a message where the tap is off, or refuses it."""
     launch, kind, group_at, device = op.launch, op.kind, op.group_at, torch.device(device_type)
     assert launch is not None
 
@@ -130,16 +130,16 @@ _DTYPES = {getattr(torch, name, None): i for i, name in enumerate(collective_che
 
 
 def describer(op: Op, device_type: str) -> Callable[[tuple[Any, ...], int], tuple[int, int]]:
-    """Return what tells of a call what must be alike: `call` and `size` of `collective_check`.
+    """Return a function that gives `call` and `size` of `collective_check` for a call.
 
-    It takes the arguments, the reduction as a number, and the payload's bytes. Of a message nothing
-    is announced. It is called with each collective.
+    Its arguments: the operator's, with the reduction as a number, and the payload's bytes. Messages
+    are not announced. It is called with each collective.
     """
     base = 0 if op.is_message else collective_check.pack(op.kind)
     root_at, reduction_at = op.root_at, op.reduction_at
-    alike_at = op.payload_at if op.alike_at is None else op.alike_at
-    is_payload = alike_at == op.payload_at
-    with_size = op.alike == "size and type" or (op.alike == CPU and device_type == "cpu")
+    same_at = op.payload_at if op.same_at is None else op.same_at
+    is_payload = same_at == op.payload_at
+    with_size = op.same == "size and type" or (op.same == CPU and device_type == "cpu")
 
     dtypes, roots, types = _DTYPES, collective_check.ROOT, collective_check.DTYPE
     reductions = collective_check.REDUCTION
@@ -150,8 +150,8 @@ def describer(op: Op, device_type: str) -> Callable[[tuple[Any, ...], int], tupl
             call += roots * (args[root_at] + 1)
         if reduction_at is not None:
             call += reductions * args[reduction_at]
-        if alike_at is not None:
-            tensor = args[alike_at]
+        if same_at is not None:
+            tensor = args[same_at]
             if with_size:
                 size = payload_bytes if is_payload else size_bytes(tensor)
             while tensor.__class__ is list and tensor:  # as `dtype_index`, without a call
@@ -258,10 +258,10 @@ def _reduce_scatter_base(
 def _prepare_reduce_scatter(
     b: Any, output: Any, input: Any, _: Any, op: Any, a: bool = True, t: int = -1
 ) -> Prepared | None:
-    """Take a reduce-scatter of gloo's apart, as its own does: copy, all_reduce, copy out."""
+    """Split a reduce-scatter into the steps that gloo makes: copy, all_reduce, copy out."""
     n, count = b.size(), output.numel()
     if count == 0 or input.numel() != n * count or output.dtype != input.dtype:
-        return None  # gloo finds the words
+        return None  # gloo raises its own error
     buffer = input.clone(memory_format=torch.contiguous_format)
     mine = buffer.view(n, count)[b.rank()].view(output.shape)
     options = _reducing(c10d.AllreduceOptions, op, a, t)
@@ -385,9 +385,9 @@ OPS: dict[str, Op] = {
     ),
     "broadcast_": Op("timed", "broadcast", _broadcast, OUTPUTS, async_at=4, root_at=2),
     "reduce_": Op("timed", "reduce", _reduce, async_at=5, root_at=3, reduction_at=2),
-    "allgather_": Op("timed", "all_gather", _allgather, OUTPUTS, 2, 3, 1, alike=CPU),
+    "allgather_": Op("timed", "all_gather", _allgather, OUTPUTS, 2, 3, 1, same=CPU),
     "allgather_coalesced_": Op(
-        "timed", "all_gather", _allgather_coalesced, "work", 2, 3, 1, alike=CPU
+        "timed", "all_gather", _allgather_coalesced, "work", 2, 3, 1, same=CPU
     ),
     "_allgather_base_": Op("timed", "all_gather", _allgather_base, OUTPUTS, 2, 3, 1),
     "allgather_into_tensor_coalesced_": Op(
@@ -406,11 +406,9 @@ OPS: dict[str, Op] = {
         reduction_at=3,
         prepare=_prepare_reduce_scatter_pair,
     ),
-    "gather_": Op("timed", "gather", _gather, "work", 2, 4, 1, alike=CPU, root_at=3),
+    "gather_": Op("timed", "gather", _gather, "work", 2, 4, 1, same=CPU, root_at=3),
     # Only the root puts something in; all take something out.
-    "scatter_": Op(
-        "timed", "scatter", _scatter, OUTPUTS, 2, 4, 1, alike=CPU, alike_at=0, root_at=3
-    ),
+    "scatter_": Op("timed", "scatter", _scatter, OUTPUTS, 2, 4, 1, same=CPU, same_at=0, root_at=3),
     "alltoall_": Op("timed", "all_to_all", _alltoall, OUTPUTS, 2, 3, 1, split=_split_lists),
     "alltoall_base_": Op(
         "timed", "all_to_all", _alltoall_base, "work", 2, 5, 1, split=_split_by_sizes

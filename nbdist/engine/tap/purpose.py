@@ -1,11 +1,11 @@
-"""What a collective is for, where its size does not tell: which parameters of FSDP2, or buffers.
+"""The purpose of a collective: which parameters of FSDP2 it carries, or buffers.
 
 A unit gathers its parameters, and reduces the gradients of those that had one, as one buffer. Ranks
-that take other branches of a model would add up what belongs to different parameters, of one size:
+that take different branches of a model would sum gradients of different parameters of one size:
 so ranks compare the names too (`collective_check`). Buffers are sent after a forward in training
 alone, and a peer in evaluation is at another collective by then.
 
-Threads: what a thread reads is what it has entered itself.
+Threads: each thread reads only what it has entered.
 """
 
 import threading
@@ -26,7 +26,7 @@ class Purpose:
     """The parameters, or buffers, that a collective carries.
 
     Attributes:
-        key: Alike on all ranks that name the same; 0 where nothing is known.
+        key: Equal on all ranks with the same names; 0 where nothing is known.
         text: The names, for people.
     """
 
@@ -34,7 +34,7 @@ class Purpose:
     text: str = ""
 
     def describe(self, key: int) -> str:
-        """Return what a call with a key is for, as a rank whose own is this one can tell."""
+        """Return the purpose of a call with this key, as far as this rank knows it."""
         if key == BUFFERS.key:
             return f" for {BUFFERS.text}"
         if not key or not self.key:
@@ -66,7 +66,7 @@ def of_parameters(names: tuple[str, ...]) -> Purpose:
 
 @contextmanager
 def sends(purpose: Purpose) -> Iterator[None]:
-    """Say what this thread's collectives are for."""
+    """Set the purpose of this thread's collectives."""
     outer, now.purpose = now.purpose, purpose
     try:
         yield
@@ -74,7 +74,7 @@ def sends(purpose: Purpose) -> Iterator[None]:
         now.purpose = outer
 
 
-def told(native: Callable[..., Any]) -> Callable[..., Any]:
+def declared(native: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function that sends a unit's parameters, its first argument, or their gradients."""
     name_of = torch_sharded.name_in_unit
 

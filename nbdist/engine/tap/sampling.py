@@ -1,4 +1,4 @@
-"""Which steps are measured, and of which of those each collective is told: arithmetic, pure.
+"""Choose the steps that are measured, and those whose collectives are sampled; pure.
 
 Steps are chosen by their number alone. The numbers are spread by the golden ratio (Fibonacci
 hashing, Knuth, The Art of Computer Programming, 6.4), so that what a loop does every so many steps,
@@ -11,9 +11,9 @@ falls.
 exact, and no clock is read for their parts. At most `MOST_MEASURED` a second are measured, and
 at least half as many where there are. One costs 0.1 to 0.4 ms more: less than 0.3 % of the time.
 
-*Told* steps are measured, and each of their collectives is told. That costs a rank some 50 us a
-collective more (`tests/benchmarks/bench_tap`), for gloo's thread must then take the GIL. Nobody
-looks at more than `MOST_STEPS` a second, and `ENOUGH_STEPS` do where they are told at a price,
+*Sampled* steps are measured, and each of their collectives is reported. That costs a rank 50 us a
+collective more (`tests/benchmarks/bench_tap`), for gloo's thread must then take the GIL. No one
+looks at more than `MOST_STEPS` a second, and `ENOUGH_STEPS` do where sampling costs,
 beyond `CHEAP_ROWS` a second. `MOST_ROWS` a second are never exceeded for long.
 """
 
@@ -23,7 +23,8 @@ CHEAP_ROWS = 500
 MOST_ROWS = 4000
 MOST_MEASURED = 8.0  # a second
 FIRST_STEPS = 64  # of a cell, which are all measured: a rank that is slow from the first is named
-# Rates are taken over so many steps: the first of each cell are all told. Rows over so long, too.
+# Rates are taken over so many steps: the first of each cell are all sampled. Rows over so long,
+# too.
 _CLEAR_STEPS = 16
 _CLEAR_ROWS = CHEAP_ROWS // 4
 _SPAN_S = 0.25
@@ -37,7 +38,7 @@ def is_chosen(step: int, stride: int) -> bool:
 
 
 class Measuring:
-    """Which steps of one cell this rank measures."""
+    """Chooses the steps of one cell that this rank measures."""
 
     __slots__ = ("_began_ns", "_began_step", "_below", "_count", "every")
 
@@ -67,7 +68,7 @@ class Measuring:
 
 
 class Stride:
-    """Of which steps of one cell this rank tells the collectives."""
+    """Chooses the steps of one cell whose collectives this rank reports."""
 
     __slots__ = ("_began_ns", "_rows", "_steps", "every")
 
@@ -76,12 +77,12 @@ class Stride:
         self._began_ns: int | None = None
         self._rows = self._steps = 0
 
-    def tells(self, step: int) -> bool:
-        """Return whether a step is told."""
+    def samples(self, step: int) -> bool:
+        """Return whether a step is sampled."""
         return is_chosen(step, self.every)
 
-    def told(self, now_ns: int, rows: int) -> None:
-        """Count a step that was told, with so many rows; the stride doubles when that is much."""
+    def sampled(self, now_ns: int, rows: int) -> None:
+        """Count a sampled step and its rows; the stride doubles when there are too many."""
         if self._began_ns is None:  # the first step of a cell is longer than others
             self._began_ns = now_ns
             return

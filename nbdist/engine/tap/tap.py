@@ -1,8 +1,8 @@
-"""See every collective of this rank: count it, time it, tell which one the main thread waits in.
+"""See every collective of this rank: count it, time it, name the one the main thread waits in.
 
 The tap puts Python functions in the place of torch's kernels of the `c10d` operators
-(`ops.py`), below DDP's reducer, FSDP, DTensor and the Python API alike. Each asks the process
-group for its backend anew, for a fault may have put another one there.
+(`ops.py`), below DDP's reducer, FSDP, DTensor and the Python API. Each call asks the process
+group for its backend, for a fault may have put another one there.
 
 Levels: "off" takes everything out, native speed (on a GPU, messages that gloo cannot send are
 refused at every level). "counts": number, bytes and kind, and the time
@@ -15,8 +15,8 @@ says so on its own thread. A message begins when the launching function returns,
 within it, and ends with the wait for it. Copies around an operation are not in it: gloo's
 reduce-scatter is carried out here in its steps, copy, all_reduce, copy out. *Total* is the union of
 the intervals from begin to end, on CPU; overlap counts once. Both are known of steps that are
-*told* (`sampling.py`); in the others no callback runs. *Exposed* is the time during which the main
-thread waited for a collective and could do nothing else:
+*sampled* (`sampling.py`); in the others no callback runs. *Exposed* is the time during which the
+main thread waited for a collective and could do nothing else:
 
 - synchronous operators (`dist.all_reduce(x)`; FSDP2 on CPU, where gathers and reduce-scatters
   are synchronous): from launch to end, measured in the operator itself;
@@ -24,16 +24,16 @@ thread waited for a collective and could do nothing else:
   and DTensor;
 - DDP, whose reducer waits in C++ at the end of backward: the part of the time from the last
   launch within backward to backward's end in which a collective launched in this backward was
-  under way (in steps that are not told: all of it), waits counted above left out. What the main
+  under way (in steps that are not sampled: all of it), waits counted above left out. What the main
   thread computes after the last launch counts as waiting there; for DDP that is the copying out
-  of buckets. What DDP waits for in C++ outside of backward (its buckets laid anew, buffers sent)
-  is told by `waiting`, and not counted.
+  of buckets. DDP's waits in C++ outside of backward (buckets rebuilt, buffers sent) are shown by
+  `waiting`, and not counted.
 
 On CUDA moments are the GPU's, by events in its streams, and exposed is what the compute stream
 waited besides what the host was blocked (`cuda_times.py`).
 
 Threads: operators run on whatever thread launches them, ends on gloo's. "The main thread" above is
-also one of autograd's that runs its backward (`kernel/backward_threads`). `waiting`, `counts` and
+also an autograd thread that runs its backward (`kernel/backward_threads`). `waiting`, `counts` and
 `last_kind` may be called on any thread; `install` and `set_level` on the main thread while no
 collective is under way.
 """
@@ -74,10 +74,10 @@ from nbdist.engine.tap.in_flight import (
     launch_of,
     look_for_reductions,
     reset_counts,
+    sample,
     state,
     take,
     take_counts,
-    tell,
     waited,
     waiting,
     was_let_go,
@@ -128,7 +128,7 @@ DEVICES = ("cpu", "cuda")
 
 
 def install(level: str = "full") -> None:
-    """Begin to see collectives; the same as `set_level`.
+    """Start recording collectives; the same as `set_level`.
 
     Raises:
         ValueError: No such level.
@@ -142,7 +142,7 @@ def level() -> str:
 
 
 def set_level(level: str) -> None:
-    """Change what is seen of collectives; all ranks must do the same.
+    """Change what is recorded of collectives; all ranks must do the same.
 
     Raises:
         ValueError: No such level.
@@ -157,7 +157,7 @@ def set_level(level: str) -> None:
     state.level = level
     state.main = threading.main_thread().ident  # this module may have been imported before a fork
     state.under_way.clear()
-    state.begin_telling()
+    state.begin_sampling()
     known = torch_hooks.collective_ops()
     if level == "off":
         guards = {n: refusing(op, "cuda") for n, op in OPS.items() if op.is_message and n in known}
@@ -177,7 +177,7 @@ def set_level(level: str) -> None:
     state.undo.append(torch_hooks.wrap_work_wait(_timed_wait))
     state.undo.append(torch_hooks.wrap_wait_tensor(_timed_wait))
     state.undo.append(torch_hooks.wrap_waits_in_native(_waits_in_native))
-    state.undo.append(torch_sharded.wrap_sends(purpose.told))
+    state.undo.append(torch_sharded.wrap_sends(purpose.declared))
     state.undo += inner  # taken out from the outside in
 
 
@@ -237,18 +237,18 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
                 backend = group._get_backend(device)
                 at = 0 if place is None else location.here.prompt_of(place[0]) << 32 | place[1]
                 if channel is not None:
-                    call, alike = describe(args, size)
+                    call, compared = describe(args, size)
                     if is_cuda and book.is_split:
                         call += collective_check.CUDA
                     splits = () if split is None else split(args, len(book.ranks))
                     if splits is not None:
                         channel.announce(
-                            seq, call, alike, size or alike, at, sends_for.purpose, splits
+                            seq, call, compared, size or compared, at, sends_for.purpose, splits
                         )
                 elif messages is not None:
                     end = MessageEnd(dtype_index(args[0]), size, at)
-                    is_apart = is_cuda and book.is_split
-                    announced = messages.announce(sends, peer, tag, is_apart, end)
+                    is_second = is_cuda and book.is_split
+                    announced = messages.announce(sends, peer, tag, is_second, end)
                 if prepare is not None and is_gloo(backend):
                     prepared = prepare(backend, *args)
                 arrival = state.cuda.begin(args[:2]) if is_cuda and is_full else None
@@ -282,11 +282,11 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
                 async_at is not None and len(args) > async_at and not args[async_at]
             )
             if by_host:
-                if state.is_telling and tell(launch):
+                if state.is_sampling and sample(launch):
                     launch.dtype = 0 if payload_at is None else dtype_index(args[payload_at])
                 if is_cuda or not is_sync:
                     expect_end(launch, work, args[0], trains=trains)
-            if arrival is not None and tell(launch):
+            if arrival is not None and sample(launch):
                 launch.dtype = 0 if payload_at is None else dtype_index(args[payload_at])
                 is_on_host = is_gloo(backend)
                 state.cuda.launched(launch, arrival, work, args[0], is_gloo=is_on_host)
@@ -314,7 +314,7 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
 
 
 def _price(group: Any) -> None:
-    """Ask what torch's call of a kernel takes; where that cannot be asked, calls have no price."""
+    """Measure what torch's call of a kernel takes; if that fails, calls have no price."""
     try:
         clock.launch.note(torch_hooks.price_of_launch(group))
     except Exception:
@@ -350,7 +350,7 @@ def _wait_here(
             # without the tap.
             end_ns = 0
     launch.is_waited_for = True
-    if launch.is_told:
+    if launch.is_sampled:
         ended(launch, end_ns or perf_counter_ns())
     if trains:
         waited(launch.start_ns, perf_counter_ns())
@@ -369,7 +369,8 @@ def _timed_wait(native: Callable[..., Any]) -> Callable[..., Any]:
         start_ns = now()
         blocked = state.blocked
         outer = blocked.get(me)
-        # A Work, or a tensor: of a functional collective. What is not found is over, or not seen.
+        # A Work, or a tensor: of a functional collective. One that is not found is over, or not
+        # seen.
         launch = launch_of(args[0]) if args and state.under_way else None
         if launch is None:  # a synchronous one, which its operator has waited for
             blocked[me] = (state.last, start_ns)
@@ -400,7 +401,7 @@ def _timed_wait(native: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unblock(thread: int, outer: tuple[Launch | None, int] | None) -> None:
-    """A thread waits no more, but for what it has waited for before."""
+    """A thread no longer waits, except for what it has waited for before."""
     if outer is None:
         state.blocked.pop(thread, None)
     else:
@@ -441,5 +442,5 @@ class Tap(Component):
     """The collectives of the cell that runs."""
 
     def cell_began(self, start: CellStart) -> None:
-        """Count from here on: what recovery has sent is no cell's."""
+        """Count from here on: collectives of recovery belong to no cell."""
         begin_cell()

@@ -75,7 +75,7 @@ class _World:
         at_ns = self.reached.get(self.stream_now, 0)
         return _Event(self, None if at_ns is None else max(at_ns, self.now_ns))
 
-    def mark_apart(self, device: torch.device) -> _Event:
+    def mark_alone(self, device: torch.device) -> _Event:
         self.anchors += 1
         return _Event(self, None if self.is_anchor_stuck else self.now_ns + 5_000)
 
@@ -430,7 +430,7 @@ def test_a_step_is_told_when_its_gpu_is_through_and_with_its_own_number(
     def step() -> None:
         state.collectives += 1
         launch = rank.nccl(30)
-        assert in_flight.tell(launch)
+        assert in_flight.sample(launch)
         rank.world.now_ns += 10 * MS
 
     step()

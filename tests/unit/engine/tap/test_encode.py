@@ -114,7 +114,7 @@ def test_of_a_step_with_too_many_calls_the_first_are_told(monkeypatch: pytest.Mo
     for number in range(in_flight.MAX_ROWS + 100):
         launch = _launch(8, seq=number)
         state.collectives += 1
-        if in_flight.tell(launch):
+        if in_flight.sample(launch):
             launch.begin_ns, launch.end_ns = 2_000, 3_000
             state.ended.append(launch)
     traffic = in_flight.take(1)
@@ -125,4 +125,4 @@ def test_of_a_step_with_too_many_calls_the_first_are_told(monkeypatch: pytest.Mo
     assert traffic.calls.skipped == 100
     assert encode.MAX_TEMPLATES <= in_flight.MAX_ROWS
     launch = _launch(8)
-    assert in_flight.tell(launch)  # the next step begins anew
+    assert in_flight.sample(launch)  # the next step begins anew

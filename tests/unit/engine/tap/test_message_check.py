@@ -52,7 +52,7 @@ def test_the_end_that_comes_second_is_told_both_sizes_and_places() -> None:
         "Why: rank 0 sends 9 float32 (36 B), cell 7, line 5; "
         "rank 1 receives 4 float32 (16 B), cell 7, line 5.\n"
         "Do:  receive into a tensor of the size and type that is sent; messages between two ranks "
-        "meet in the order of their calls, those of each tag by themselves."
+        "meet in the order of their calls, those of each tag separately."
     )
 
 

@@ -19,8 +19,8 @@ def _run(step_ms: float, calls: int, seconds: float = 20) -> tuple[Stride, float
     stride, told = Stride(), 0
     steps = int(seconds * 1000 / step_ms)
     for step in range(1, steps + 1):
-        if stride.tells(step):
-            stride.told(int(step * step_ms * 1e6), calls)
+        if stride.samples(step):
+            stride.sampled(int(step * step_ms * 1e6), calls)
             told += step > steps * 3 // 4
     return stride, told / (seconds / 4), told * calls / (seconds / 4)
 
@@ -41,12 +41,12 @@ def test_short_steps_are_told_often_enough_and_no_oftener(step_ms: float, calls:
 
 def test_the_first_step_is_told_and_the_stride_is_a_power_of_two_that_never_falls() -> None:
     stride = Stride()
-    assert stride.tells(1)
+    assert stride.samples(1)
     seen, now_ns = [stride.every], 0
     for step in range(1, 5000):
         now_ns += 200_000 if step < 2000 else 500_000_000
-        if stride.tells(step):
-            stride.told(now_ns, 4)
+        if stride.samples(step):
+            stride.sampled(now_ns, 4)
         seen.append(stride.every)
     assert seen == sorted(seen)
     assert stride.every > 8
@@ -56,8 +56,8 @@ def test_the_first_step_is_told_and_the_stride_is_a_power_of_two_that_never_fall
 def test_ranks_of_different_pace_tell_a_common_subset() -> None:
     slow, fast = _run(4, 4)[0], _run(1, 4)[0]
     assert slow.every < fast.every
-    both = [step for step in range(1, 257) if slow.tells(step) and fast.tells(step)]
-    assert both == [step for step in range(1, 257) if fast.tells(step)]
+    both = [step for step in range(1, 257) if slow.samples(step) and fast.samples(step)]
+    assert both == [step for step in range(1, 257) if fast.samples(step)]
 
 
 def _measure(step_ms: float, steps: int) -> list[int]:
