@@ -70,7 +70,7 @@ def test_a_timeout_of_its_own_is_said_not_to_be_taken(session: Session) -> None:
     assert "timeout 1800 s as %dist start set it" in said
 
 
-GOES_ON = "init_process_group: rank 0 goes on without rank 1, which cannot come."
+GOES_ON = "init_process_group: rank 0 continues without rank 1, which cannot come."
 WRITE = """
 import os, time
 from pathlib import Path

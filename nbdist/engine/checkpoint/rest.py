@@ -401,7 +401,7 @@ def _put_buckets(training: Training, told: Mapping[str, Any], fitted: Fit) -> No
     for model in training.models:
         ddp, buckets = trained_models.ddp_of(model.module), told.get(fitted.models[model.name])
         if ddp is not None and buckets:
-            ddp_buckets.go_on_with(ddp, buckets)
+            ddp_buckets.continue_with(ddp, buckets)
 
 
 def _put_random(told: tuple[Any, ...]) -> None:

@@ -1,21 +1,21 @@
-"""Which buckets DDP's reducers go on with after a fault: those of the step that is made next.
+"""Choose the buckets of DDP's reducers after a fault: those of the next step.
 
 A reducer begins with the buckets it was made with. In the forward after its first whole backward it
-lays them anew, once: from then on gradients are summed in another order. A fault in the midst of it
-leaves ranks with different ones, and gloo ends the process when buckets of different sizes meet. So
-ranks tell what they have, and the rule is: *every rank goes on with the buckets that an undisturbed
-run has in the step that is made next.*
+rebuilds them, once: from then on gradients are summed in another order. A fault in the middle of
+this leaves ranks with different ones, and gloo ends the process when their sizes differ. So
+ranks exchange what they have, and the rule is: *every rank continues with the buckets that an
+undisturbed run has in the next step.*
 
 - No step has ended yet: those the reducer began with.
-- Else those that it has laid anew; where no rank has, those it would lay in the next forward.
+- Otherwise the rebuilt ones; where no rank has any, those it would build in the next forward.
 - Ranks whose reducers were made for different parameters, for some had come to a forward after a
-  change of what is trained and some had not, make them anew in their next forward.
+  change of what is trained and some had not, rebuild them in their next forward.
 
 A new rank's reducer is made with its source's (`clone/torch_rebuild.py`). All of them are then in
-one phase: nothing noted of a backward, and the buckets laid anew after the next one, on all ranks.
+one phase: no backward recorded, and the buckets rebuilt after the next one, on all ranks.
 
 A reducer with a static graph also learns in its first backward how often each parameter is used. A
-first backward that was lost would be learnt twice: such a reducer is made anew.
+first backward that was lost would be counted twice: such a reducer is re-created.
 
 Threads: the main one, but `at_boundary`, which an optimizer may call from another.
 """
@@ -32,7 +32,7 @@ from nbdist.engine.compat import torch_groups, torch_reducers
 from nbdist.engine.compat.torch_reducers import Buckets
 from nbdist.engine.group import identity
 
-# A topic and a text of this rank: what each rank has told.
+# From a topic and this rank's text to each rank's text.
 Exchange = Callable[[str, str], dict[int, str]]
 
 _MOST = 2  # steps are counted up to here: nothing changes in a reducer later
@@ -40,11 +40,11 @@ _MOST = 2  # steps are counted up to here: nothing changes in a reducer later
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What one rank tells of its reducer.
+    """One rank's report of its reducer.
 
     Attributes:
         ended: Steps that have ended since it was made, up to two.
-        phase: "anew" where it has laid its buckets anew since the last repair, "first" where that
+        phase: "anew" where it has rebuilt its buckets since the last repair, "first" where that
             is still to come, "never" where it never does.
         is_static: Whether it has a static graph.
         made_for: The parameters that it was made for and that are trained now; see
@@ -59,7 +59,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Buckets that one rank can name: "laid" anew, "to come" in the next forward, or its "own"."""
+    """Buckets that one rank can name: "laid", "to come" in the next forward, or its "own"."""
 
     kind: str
     buckets: Buckets
@@ -69,7 +69,7 @@ _BEST_FIRST = ("laid", "to come", "own")
 
 
 class ReducerBuckets:
-    """What is known of the living reducers' buckets."""
+    """The living reducers' buckets, as far as they are known."""
 
     def __init__(self) -> None:
         self._laid: WeakKeyDictionary[Any, Buckets] = WeakKeyDictionary()  # by reducer
@@ -80,7 +80,7 @@ class ReducerBuckets:
         """Count the steps that these modules' reducers have ended. At the end of an optimizer step.
 
         Returns:
-            Whether all are counted, as long as no reducer is made anew.
+            Whether all are counted, as long as no reducer is re-created.
         """
         are_counted = True
         for ddp in ddps:
@@ -93,21 +93,21 @@ class ReducerBuckets:
         return are_counted
 
     def settle(self, ddps: Iterable[DistributedDataParallel], exchange: Exchange) -> set[int]:
-        """Bring the modules' reducers to where they are before the next step. All ranks.
+        """Bring the modules' reducers to their state before the next step. All ranks.
 
         Args:
             ddps: This rank's modules, in the order of making.
-            exchange: Called once or twice, on every rank alike.
+            exchange: Called once or twice, equally often on every rank.
 
         Returns:
-            The `id` of those whose reducers were made anew, the same ones on all ranks.
+            The `id` of those whose reducers were re-created, the same ones on all ranks.
         """
         ddps = _reducing(ddps)
         named = _named(ddps)
         mine = {key: asdict(self._fact(ddp)) for key, ddp in named.items()}
-        told = _tell(exchange, "reducers", mine)
-        facts = {key: [Fact(**fact) for fact in by_rank.values()] for key, by_rank in told.items()}
-        plans = {key: plan(heard) for key, heard in facts.items()}
+        heard = _exchange(exchange, "reducers", mine)
+        facts = {key: [Fact(**fact) for fact in by_rank.values()] for key, by_rank in heard.items()}
+        plans = {key: plan(of_key) for key, of_key in facts.items()}
         claimed: dict[str, dict[int, Any]] = {}
         if "agree" in plans.values():
             own = {
@@ -115,12 +115,12 @@ class ReducerBuckets:
                 for key, ddp in named.items()
                 if plans[key] == "agree"
             }
-            claimed = _tell(exchange, "buckets", own)
+            claimed = _exchange(exchange, "buckets", own)
         keys = {id(ddp): key for key, ddp in named.items()}
         remade = set()
         for ddp in ddps:
             key = keys.get(id(ddp), "")
-            chosen = plans.get(key, "reset")  # without a group nobody can train it
+            chosen = plans.get(key, "reset")  # without a group it cannot be trained
             buckets = torch_reducers.began_with(ddp)
             if chosen == "agree":
                 members = torch_groups.ranks_of(ddp.process_group)
@@ -142,7 +142,7 @@ class ReducerBuckets:
     def order_of(self, ddp: DistributedDataParallel) -> Buckets | None:
         """Return the buckets by which gradients are summed from the next step on; None: not known.
 
-        Those that are laid stay, and are looked up once: it takes room for all gradients.
+        Rebuilt ones stay, and are looked up once: it takes memory for all gradients.
         """
         if not torch_reducers.has_reducer(ddp):
             return None
@@ -164,30 +164,30 @@ class ReducerBuckets:
         return Fact(ended, phase, bool(ddp.static_graph), made_for)
 
     def _claims(self, ddp: DistributedDataParallel) -> list[Claim]:
-        """Return the best that this rank can say of a module's buckets, if anything."""
+        """Return this rank's best claim of a module's buckets, if any."""
         if torch_reducers.has_rebuilt_buckets(ddp):
             kind, buckets = "laid", torch_reducers.buckets_of(ddp)
         else:
-            # With a static graph the first backward tells no order. What a step tells that has not
-            # ended is lost with it.
-            is_told = self._ended.get(ddp.reducer, 0) >= (2 if ddp.static_graph else 1)
-            kind, buckets = "to come", torch_reducers.buckets_to_come(ddp) if is_told else None
+            # With a static graph the first backward does not show the order. What an unfinished
+            # step shows is lost with it.
+            is_known = self._ended.get(ddp.reducer, 0) >= (2 if ddp.static_graph else 1)
+            kind, buckets = "to come", torch_reducers.buckets_to_come(ddp) if is_known else None
             if buckets is None:
                 kind, buckets = "own", torch_reducers.buckets_of(ddp)
         return [] if buckets is None else [Claim(kind, buckets)]
 
 
-def go_on_with(ddp: DistributedDataParallel, buckets: Buckets) -> None:
+def continue_with(ddp: DistributedDataParallel, buckets: Buckets) -> None:
     """Sum gradients in the order of `order_of`, of another process. On all ranks; no collective."""
     torch_reducers.remake_reducer(ddp, buckets)
 
 
 def plan(facts: list[Fact]) -> str:
-    """Return what ranks that told these facts of a module do with its reducers.
+    """Return what ranks with these facts of a module do with its reducers.
 
     Returns:
-        "reset": the buckets stay. "begin again": those it began with. "agree": ranks tell of their
-        buckets, and take the same ones. "in the next forward": they are made anew there.
+        "reset": the buckets stay. "begin again": those it began with. "agree": ranks exchange their
+        buckets, and take the same ones. "in the next forward": they are rebuilt there.
     """
     if len({fact.made_for for fact in facts}) > 1:
         return "in the next forward"
@@ -205,11 +205,11 @@ def is_learning(facts: list[Fact]) -> bool:
 
 
 def agreed(claims: Iterable[Claim]) -> Claim | None:
-    """Return which buckets to go on with, of what ranks claim in their order in the group.
+    """Return the claim whose buckets are used, of the claims in the order of the group.
 
-    torch takes those of the group's first rank as well. Where the best are what a rank has, all
-    have the same: none of them has laid any since the last repair. None where no rank can name any,
-    for parameters have been frozen since: then all take the constructor's.
+    torch also takes those of the group's first rank. Where the best are a rank's own, all
+    have the same: none of them has rebuilt any since the last repair. None where no rank can name
+    any, for parameters have been frozen since: then all take the constructor's.
     """
     return min(claims, key=lambda claim: _BEST_FIRST.index(claim.kind), default=None)
 
@@ -218,11 +218,11 @@ def _reducing(ddps: Iterable[DistributedDataParallel]) -> list[DistributedDataPa
     return [ddp for ddp in ddps if torch_reducers.has_reducer(ddp)]
 
 
-def _tell(exchange: Exchange, topic: str, mine: dict[str, Any]) -> dict[str, dict[int, Any]]:
-    """Tell all ranks of the modules here; returns, by module, what each rank has told of it."""
+def _exchange(exchange: Exchange, topic: str, mine: dict[str, Any]) -> dict[str, dict[int, Any]]:
+    """Exchange values by module with all ranks; return, by module, each rank's value."""
     heard = {rank: json.loads(text) for rank, text in exchange(topic, json.dumps(mine)).items()}
-    keys = dict.fromkeys(key for told in heard.values() for key in told)
-    return {key: {rank: told[key] for rank, told in heard.items() if key in told} for key in keys}
+    keys = dict.fromkeys(key for of in heard.values() for key in of)
+    return {key: {rank: of[key] for rank, of in heard.items() if key in of} for key in keys}
 
 
 def _named(ddps: Iterable[DistributedDataParallel]) -> dict[str, DistributedDataParallel]:
@@ -230,7 +230,7 @@ def _named(ddps: Iterable[DistributedDataParallel]) -> dict[str, DistributedData
     return {
         name: ddp
         for ddp in ddps
-        # Of others the group is gone: nobody can train them.
+        # The groups of others are gone: they cannot be trained.
         if torch_groups.ranks_of(ddp.process_group) and (name := identity.here.of(ddp))
     }
 

@@ -1,7 +1,7 @@
-"""Keep what DDP's communication hooks remember from step to step, and go back to it after a fault.
+"""Save the state of DDP's communication hooks at each step, and restore it after a fault.
 
 PowerSGD carries over what each step's compression left out, and the directions it compresses in. A
-step that is lost has consumed them; made again without them it would be another step. So they are
+step that is lost has consumed them; repeated without them it would differ. So they are
 noted when a hook is registered and at every boundary (the end of an optimizer step), and `reset`
 goes back to the note.
 
@@ -27,7 +27,7 @@ from nbdist.engine.compat import torch_live, torch_modules, torch_reducers
 from nbdist.engine.group import ddp_buckets
 from nbdist.shared.errors import LayoutError
 
-# Of each kind of state: the fields that a step changes. p_memory_dict's tensors are written before
+# The fields of each kind of state that a step changes. p_memory_dict's tensors are written before
 # they are read; that they exist is what counts.
 _FIELDS = {
     "PowerSGDState": (
@@ -117,7 +117,7 @@ class HookStates:
 
 
 def kept(ddp: DistributedDataParallel) -> Callable[[], None]:
-    """Return what brings a module's hooks back to where they are now, whatever they do since."""
+    """Return a function that restores a module's hooks to their present state."""
     notes = _notes_of(ddp)
 
     def put_back() -> None:
@@ -128,7 +128,7 @@ def kept(ddp: DistributedDataParallel) -> Callable[[], None]:
 
 
 def differs_by_rank() -> list[DistributedDataParallel]:
-    """Return the living modules whose hook remembers what only this rank has: its errors."""
+    """Return the living modules whose hook has state of this rank alone: its errors."""
     return [
         ddp
         for ddp in torch_modules.live_ddps()

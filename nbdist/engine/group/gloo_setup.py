@@ -1,4 +1,4 @@
-"""What a process prepares before it joins: its environment, devices, answers to scripts."""
+"""Prepare a process before it joins: its environment, devices, answers to scripts."""
 
 import os
 from typing import Any
@@ -18,7 +18,7 @@ from nbdist.shared.placement import Place, gpu_of
 
 
 def environment(store_host: str, store_port: int, interface: str, *, recovers: bool = True) -> None:
-    """Set what torch, gloo and NCCL read, for a store there and an interface with this address.
+    """Set the environment of torch, gloo and NCCL for this store and interface address.
 
     Without `recovers`, as in a script, NCCL's watchdog ends the process at a fault, and networks
     that are chosen already stay.
@@ -30,7 +30,7 @@ def environment(store_host: str, store_port: int, interface: str, *, recovers: b
         MASTER_ADDR=store_host,
         MASTER_PORT=str(store_port),
         TORCHELASTIC_USE_AGENT_STORE="True",
-        # From torch 2.15 "nccl" is another class, which nobody here has seen let go of its peers.
+        # From torch 2.15 "nccl" is another class, whose abort has not been tried here.
         TORCH_DIST_USE_NCCL2="0",
     )
     if recovers:
@@ -43,7 +43,7 @@ def environment(store_host: str, store_port: int, interface: str, *, recovers: b
     name = _interface_name(interface)
     if name is not None:
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            # Also for a backend that someone makes by hand, past our device.
+            # Also for a backend that a program makes by hand, without our device.
             if recovers or variable not in os.environ:
                 os.environ[variable] = name
 
@@ -79,7 +79,7 @@ def gloo_device(interface: str) -> tuple[Any, sockets.Address]:
     new = sockets.listeners() - before
     if len(new) != 1:
         raise ClusterError(
-            "gloo's listening socket could not be told from others.",
+            "gloo's listening socket could not be distinguished from others.",
             why=f"{len(new)} sockets began to listen while gloo opened its own on {interface}.",
             do="%dist restart",
         )
@@ -87,7 +87,7 @@ def gloo_device(interface: str) -> tuple[Any, sockets.Address]:
 
 
 def agree(here: GroupState, asked: InitArguments) -> None:
-    """Take a program's `init_process_group` as done, and say so; this rank has its group.
+    """Accept a program's `init_process_group`, and say so: this rank is in its group.
 
     It returns when the ranks of the cell have called it, as torch's does.
 
@@ -112,7 +112,7 @@ def agree(here: GroupState, asked: InitArguments) -> None:
 
 
 def _differing(here: GroupState, asked: InitArguments) -> list[str]:
-    """Return what a program asks for and this rank's group has not, in words. Pure."""
+    """Return the differences between a program's arguments and this rank's group. Pure."""
     had = torch_init.backends_in(here.backend)
     pairs = [
         ("backend", asked.backends, had, asked.backends is None or asked.backends <= had),
@@ -125,13 +125,13 @@ def _differing(here: GroupState, asked: InitArguments) -> list[str]:
         ),
     ]
     return [
-        f"it asks for {name} {_told(wanted)}, and the group has {_told(has)}"
+        f"it asks for {name} {_in_words(wanted)}, and the group has {_in_words(has)}"
         for name, wanted, has, fits in pairs
         if not fits
     ]
 
 
-def _told(value: object) -> str:
+def _in_words(value: object) -> str:
     return " and ".join(sorted(value)) if isinstance(value, frozenset) else str(value)
 
 

@@ -1,13 +1,14 @@
-"""The process group of this rank: join it, let go of it, form it anew.
+"""The process group of this rank: join it, leave it, form it again.
 
 A fault on one rank leaves its peers waiting inside C++. `abort` frees them, from any thread; then
-every rank, idle again, calls `reform`, and the same `ProcessGroup` objects go on with new backends:
-modules, meshes and optimizers that hold a group never notice. A killed rank's successor calls
-`join` with the generation that the survivors `reform`, and makes the groups that it belongs to.
+every rank, idle again, calls `reform`, and the same `ProcessGroup` objects continue with new
+backends: modules, meshes and optimizers that hold a group never notice. A killed rank's successor
+calls `join` with the generation that the survivors `reform`, and makes the groups that it belongs
+to.
 
-Generations count from 0, the first `join`; none is ever used twice, also when it failed. All that a
-generation writes in the store lies under `nbdist/GENERATION`, so that nothing a broken one left
-behind can be mistaken for news.
+Generations count from 0, the first `join`; none is ever used twice, even one that failed. All that
+a generation writes in the store lies under `nbdist/GENERATION`, so that nothing of a broken one
+can be mistaken for news.
 
 Threads: everything here runs on the main thread, but `abort` and `was_released`, which any thread
 may call at any moment.
@@ -75,8 +76,8 @@ def join(
         first_group: The default group's number, from which torch makes its name. All ranks that
             join with a generation give the same, higher than any group had before a `leave`.
         store_host: Where the store is, if not at the address in `options`.
-        store_prefix: Where in the store all of it lies, if others had it before.
-        recovers: Whether faults are recovered from; else torch ends the process at one, as it does.
+        store_prefix: The prefix of all keys, in a store that others have used before.
+        recovers: Whether faults are recovered from; otherwise torch ends the process at one.
 
     Returns:
         The rank's device; a GPU is the process's current one.
@@ -144,7 +145,7 @@ def join(
         raise
     finally:
         here.form_limit = None
-        rendezvous.share_no_more(here)
+        rendezvous.stop_sharing(here)
     return rank_device
 
 
@@ -171,7 +172,7 @@ def leave() -> int:
     A rank that is in no group leaves none.
 
     Returns:
-        The first number that no group has had for its name.
+        The first number that no group has used as its name.
     """
     made = torch_groups.group_count()
     _destroy()
@@ -186,7 +187,7 @@ def leave() -> int:
 
 
 def _destroy() -> None:
-    """Destroy all groups of this process, and refuse what they are still asked to do."""
+    """Destroy all groups of this process, and refuse further calls of them."""
     groups = torch_groups.live_groups()
     if dist.is_initialized():
         torch_groups.destroy_groups()
@@ -194,15 +195,15 @@ def _destroy() -> None:
 
 
 def abort(generation: int | None = None) -> int:
-    """Let go of every peer: whatever waits for one raises within milliseconds. Any thread.
+    """Release every peer: all waits for one raise within milliseconds. Any thread.
 
     The main thread, if it waits in a collective or in the store, gets an error for which
     `was_released` is true. If it does not, its next collective fails at once. Groups stay unusable
     until `reform`. Repeating it is harmless.
 
     Args:
-        generation: The one meant. An order that arrives late, when a newer one has been formed,
-            does nothing. None means whichever there is.
+        generation: The one meant. A late order, when a newer one has been formed,
+            does nothing. None means the present one.
 
     Returns:
         Number of backends that were broken.
@@ -217,21 +218,21 @@ def abort(generation: int | None = None) -> int:
 
 def _cut(here: GroupState) -> int:
     """Break every pair and communicator of this process. Any thread; returns as `abort` does."""
-    # A peer must not see our sockets close before it has let go itself: a gloo pair whose write
-    # fails loses the operation that its event loop has just taken from the queue, and who waits
-    # for that one waits for the group's whole timeout (one of ten faults in DDP's backward).
+    # A peer must not see our sockets close before it has released them itself: a gloo pair whose
+    # write fails loses the operation that its event loop has just taken from the queue, and a wait
+    # for it lasts the group's whole timeout (one of ten faults in DDP's backward).
     here.held += sockets.hold(here.address, set(here.peers.values()), here.held)
     count = 0
     for live in torch_groups.live_groups():
         try:
             backends = torch_groups.backends_of(live.group)
         except RuntimeError:
-            continue  # between two backends: `reform` is at it, and will see `aborted`
+            continue  # between two backends: `reform` replaces them, and will see `aborted`
         for _, backend in backends:
             count += torch_groups.break_backend(backend)
         if all(torch_hooks.is_gloo(backend) for _, backend in backends):
             in_flight.end_receives_from_anyone(live.group)
-    # What is in no group yet, or in one that someone made by hand. Not before: pairs that end by
+    # Then pairs of no group yet, and of groups made by hand. Not earlier: pairs that end by
     # themselves, one after the other, lose operations too.
     sockets.end_reading(here.held)
     return count
@@ -241,7 +242,7 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
     """Give every group a new backend. All ranks at the same time, main threads idle.
 
     Where the program has destroyed the default group of a rank, all ranks make a new one, and
-    what they had is no more.
+    the old groups no longer exist.
 
     Args:
         generation: Higher than any before, the same on all ranks.
@@ -269,7 +270,7 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
             "faults all numbers are used.",
             do=_RESTART,
         )
-    # Also the ranks that nobody told to let go: what still runs on the old backend ends here.
+    # On ranks without an `abort`, too: what still runs on the old backend ends here.
     _cut(here)
     here.generation = generation
     here.env_rendezvous = 0
@@ -281,9 +282,9 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
         live = {(g.name, g.ranks): g for g in torch_groups.live_groups()}
         known = {key: torch_groups.spec_of(g.group) for key, g in live.items()}
         plan = rendezvous.meet(here, known, timeout_s, default=torch_groups.default_name())
-        while held:  # every rank has let go by now
+        while held:  # every rank has released its peers by now
             os.close(held.pop())
-        if plan.is_anew:
+        if plan.is_replaced:
             _destroy()
             live = {}
             _make_default(here, plan.default)
@@ -301,7 +302,7 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
         raise
     finally:
         here.form_limit = None
-        rendezvous.share_no_more(here)
+        rendezvous.stop_sharing(here)
     if here.aborted:
         raise ReleasedError(_ABORTED)
     here.stale = tuple(key for key in plan.stale if key in live)
@@ -310,7 +311,7 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
         "groups": len(torch_groups.live_groups()) - len(here.stale),
         "stale": state.here.stale_groups(),
         "reforms_left": state.here.reforms_left(),
-        "is_anew": plan.is_anew,
+        "is_anew": plan.is_replaced,
     }
 
 
@@ -330,7 +331,7 @@ def was_released(error: BaseException) -> bool:
     return False
 
 
-# What gloo says when a pair was broken by us, or its peer is gone.
+# gloo's errors when a pair was broken by us, or its peer is gone.
 _GLOO_MARKS = (
     "Application timeout caused pair closure",
     "Connection closed by peer",

@@ -2,12 +2,12 @@
 
 `mine = dist.new_group(...)` is another group on each rank, and outside of it a mark that torch has
 for non-members. A new rank gets one rank's namespace: neither that rank's group nor its mark says
-anything of the new rank, also where it is in that group. What its predecessor had under the name
-was written down (`group_record`) and counts first; else living members know. What nobody knows is
+anything about the new rank, even where it is in that group. What its predecessor had under the name
+was written down (`group_record`) and counts first; else living members know. An unknown group is
 a placeholder, whose use is an error: a collective on torch's mark would do nothing, silently, and
 one on another group would meet other ranks.
 
-Looked for: names of cells, and elements of lists and dicts that are not long. Main thread only.
+Searched are names of cells, and elements of short lists and dicts. Main thread only.
 """
 
 import ast
@@ -28,7 +28,7 @@ _UNKNOWN = Placeholder("a process group", "it is unknown which one this rank had
 
 
 def given(namespace: Mapping[str, Any]) -> Names:
-    """Return what this rank's cells call the groups that it is in, and those that it is not in."""
+    """Return the names in this rank's cells of the groups that it is in, or not in."""
     keys = {live.group: [live.name, list(live.ranks)] for live in torch_groups.live_groups()}
     names: Names = {}
     for path, _, _, value in _places(namespace):
@@ -40,14 +40,14 @@ def given(namespace: Mapping[str, Any]) -> Names:
 
 
 def restore(
-    namespace: dict[str, Any], own: Names, told: Iterable[Names]
+    namespace: dict[str, Any], own: Names, others: Iterable[Names]
 ) -> tuple[set[str], set[str]]:
     """Put this rank's groups where it had them, and torch's mark where it was no member.
 
     Args:
         namespace: Where cells run on this new rank, as it was cloned.
         own: What `given` returned on this rank's predecessor, as far as that still holds.
-        told: What `given` returned on the living ranks.
+        others: What `given` returned on the living ranks.
 
     Returns:
         The names of which every group and placeholder was found, and those in which a group was
@@ -55,7 +55,7 @@ def restore(
     """
     mine = {(live.name, live.ranks): live.group for live in torch_groups.live_groups()}
     meant: dict[str, set[dist.ProcessGroup]] = {}
-    for names in told:
+    for names in others:
         for path, key in names.items():
             if key is not None and (group := mine.get((key[0], tuple(key[1])))) is not None:
                 meant.setdefault(path, set()).add(group)
@@ -84,12 +84,12 @@ def restore(
 def _own(
     key: list[Any] | None, mine: Mapping[tuple[str, tuple[int, ...]], dist.ProcessGroup]
 ) -> Any:
-    """Return what a rank's own note of a name means; None where that group is no more."""
+    """Return the group in a rank's own note of a name; None where it no longer exists."""
     return dist.GroupMember.NON_GROUP_MEMBER if key is None else mine.get((key[0], (*key[1],)))
 
 
 def assigned_in(source: str) -> set[str]:
-    """Return the names that a cell assigns, or assigns an element of; none of a cell that is none.
+    """Return the names that a cell assigns, or assigns an element of; none where it does not parse.
 
     Pure.
     """
@@ -107,7 +107,7 @@ def is_mark(value: object) -> bool:
 
 
 def _places(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, Any]]:
-    """Yield path, container, key and value of all that is looked at."""
+    """Yield path, container, key and value of each candidate."""
     for name, value in namespace.items():
         yield name, namespace, name, value
         if type(value) is list and len(value) <= _LONGEST:

@@ -1,6 +1,6 @@
-"""What the store keeps of each rank's process groups, for whoever takes its place.
+"""Keep a record of each rank's process groups in the store, for its replacement.
 
-Of a group whose members have all died no living rank knows that it was: to the others it is torch's
+Of a group whose members have all died no living rank knows: to the others it is torch's
 mark for non-members. So at a cell's end each rank writes down which groups it is in, how they were
 made, and what its cells call them. Main thread only.
 """
@@ -22,7 +22,7 @@ from nbdist.engine.steps import keep
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """What one process wrote down at the end of its last cell.
+    """The record of one process, written at the end of its last cell.
 
     Attributes:
         default: The default group's name.
@@ -41,11 +41,11 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class SurvivorReport:
-    """What a living rank tells new ranks.
+    """A living rank's report to new ranks.
 
     Attributes:
         names: What its cells call its groups.
-        cell: The last cell at whose end it has written them down; 0 for none.
+        cell: The last cell at whose end it has written its record; 0 for none.
         changed: The names that this cell assigns, or has given another meaning here.
     """
 
@@ -55,15 +55,15 @@ class SurvivorReport:
 
 
 def read(client: TCPStore, rank: int) -> GroupRecord | None:
-    """Return what the process before this one wrote down as this rank; None for nothing."""
+    """Return the record of this rank's predecessor; None if there is none."""
     if not client.check([_key(rank)]):
         return None
     default, count, groups, names, cell = json.loads(bytes(client.get(_key(rank))))
     return GroupRecord(default, count, groups_from_json(groups), names, cell)
 
 
-def names_before(client: TCPStore, rank: int, told: Iterable[SurvivorReport]) -> Names:
-    """Return what the cells of this rank's predecessor called its groups, as far as that is known.
+def names_before(client: TCPStore, rank: int, reports: Iterable[SurvivorReport]) -> Names:
+    """Return the names that the predecessor's cells gave its groups, as far as they are known.
 
     Where groups were made after it was written down, a name may mean one of those; and a cell that
     it did not live to end may have given a name another meaning, as it did on a rank that lives.
@@ -71,7 +71,7 @@ def names_before(client: TCPStore, rank: int, told: Iterable[SurvivorReport]) ->
     record = read(client, rank)
     if record is None or record.group_count != torch_groups.group_count():
         return {}
-    changed = {name for one in told if one.cell > record.cell for name in one.changed}
+    changed = {name for one in reports if one.cell > record.cell for name in one.changed}
     kept = record.names.items()
     return {path: key for path, key in kept if path.partition("[")[0] not in changed}
 
@@ -81,7 +81,7 @@ def _key(rank: int) -> str:
 
 
 class WrittenGroups(Component):
-    """What this rank has written down of its groups when the last cell ended."""
+    """Writes the record of this rank's groups when a cell ends."""
 
     def __init__(self) -> None:
         self._written = ""
@@ -96,7 +96,7 @@ class WrittenGroups(Component):
             return ()
         count = torch_groups.group_count()
         if count == int(default) + 1 and not self._written:
-            return ()  # nobody has made one
+            return ()  # no other group has been made
         living = torch_groups.live_groups()
         groups = {(g.name, g.ranks): torch_groups.spec_of(g.group) for g in living}
         names, before = group_names.given(keep.here.names()), self._names
@@ -110,8 +110,8 @@ class WrittenGroups(Component):
             self._written = text
         return ()
 
-    def tell(self, namespace: Mapping[str, Any]) -> SurvivorReport:
-        """Return what this living rank tells new ranks.
+    def report(self, namespace: Mapping[str, Any]) -> SurvivorReport:
+        """Return this living rank's report to new ranks.
 
         Args:
             namespace: Where cells run, or what of it is cloned.

@@ -1,14 +1,14 @@
-"""Know which wrapped model, optimizer or scheduler of one rank is which of another one's.
+"""Match wrapped models, optimizers and schedulers between ranks.
 
-Never by likeness alone: a rank may hold one model more of the same class than its peers. What
+Not by their looks alone: a rank may hold one model more of a class than its peers. What
 belongs together is agreed when it is made, without a collective of ours. Ranks make the collectives
-of a group in one order, so how many they have made is a moment that all of them know alike
+of a group in one order, so the number they have made is a moment that all of them share
 (`counters.moment`): it names what is made then. DDP's constructor makes collectives itself; of
 several optimizers made between the same two collectives, the first of its shapes is the first
 everywhere.
 
-Where ranks make different objects between two collectives, names are not alike on all of them.
-Whoever compares ranks leaves alone what is not found on each, or refuses it: see `decide`.
+Where ranks make different objects between two collectives, their names differ too.
+A comparison of ranks ignores, or refuses, what is not found on each: see `decide`.
 
 Main thread only.
 """
@@ -29,21 +29,21 @@ from nbdist.engine.tap import counters
 
 UNKNOWN = ""  # of what was made while this process was in no group
 Optimizer = torch.optim.Optimizer
-Names = tuple[str, str]  # among those that look alike, and among all of its kind
+Names = tuple[str, str]  # among those with the same shapes, and among all of its kind
 
 
 class Identities:
-    """The names of what is alive, and how many were made at each moment."""
+    """The names of living objects, and how many were made at each moment."""
 
     def __init__(self) -> None:
         self._names: WeakKeyDictionary[Any, Names] = WeakKeyDictionary()
-        # How many were made at a moment, of this generation: earlier ones do not count any more.
+        # How many were made at a moment, of this generation: earlier ones no longer count.
         self._counts: Counter[tuple[object, ...]] = Counter()
         self._counted_in = -1
 
     def note(self, made: Any) -> None:
         """Name a DDP, an optimizer or a scheduler, as its constructor ends."""
-        kind, group, looks = self._told_of(made)
+        kind, group, looks = self._describe(made)
         if group is None or not torch_groups.ranks_of(group):
             return
         generation, collectives = counters.moment(group)
@@ -53,9 +53,9 @@ class Identities:
         moment = (kind, group.group_name, collectives)
         self._counts.update([moment, (*moment, looks)])
         begin = f"{kind} {group.group_name}/{generation}/{collectives}"
-        alike = blake2b(repr(looks).encode(), digest_size=6).hexdigest()
-        alike = f"{alike}/{self._counts[*moment, looks]}"
-        self._names[made] = f"{begin}/{alike}", f"{begin}/{self._counts[moment]}"
+        shapes = blake2b(repr(looks).encode(), digest_size=6).hexdigest()
+        shapes = f"{shapes}/{self._counts[*moment, looks]}"
+        self._names[made] = f"{begin}/{shapes}", f"{begin}/{self._counts[moment]}"
 
     def of(self, made: Any, *, is_alike: bool = True) -> str:
         """Return an object's name, the same on all ranks that made it together; else UNKNOWN.
@@ -72,13 +72,13 @@ class Identities:
         names = self._names
         return {str(i): (one, names[one]) for i, one in enumerate(objects) if one in names}
 
-    def take_over(self, told: dict[str, tuple[Any, Names]]) -> None:
+    def take_over(self, objects: dict[str, tuple[Any, Names]]) -> None:
         """Name, on a new rank, the copies of what `hand_over` returned; some are placeholders."""
-        for one, names in told.values():
+        for one, names in objects.values():
             if isinstance(one, DistributedDataParallel | Optimizer | LRScheduler):
                 self._names[one] = names
 
-    def _told_of(self, made: Any) -> tuple[str, dist.ProcessGroup | None, tuple[object, ...]]:
+    def _describe(self, made: Any) -> tuple[str, dist.ProcessGroup | None, tuple[object, ...]]:
         """Return an object's kind, the group whose moments name it, and how it looks."""
         if isinstance(made, DistributedDataParallel):
             return "model", made.process_group, ()
@@ -94,7 +94,7 @@ class Identities:
 
 
 def _looks(optimizer: Optimizer) -> tuple[object, ...]:
-    """Return what tells optimizers apart that were made at one moment: a DTensor counts whole."""
+    """Return what distinguishes optimizers made at one moment: a DTensor counts whole."""
     groups = optimizer.param_groups
     return type(optimizer).__name__, tuple(tuple(p.shape) for g in groups for p in g["params"])
 

@@ -1,10 +1,10 @@
-"""Tell the notebook what the kernel knows of gloo's connections: passively, and seldom.
+"""Report the kernel's counters of gloo's connections to the notebook: passively, and seldom.
 
-All ranks of a ring are equally slow when one link is. What tells them apart is how long each
-connection had something to send for the bytes it sent, and how long an answer took. That costs
-nobody a byte: the kernel counts it anyway.
+All ranks of a ring are equally slow when one link is. What distinguishes them is how long each
+connection had something to send for the bytes it sent, and how long an answer took. That sends
+no extra byte: the kernel counts it anyway.
 
-A record of kind "links" says it of the connections that carried most since the one before; its
+A record of kind "links" holds it for the connections that carried most since the last one; its
 names are in `wire.Record`. Not on Linux, or without gloo, there is none.
 
 Threads: `sample` runs on the thread that publishes records; `cell_began` on the main one.
@@ -22,24 +22,24 @@ INTERVAL_S = 0.5
 LEAST_STEPS = 10  # between two samples
 MOST_COST = 1e-3  # of a core's time
 LOOK_AGAIN_S = 5.0  # for connections of groups that were made meanwhile
-SMALL = 0.01  # of the busiest connection's bytes, either way: less is not told
-MOST_TOLD = 16  # connections in a record: of 64 ranks that exchange all with all, the busiest
+SMALL = 0.01  # of the busiest connection's bytes, either way: less is not reported
+MOST_REPORTED = 16  # connections in a record: of 64 ranks that exchange all with all, the busiest
 
 
 class LinkStats(Component):
-    """The connections of this rank, as they were at the last sample."""
+    """The connections of this rank, as of the last sample."""
 
     def __init__(
-        self, current_step: Callable[[], int], tell: Callable[[int, dict[str, float]], None]
+        self, current_step: Callable[[], int], report: Callable[[int, dict[str, float]], None]
     ) -> None:
         """Begin to sample.
 
         Args:
             current_step: Returns the steps of the cell so far.
-            tell: Called with a step and the values of a record.
+            report: Called with a step and the values of a record.
         """
         self._current_step = current_step
-        self._tell = tell
+        self._report = report
         self._pairs: list[sockets.GlooPair] = []
         self._looked = 0.0
         self._next = 0.0
@@ -47,7 +47,7 @@ class LinkStats(Component):
         self._before: dict[str, tcp_info.Counts] = {}
 
     def cell_began(self, start: CellStart) -> None:
-        """What passed before, such as a clone, is no cell's."""
+        """Earlier traffic, such as a clone, belongs to no cell."""
         self._step = 0
         self._before = {}
 
@@ -62,7 +62,7 @@ class LinkStats(Component):
         self._next = now + max(INTERVAL_S, (time.thread_time() - began) / MOST_COST)
         values = passed(before, counts)
         if values:
-            self._tell(step, values)
+            self._report(step, values)
 
     def _read(self, now: float) -> dict[str, tcp_info.Counts]:
         here = state.here.place()
@@ -80,10 +80,10 @@ class LinkStats(Component):
 
 
 def received_bytes() -> int:
-    """Return the bytes that this rank has had from the others so far: `nbdist.received_bytes`.
+    """Return the bytes that this rank has received from the others so far: `nbdist.received_bytes`.
 
-    The difference of two calls is what gloo has brought between them, headers of the network aside.
-    A fault or another number of ranks makes new connections, which count from 0. Any thread.
+    The difference of two calls is what gloo has received between them, headers of the network
+    aside. A fault or another number of ranks makes new connections, which count from 0. Any thread.
 
     Raises:
         ClusterError: This rank is in no group, has no gloo, or its system does not count.
@@ -98,7 +98,7 @@ def received_bytes() -> int:
     counts = [pair.use(tcp_info.read) for pair in sockets.pairs(here.address, here.peers)]
     if counts and not any(counts):
         raise ClusterError(
-            "Bytes cannot be counted here.", why="only Linux tells what a connection has carried."
+            "Bytes cannot be counted here.", why="only Linux counts the bytes of a connection."
         )
     return sum(count.received_bytes for count in counts if count)
 
@@ -106,7 +106,7 @@ def received_bytes() -> int:
 def passed(
     before: dict[str, tcp_info.Counts], after: dict[str, tcp_info.Counts]
 ) -> dict[str, float]:
-    """Return a record's values: what passed between two samples, where anything did."""
+    """Return a record's values: the traffic between two samples, if any."""
     moved = {
         name: max(
             now.sent_bytes - before[name].sent_bytes,
@@ -118,7 +118,7 @@ def passed(
     least = max(1.0, SMALL * max(moved.values(), default=0))
     most = sorted((name for name in moved if moved[name] >= least), key=moved.__getitem__)
     values: dict[str, float] = {}
-    for name in sorted(most[-MOST_TOLD:]):
+    for name in sorted(most[-MOST_REPORTED:]):
         was, now = before[name], after[name]
         values[f"{name}.sent_bytes"] = float(now.sent_bytes - was.sent_bytes)
         values[f"{name}.busy_s"] = now.busy_s - was.busy_s

@@ -1,15 +1,15 @@
-"""Where ranks meet when a cell calls `init_process_group`, which is taken as done.
+"""Let ranks meet when a cell calls `init_process_group`, which does nothing else.
 
 A plain script's call returns when all ranks have come to it, and scripts rely on that: rank 0
-downloads or writes before it, and the others read afterwards. So who calls it here waits for the
+downloads or writes before it, and the others read afterwards. So a call of it here waits for the
 ranks of the cell until they have called it as often in this cell. A rank that has ended the cell
-comes no more, and is not waited for. Of one that cannot come, because it waits for this rank, the
-notebook has a proof (`client/faults/deadlock`), and says so by `go_on`.
+no longer comes, and is not waited for. Of one that cannot come, because it waits for this rank, the
+notebook has a proof (`client/faults/deadlock`), and says so by `end_wait`.
 
-Through the store: a fault frees who waits there, and an interrupt does. In a script that torchrun
-starts nobody proves anything: none waits there.
+Through the store: a fault or an interrupt frees the waiting ranks. In a script that torchrun
+starts there is no such proof: no rank waits.
 
-Threads: `waiting`, `counts` and `go_on` on any; the rest on the main one.
+Threads: `waiting`, `counts` and `end_wait` on any; the rest on the main one.
 """
 
 import contextlib
@@ -35,14 +35,14 @@ _ENDED = "ended"
 
 @dataclass
 class _Meetings:
-    """Those of one cell: its number, its ranks, and how often it has called here."""
+    """The meetings of one cell: its number, its ranks, and how often it has called."""
 
     cell: int = 0
     ranks: frozenset[int] = frozenset()
     count: int = 0
     since: float | None = None  # time.monotonic(); the main thread waits
     missing: frozenset[int] = field(default_factory=frozenset)
-    left: int = 0  # the newest meeting that `go_on` has ended
+    left: int = 0  # the newest meeting that `end_wait` has ended
 
 
 class Meetings(Component):
@@ -56,14 +56,14 @@ class Meetings(Component):
         self._now = _Meetings(start.number, frozenset(start.ranks))
 
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
-        """Let the others know that this rank comes no more.
+        """Let the others know that this rank no longer comes.
 
-        Of a failure they are not told here: it frees who waits, and they must not go on as if all
-        were done that comes before.
+        Not after a failure: that frees the waiting ranks, which must not continue as if everything
+        before were done.
         """
         place, ended, self._now = state.here.place(), self._now, _Meetings()
         if place is not None and len(ended.ranks) > 1 and cell.has_succeeded:
-            with contextlib.suppress(DistError):  # without a store nobody waits there
+            with contextlib.suppress(DistError):  # without a store no rank waits there
                 _write(place, ended.cell, _ENDED)
         return ()
 
@@ -96,21 +96,20 @@ class Meetings(Component):
                 f"{who} did not come to init_process_group.",
                 why=f"rank {place.rank} has waited {limit.total_seconds():g} s there: it returns "
                 "when all ranks of the cell have called it.",
-                do="call it on all ranks, give what comes before it less to do, or a longer "
-                "timeout=.",
+                do="call it on all ranks, do less before it, or a longer timeout=.",
             )
         if now.missing:
             print(
-                f"init_process_group: rank {place.rank} goes on without {who}, which cannot come."
+                f"init_process_group: rank {place.rank} continues without {who}, which cannot come."
             )
 
-    def go_on(self, number: int) -> None:
-        """Wait no more at this cell's meeting of that number: who is missing cannot come."""
+    def end_wait(self, number: int) -> None:
+        """End the wait at this cell's meeting of that number: the missing ranks cannot come."""
         if number == self._now.count:
             self._now.left = number
 
     def counts(self) -> dict[str, int]:
-        """Return how often this cell has come here, beside what the tap counts of groups."""
+        """Return how often this cell has come here, as the tap counts collectives of groups."""
         return {KIND: self._now.count}
 
     def waiting(self) -> Waiting | None:
@@ -144,7 +143,7 @@ def _write(place: GroupState, cell: int, word: str) -> None:
 
 
 def _key(place: GroupState, rank: int) -> str:
-    """One key a rank, written anew each time: the store must not grow with each cell."""
+    """Return a rank's key, always the same: the store must not grow with each cell."""
     return f"nbdist/{place.generation}/init/{rank}"
 
 

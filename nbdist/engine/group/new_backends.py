@@ -1,4 +1,4 @@
-"""New backends for a group whose own have let go, and the end of old ones. Main thread."""
+"""New backends for a group after an abort, and the end of old ones. Main thread."""
 
 import logging
 import threading
@@ -25,7 +25,7 @@ def renew(here: GroupState, live: torch_groups.LiveGroup) -> None:
     description = live.group.group_desc
     made, gone = [], []
     for devices, old in torch_groups.backends_of(live.group):
-        # The same nesting as torch's own for a group it makes: a new rank's `join` makes it there.
+        # Nested as torch does for a group it makes: a new rank's `join` makes it there.
         store = PrefixStore(f"{devices[0].type}/", place)
         new = torch_groups.remake_backend(old, store, live, rank, here.make_gloo)
         made.append((devices, torch_groups.native_slot(old), new))
@@ -41,23 +41,23 @@ def renew(here: GroupState, live: torch_groups.LiveGroup) -> None:
             here.slots[live.group] = slot + 1
             torch_groups.put_backend(live.group, devices, slot, new)
     _bury(gone)
-    # A group's name and description live in its backends.
+    # A group's name and description are kept in its backends.
     live.group._set_group_name(live.name)  # type: ignore[arg-type]
     live.group._set_group_desc(description)
 
 
 class EndedGroups:
-    """The groups that were destroyed last, as they are."""
+    """Keeps the groups that were destroyed last."""
 
     def __init__(self) -> None:
         self._groups: deque[dist.ProcessGroup] = deque()
 
     def end(self, group: dist.ProcessGroup) -> None:
-        """Take care that a destroyed group's backends do not go with whoever holds the group last.
+        """Keep a destroyed group's backends from being freed with its last reference.
 
-        That may be a DDP's reducer: freed with Python's lock held, the backend would wait for its
-        threads, and one of these, which tells Python that a collective has ended, for the lock. A
-        few are kept as they are: peers may still read what was sent, and who uses one is told its
+        That may be a DDP's reducer: freed while holding the GIL, the backend would wait for its
+        threads, one of which waits for the GIL to say that a collective has ended. A few groups
+        are kept: peers may still read what was sent, and a call on one raises an error with its
         name.
         """
         counters.end(group)
@@ -73,9 +73,9 @@ class EndedGroups:
 
 
 def _bury(backends: list[Any]) -> None:
-    """Drop the last references to old backends, without trusting them to go.
+    """Drop the last references to old backends, which may block.
 
-    A backend waits for what was launched on it. Should that never end, a thread is lost and not
+    A backend waits for what was launched on it. Should that never end, a thread is lost, not
     the rank: its destructor runs without Python's lock.
     """
     undertaker = threading.Thread(target=backends.clear, name="nbdist-old-backend", daemon=True)

@@ -1,4 +1,4 @@
-"""What ranks tell each other when a generation of the group begins, and what follows from it.
+"""The messages of ranks when a generation of the group begins, and the plan made from them.
 
 Pure: hellos in, a plan out, the same on every rank.
 """
@@ -20,20 +20,20 @@ def groups_to_json(groups: Mapping[Key, GroupSpec]) -> list[Any]:
     return [(*key, asdict(spec)) for key, spec in groups.items()]
 
 
-def groups_from_json(told: list[Any]) -> dict[Key, GroupSpec]:
-    """Return the groups of which `groups_to_json` made this."""
-    return {(name, tuple(ranks)): GroupSpec(**spec) for name, ranks, spec in told}
+def groups_from_json(values: list[Any]) -> dict[Key, GroupSpec]:
+    """Return the groups that `groups_to_json` has packed."""
+    return {(name, tuple(ranks)): GroupSpec(**spec) for name, ranks, spec in values}
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a rank tells the others when a generation begins.
+    """A rank's message to the others when a generation begins.
 
     Attributes:
         address: Where its gloo device listens.
         groups: Those it has; of a new process, those that the one before it had.
         group_count: From which the next group's name is made.
-        is_new: Whether its process has just come, and has yet to make its groups.
+        is_new: Whether its process is new, and has yet to make its groups.
         default: The name of its default group; empty when the program has destroyed it.
         memory: For announcements; of each host's first rank.
         host: Its host.
@@ -48,7 +48,7 @@ class Hello:
     host: str = ""
 
     def to_json(self) -> str:
-        """Return the text that stands in the store."""
+        """Return the text for the store."""
         memory = None if self.memory is None else asdict(self.memory)
         return json.dumps(
             [
@@ -64,7 +64,7 @@ class Hello:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Hello":
-        """Return what `to_json` wrote."""
+        """Parse what `to_json` wrote."""
         (address, port), groups, count, is_new, default, memory, host = json.loads(text)
         return cls(
             (address, port),
@@ -79,30 +79,30 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """What a generation forms, in an order that is the same on every rank.
+    """The groups that a generation forms, in the same order on every rank.
 
     Attributes:
-        groups: Which, the default one among them.
-        stale: Those that some member no longer has.
+        groups: The groups, including the default one.
+        stale: Groups that some member no longer has.
         group_count: From which the next group's name is made.
         default: The name of the default group.
-        is_anew: A rank has none any more: all leave what they have, and make this one.
+        is_replaced: A rank no longer has one: all leave their groups, and make this one.
     """
 
     groups: Mapping[Key, GroupSpec]
     stale: tuple[Key, ...]
     group_count: int
     default: str
-    is_anew: bool = False
+    is_replaced: bool = False
 
 
 def make_plan(hellos: Mapping[int, Hello]) -> GroupPlan:
-    """Return what ranks that said these hellos can form together.
+    """Return the groups that ranks with these hellos can form together.
 
     A group lives on when each of its ranks still has it, or is new and makes it. A fault in the
     middle of `new_group` leaves some ranks with it and some without. Where a rank has no default
     group, or another one, no group lives on: all are made from the default one. What a new process
-    knows of the one before it counts where that one had the same default group.
+    knows of its predecessor counts where that one had the same default group.
     """
 
     def lives(key: Key) -> bool:
@@ -116,15 +116,15 @@ def make_plan(hellos: Mapping[int, Hello]) -> GroupPlan:
     asked = [hello for hello in hellos.values() if not hello.is_new] or list(hellos.values())
     default = asked[0].default
     if any(hello.default != default for hello in asked) or not lives((default, everyone)):
-        return GroupPlan({}, (), count, str(count), is_anew=True)
+        return GroupPlan({}, (), count, str(count), is_replaced=True)
 
     known: dict[Key, GroupSpec] = {}
-    # Who is new knows less of the default group than the others.
+    # A new rank knows less of the default group than the others.
     for rank in sorted(hellos, key=lambda rank: (hellos[rank].is_new, rank)):
         hello = hellos[rank]
         if not hello.is_new or hello.default == default:
             known = dict(hello.groups) | known
-    # Larger groups first, the default one before all; any order will do that all ranks share.
+    # Larger groups first, the default one before all; any order that all ranks share is right.
     ordered = sorted(known, key=lambda key: (-len(key[1]), len(key[0]), key))
     return GroupPlan(
         groups={key: known[key] for key in ordered if lives(key)},

@@ -30,7 +30,7 @@ def measure(pairs: list[list[int]], names: dict[str, Any]) -> list[list[float]]:
 
     Args:
         pairs: Of ranks, the same list on all; each waits for its turn.
-        names: Those of the rank's cells.
+        names: The namespace of the rank's cells.
     """
     rank, device = dist.get_rank(), names["device"]
     found = []

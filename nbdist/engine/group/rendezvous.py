@@ -1,6 +1,6 @@
-"""How the ranks meet when a generation begins, and tell each other things without a collective.
+"""Let the ranks meet when a generation begins, and exchange texts without a collective.
 
-Through the store: waits end when this rank lets go, and in time. Main thread only.
+Through the store: waits end at an abort and at a timeout. Main thread only.
 """
 
 import logging
@@ -25,22 +25,22 @@ log = logging.getLogger(__name__)
 
 # The longest that ranks wait for each other while they form the group: one of them may import torch
 # from a cold disk, or copy all it holds. The notebook frees them at once where a rank has failed or
-# ended, and where none gets on (`client/cluster/patience.py`); torchrun ends them.
+# ended, and where none progresses (`client/cluster/patience.py`); torchrun ends them.
 FORM_TIMEOUT_S = 600.0
 
 
 def exchange(topic: str, text: str, timeout_s: float) -> dict[int, str]:
-    """Tell all ranks a text and return what each has told. All ranks, main thread.
+    """Send a text to all ranks and return each rank's text. All ranks, main thread.
 
     Through the store, so that it needs no collective, and ends in time.
 
     Args:
         topic: Names the exchange; used once in a generation.
-        text: What this rank tells.
+        text: This rank's text.
         timeout_s: Longest wait for the other ranks.
 
     Raises:
-        ClusterError: A rank told nothing in time.
+        ClusterError: A rank did not send its text in time.
         ReleasedError: `abort` was called meanwhile.
     """
     here = state.here.member()
@@ -68,7 +68,7 @@ def meet(
     default: str,
     is_new: bool = False,
 ) -> GroupPlan:
-    """Tell the other ranks of this process, hear of theirs, and return what follows."""
+    """Exchange hellos with the other ranks, and return the plan made from them."""
     here.offered = _share(here)
     offer = None if here.offered is None else here.offered.offer
     count = torch_groups.group_count()
@@ -83,7 +83,7 @@ def meet(
 def _announcements(
     here: GroupState, hellos: Mapping[int, Hello]
 ) -> collective_check.SharedTable | StoreTable | None:
-    """Return where this generation's collectives are announced."""
+    """Return the table in which this generation's collectives are announced."""
     if here.check == "store":
         limit = timedelta(seconds=here.timeout_s)
         return StoreTable(here.store, here.rank, here.generation, limit)
@@ -96,7 +96,7 @@ def _announcements(
 
 
 def _share(here: GroupState) -> Offered | None:
-    """Make memory for announcements, on a host's first rank; None when there is none to be had."""
+    """Allocate memory for announcements, on a host's first rank; None if that fails."""
     if not here.leads or here.world_size == 1 or here.check != "shared":
         return None
     if here.offered is not None:
@@ -108,10 +108,10 @@ def _share(here: GroupState) -> Offered | None:
         return None
 
 
-def share_no_more(here: GroupState) -> None:
-    """Give up the memory that a host's first rank offered, when the groups have been formed.
+def stop_sharing(here: GroupState) -> None:
+    """Stop offering a host's memory, when the groups have been formed.
 
-    Gloo's ranks have met in them after they mapped it. NCCL's meet later: there it is kept until
+    gloo's ranks have mapped it by then. NCCL's meet later: there it is kept until
     the next generation.
     """
     if here.offered is not None and "gloo" in here.backend:

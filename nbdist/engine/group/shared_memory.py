@@ -1,9 +1,9 @@
 """Memory that the ranks of one host share, without a name that could be left behind.
 
-Rank 0 makes it and tells the others, with an `Offer`, how to come to it through its own descriptor
-(`/proc/PID/fd/N`): a kill -9 at any moment leaves nothing. Where the system knows no such memory
+Rank 0 makes it and sends the others an `Offer`: the path of its own descriptor
+(`/proc/PID/fd/N`): a kill -9 at any moment leaves nothing. Where the system has no such memory
 (macOS) it is a file, removed as soon as all have mapped it. Only the same user may open either, and
-a random token tells whether what was opened is what was offered.
+a random token shows whether the right file was opened.
 
 It begins with one page for the token; what `Offered` and `accept` return begins behind it.
 """
@@ -24,7 +24,7 @@ _PAGE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The way to memory that another process holds."""
+    """The path to memory of another process."""
 
     host: str
     path: str
@@ -51,7 +51,8 @@ class Offered:
         try:
             os.fchmod(self._descriptor, 0o600)
             token = secrets.token_bytes(16)
-            # Written, not just made long: a page that cannot be had later would end the process.
+            # Written, not just extended: a page that cannot be allocated later would end the
+            # process.
             os.pwrite(self._descriptor, token.ljust(_PAGE + size_bytes, b"\0"), 0)
         except BaseException:
             self.close()
@@ -59,7 +60,7 @@ class Offered:
         self.offer = Offer(socket.gethostname(), path, token.hex(), size_bytes)
 
     def close(self) -> None:
-        """Let go: what has been mapped stays; nobody can map it any more."""
+        """Close it: what has been mapped stays; no one can map it any longer."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -69,11 +70,11 @@ class Offered:
 
 
 def accept(offer: Offer) -> memoryview | None:
-    """Map what was offered; None where that cannot be: on another host, or the offer is over."""
+    """Map what was offered; None if it cannot be mapped: on another host, or closed by now."""
     if offer.host != socket.gethostname():
         return None
     try:
-        # The path may lead anywhere when its owner has gone on meanwhile; no open may wait.
+        # The path may lead anywhere when its owner has closed it; no open may wait.
         descriptor = os.open(offer.path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             memory = memoryview(mmap.mmap(descriptor, _PAGE + offer.size_bytes))

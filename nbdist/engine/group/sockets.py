@@ -1,4 +1,4 @@
-"""Find the sockets of gloo's pairs in this process, and hold, end or ask them; touch no other.
+"""Find the sockets of gloo's pairs in this process, to hold, end or query them; touch no other.
 
 A pair's socket is one whose local address is our device's listener (the peer called us) or whose
 remote address is a peer's listener (we called the peer). The store, ZMQ and DataLoader's sockets
@@ -22,7 +22,7 @@ class GlooPair:
     """A connection of gloo's to another rank: the `number` of its descriptor, gloo's own.
 
     `peer` is the rank that we called; None where we were called, for a caller's address says
-    nothing of who it is. `caller` is the address of who called, the same at both ends.
+    nothing of its rank. `caller` is the caller's address, the same at both ends.
     """
 
     number: int
@@ -88,7 +88,7 @@ def hold(own: Address, peers: Collection[Address], held: Collection[int]) -> lis
     Args:
         own: Where this process's gloo device listens.
         peers: Where the other ranks' devices listen.
-        held: What earlier calls returned and nobody has closed yet.
+        held: What earlier calls returned and is not closed yet.
     """
     done: list[int] = []
     for s in _tcp_sockets(but=held):
@@ -99,13 +99,13 @@ def hold(own: Address, peers: Collection[Address], held: Collection[int]) -> lis
             remote = _address(s.getpeername())
             if _address(s.getsockname()) == own or remote in peers:
                 # Not s.dup(): it makes the socket blocking, gloo's own as well, and gloo's event
-                # loop would stand still in its next read.
+                # loop would block in its next read.
                 done.append(os.dup(s.fileno()))
     return done
 
 
 def end_reading(held: Collection[int]) -> None:
-    """Let whoever still reads from these sockets find the end of the stream."""
+    """Make readers of these sockets find the end of the stream."""
     for number in held:
         s = socket.socket(fileno=number)
         with suppress(OSError):  # the peer is gone already

@@ -1,6 +1,6 @@
-"""This process's place in the process group, and what can be said of it.
+"""This process's place in the process group.
 
-Threads: `enter` and `leave` on the main thread; what only reads, on any.
+Threads: `enter` and `leave` on the main thread; reads on any.
 """
 
 import time
@@ -46,7 +46,7 @@ class GroupState:
     peers: dict[int, sockets.Address] = field(default_factory=dict)  # replaced, never changed
     stale: tuple[Key, ...] = ()
     aborted: bool = False
-    held: list[int] = field(default_factory=list)  # descriptors, open until all have let go
+    held: list[int] = field(default_factory=list)  # descriptors, open until all have aborted
     env_rendezvous: int = 0
     form_limit: timedelta | None = None  # while we form groups; torch's own limit otherwise
     slots: "WeakKeyDictionary[dist.ProcessGroup, int]" = field(default_factory=WeakKeyDictionary)
@@ -94,12 +94,12 @@ class Membership:
         self._place = place
 
     def leave(self) -> GroupState | None:
-        """Give the place up, and return what it was."""
+        """Give up the place, and return it."""
         left, self._place = self._place, None
         return left
 
     def store(self) -> Store:
-        """Return this generation's part of the store. Its waits end when this rank lets go."""
+        """Return this generation's part of the store. Its waits end at an abort."""
         return self.member().place()
 
     def reforms_left(self) -> int | None:

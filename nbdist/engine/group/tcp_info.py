@@ -1,4 +1,4 @@
-"""What Linux knows of a TCP connection (`struct tcp_info` of linux/tcp.h), and its pacing.
+"""Read Linux's counters of a TCP connection (`struct tcp_info` of linux/tcp.h), and its pacing.
 
 Neither needs a privilege. Elsewhere `read` returns None and `pace` raises OSError.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 _OPTION = getattr(socket, "TCP_INFO", 11)
 _SO_MAX_PACING_RATE = 47  # asm-generic/socket.h; Python has no name for it
 _UNLIMITED = 2**64 - 1
-_SIZE = 240  # of Linux 5.5 and later; a newer kernel's is longer and begins alike
+_SIZE = 240  # of Linux 5.5 and later; a newer kernel's is longer, with the same beginning
 
 # Offsets are those of linux/tcp.h; the struct only grows at its end.
 _RTT = struct.Struct("=68xI")  # us, smoothed
@@ -23,7 +23,7 @@ _LEAST = 216
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What has passed since the connection was made, but `rtt_s`, which is now's.
+    """Counts since the connection was made; `rtt_s` is the present one.
 
     `busy_s` is how long there was something to send, or to be acknowledged, without the time in
     which the peer had no room for more: then the peer's program is slow and not the link. The
@@ -38,7 +38,7 @@ class Counts:
 
 
 def read(s: socket.socket) -> Counts | None:
-    """Return the counts of a connection; None where the system does not tell. Takes 1 us."""
+    """Return the counts of a connection; None where the system does not count. Takes 1 us."""
     if sys.platform != "linux":
         return None
     try:

@@ -1,6 +1,6 @@
-"""A slow link on purpose, without privileges: `nbdist.emulate_link`. Main thread.
+"""Emulate a slow link, without privileges: `nbdist.emulate_link`. Main thread.
 
-Linux paces a TCP connection by itself when its socket is told a rate, on loopback too. So what a
+Linux paces a TCP connection when its socket has a rate, on loopback too. So what a
 rank sends through gloo can be as slow as through a network of that rate; NCCL, the store and
 ipyparallel are not touched.
 """
@@ -14,7 +14,7 @@ from nbdist.shared.errors import ClusterError, UsageError
 def emulate_link(bytes_per_s: float | None) -> None:
     """Let this rank send at most so many bytes a second to each peer; None lifts it.
 
-    It holds for the groups there are and for those made later, also after a fault. A rank whose
+    It applies to all groups, those made later and those after a fault included. A rank whose
     process was replaced sends at full speed again.
 
     Args:
@@ -42,14 +42,14 @@ def emulate_link(bytes_per_s: float | None) -> None:
 
 
 class EmulatedLink:
-    """The rate that this rank sends at, where one was asked for."""
+    """The rate at which this rank sends, if one was set."""
 
     def __init__(self) -> None:
         self._rate: float | None = None
         self._is_used = False
 
     def pace(self, bytes_per_s: float | None) -> None:
-        """Send at this rate from now on, where the system can; else as before."""
+        """Send at this rate from now on, if the system can."""
         before, self._rate = self._rate, bytes_per_s
         self._is_used = True
         try:
@@ -59,7 +59,7 @@ class EmulatedLink:
             raise
 
     def apply(self) -> None:
-        """Pace the connections of groups that were just made, if that is asked for."""
+        """Pace the connections of groups that were just made, if a rate is set."""
         place = state.here.place()
         if place is None or not self._is_used:
             return

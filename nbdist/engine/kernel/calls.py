@@ -36,7 +36,7 @@ ANY_TIME = {
     "control.cost": "nbdist.engine.rank.control:cost",
     "control.stacks": "nbdist.engine.rank.control:stacks",
     "control.abort": "nbdist.engine.rank.control:abort",
-    "control.go_on": "nbdist.engine.group.meeting:here.go_on",
+    "control.go_on": "nbdist.engine.group.meeting:here.end_wait",
     "control.died": "nbdist.engine.rank.control:died",
     "control.interrupt": "nbdist.engine.kernel.interrupts:here.order",
     "control.interrupt_children": "nbdist.engine.kernel.cleanup:interrupt_children",

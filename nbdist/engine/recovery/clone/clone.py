@@ -197,7 +197,7 @@ def _group_names(
     """
     mine = group_record.SurvivorReport({})
     if not (is_new := dist.get_rank() in newcomers):
-        mine = group_record.here.tell(_Place.of(namespace).names())
+        mine = group_record.here.report(_Place.of(namespace).names())
     heard = rendezvous.exchange("group names", json.dumps(asdict(mine)), rendezvous.FORM_TIMEOUT_S)
     told = [group_record.SurvivorReport(**json.loads(text)) for text in heard.values()]
     own: group_names.Names = {}

@@ -1,6 +1,6 @@
 """What a rank tells of its connections, from what was counted before and after."""
 
-from nbdist.engine.group.link_stats import MOST_TOLD, passed
+from nbdist.engine.group.link_stats import MOST_REPORTED, passed
 from nbdist.engine.group.tcp_info import Counts
 
 
@@ -36,4 +36,4 @@ def test_of_many_connections_the_busiest_are_told() -> None:
     before = {name: counts(0) for name in names}
     after = {name: counts(1000 + i) for i, name in enumerate(names)}
     told = {key.rpartition(".")[0] for key in passed(before, after)}
-    assert told == set(names[-MOST_TOLD:])
+    assert told == set(names[-MOST_REPORTED:])

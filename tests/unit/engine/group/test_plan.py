@@ -54,11 +54,11 @@ def test_where_all_are_new_only_the_default_group_is_formed() -> None:
 def test_where_a_rank_has_no_default_group_all_make_one_that_had_no_namesake() -> None:
     bare = Hello(("127.0.0.1", 1), {}, 5, default="")
     plan = make_plan({0: hello(), 1: bare, 2: hello(is_new=True)})
-    assert (plan.groups, plan.stale, plan.default, plan.is_anew) == ({}, (), "5", True)
+    assert (plan.groups, plan.stale, plan.default, plan.is_replaced) == ({}, (), "5", True)
 
 
 def test_a_newcomer_takes_the_name_that_the_others_have_for_the_default_group() -> None:
     world: Key = ("7", (0, 1, 2))
     old = Hello(("127.0.0.1", 1), {world: SPEC}, 8, default="7")
     plan = make_plan({0: old, 1: hello(is_new=True), 2: old})
-    assert (list(plan.groups), plan.default, plan.is_anew) == ([world], "7", False)
+    assert (list(plan.groups), plan.default, plan.is_replaced) == ([world], "7", False)
