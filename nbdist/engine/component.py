@@ -1,4 +1,4 @@
-"""A part of what runs on a rank beside the user's code, and the moments at which it is called.
+"""The interface of a rank's parts beside the user's code: they are called around each cell.
 
 A rank has one visible tuple of components (`engine/rank/components.py`); a script that torchrun
 starts has a shorter one. As a cell begins they are called in that order, and in reverse as it ends,
@@ -21,11 +21,11 @@ class EndedCell:
 
 
 class Component:
-    """What takes part in the cells of a rank. All methods are empty by default. Main thread."""
+    """A part called around the cells of a rank. All methods are empty by default. Main thread."""
 
     def cell_began(self, start: CellStart) -> None:
         """A cell is about to run."""
 
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
-        """A cell is over, however; return sentences for people, each said once."""
+        """A cell is over, failed or not; return sentences for the user, each shown once."""
         return ()

@@ -104,7 +104,7 @@ def looks_like_the_users_model(layout: str) -> dict[str, Any]:
     model = models.make("conv", torch.float32)
     names = [name for name, _ in model.named_parameters()]
     facts: dict[str, str] = {}
-    spreading.here.tell = facts.update
+    spreading.here.report = facts.update
     spread = parallelize(model, layout)
     return {
         "same names": [name for name, _ in model.named_parameters()] == names,

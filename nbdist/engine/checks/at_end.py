@@ -1,6 +1,6 @@
-"""Tell, at a cell's end, what every replica holds: all parameters, trained or frozen by then.
+"""Report fingerprints of every replica at a cell's end: of all parameters, trained or frozen.
 
-Of each layout and of each DistributedDataParallel, whoever made it. What nothing has changed since
+Of each layout and of each DistributedDataParallel, whoever made it. A model unchanged since
 the last time is not read again.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine.checks.fingerprints import parameters_alike, told
+from nbdist.engine.checks.fingerprints import fingerprints_by_name, replicated_parameters
 from nbdist.engine.compat import torch_groups, torch_modules
 from nbdist.engine.group import identity
 from nbdist.engine.layout.layout import Layout, live_layouts
@@ -28,35 +28,35 @@ _State = tuple[tuple[int, int], ...]
 
 
 class AtEnd:
-    """What has been told of each model when the last cell ended."""
+    """Reports each model when a cell ends."""
 
     def __init__(self, add: Add) -> None:
         """Begin; `add` makes a record of a kind, a step and its values."""
         self._add = add
-        self._told: WeakKeyDictionary[Any, tuple[_State, dict[str, float]]] = WeakKeyDictionary()
+        self._sent: WeakKeyDictionary[Any, tuple[_State, dict[str, float]]] = WeakKeyDictionary()
 
-    def tell(self) -> None:
-        """Tell of all models that are alive here; of one that another rank lacks, for nothing."""
+    def report(self) -> None:
+        """Report all living models; a report of one that another rank lacks is not used."""
         for owner, name in _replicated():
             try:
-                self._tell(owner, name)
-            except Exception:  # a layout of more ranks than there are now, say
-                _log.exception("What a model holds at the cell's end is not known")
+                self._report(owner, name)
+            except Exception:  # such as a layout of more ranks than there are now
+                _log.exception("A model at the cell's end could not be read")
 
-    def _tell(self, owner: Any, name: str) -> None:
+    def _report(self, owner: Any, name: str) -> None:
         held = [(f"{name}:{n}", t) for n, t in _held(owner) if t.numel() and not t.is_meta]
         if not held:
             return
         state = tuple((id(t), 0 if t.is_inference() else t._version) for _, t in held)
-        before, values = self._told.get(owner, ((), {}))
+        before, values = self._sent.get(owner, ((), {}))
         if state != before:
-            values = told(held)
-            self._told[owner] = state, values
+            values = fingerprints_by_name(held)
+            self._sent[owner] = state, values
         self._add("alike", wire.CELL_END, dict(values))
 
 
 def _replicated() -> Iterator[tuple[Layout | DistributedDataParallel, str]]:
-    """Yield layouts and DDPs, with the names that they have on all ranks, and those ranks."""
+    """Yield layouts and DDPs with names that are the same on all ranks, and those ranks."""
     reducers = set()
     for layout in live_layouts():
         reducer = torch_modules.reducer_of(layout.model)
@@ -76,7 +76,7 @@ def _short(name: str) -> str:
 
 def _held(owner: Layout | DistributedDataParallel) -> Iterator[tuple[str, Tensor]]:
     if isinstance(owner, Layout):
-        yield from parameters_alike(owner)
+        yield from replicated_parameters(owner)
     else:
         averaged = torch_modules.kept_alike(owner)
         yield from ((n, p) for n, p in averaged if not isinstance(p, DTensor))

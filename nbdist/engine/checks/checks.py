@@ -1,8 +1,8 @@
-"""Tell, at the ends of some steps, what the notebook compares between ranks.
+"""Report, at the end of some steps, values that the notebook compares between ranks.
 
 Main thread, in the hook on optimizers. Steps are chosen by their number alone, so that all ranks
-tell of the same ones: soon after a cell's begin, where most goes wrong, then every `EVERY`. What a
-layout holds is told by the number of its own steps: a rank may train something else beside it.
+report the same ones: soon after a cell's begin, where most goes wrong, then every `EVERY`. The
+state of a layout counts its own steps: a rank may train something else beside it.
 """
 
 import weakref
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DistributedSampler
 
 from nbdist.engine.checks.at_end import Add, AtEnd
-from nbdist.engine.checks.fingerprints import held_alike, told
+from nbdist.engine.checks.fingerprints import fingerprints_by_name, replicated
 from nbdist.engine.checks.use import Use
 from nbdist.engine.compat import torch_hooks, torch_live, torch_modules
 from nbdist.engine.component import Component, EndedCell
@@ -28,17 +28,17 @@ SOON = frozenset({1, 2, 5, 10, 20, 50})
 
 
 def is_due(step: int) -> bool:
-    """Return whether ranks tell of this step."""
+    """Return whether ranks report this step."""
     return step in SOON or step % EVERY == 0
 
 
 def next_due(step: int) -> int:
-    """Return the first step after this one of which ranks tell."""
+    """Return the first step after this one that ranks report."""
     return min([step - step % EVERY + EVERY, *(soon for soon in SOON if soon > step)])
 
 
 class RankChecks(Component):
-    """What one rank tells: of the models that the cell trains, in the order of their first steps.
+    """One rank's reports of the models that the cell trains, in the order of their first steps.
 
     Others may be alive on some ranks only, for Python frees them when it likes.
     """
@@ -53,19 +53,19 @@ class RankChecks(Component):
         self._uses: list[Use] = []
         self._steps: dict[int, int] = {}  # of each layout, by its number in the cell
         self._numbers: weakref.WeakKeyDictionary[Layout, int] = weakref.WeakKeyDictionary()
-        self._next = 0  # the first step of which this rank is still to tell
+        self._next = 0  # the first step that this rank has yet to report
         self._is_looking = False  # at the step that runs
         self._scaled_before = 0  # losses that GradScalers had scaled when the step began
         self._epochs = Epochs()
         self._at_end = AtEnd(add)
 
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
-        """Take all hooks out: nothing of them shall be in what a replacement rank is given.
+        """Remove all hooks: a replacement rank must not receive any.
 
-        A cell that has failed leaves ranks apart, until they are repaired.
+        A failed cell leaves ranks different, until they are repaired.
         """
         if cell.has_succeeded:
-            self._at_end.tell()
+            self._at_end.report()
         if self._is_looking:
             self._look(is_on=False)
         for use in self._uses:
@@ -78,7 +78,7 @@ class RankChecks(Component):
         return ()
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
-        """Take note of what an optimizer trains; before its first step in a cell."""
+        """Note the model of an optimizer; before its first step in a cell."""
         use = Use(optimizer)
         if values := use.at_first():
             self._add("use", 0, values | {"optimizer": float(len(self._uses))})
@@ -88,25 +88,25 @@ class RankChecks(Component):
             self._steps.setdefault(self._numbers[use.layout], 0)
 
     def step_ended(self, step: int) -> None:
-        """Tell what this rank holds and has done, if this step is one of those.
+        """Report this rank's state and work, if the step is due.
 
         Costs a pass over the parameters, at most `fingerprint.SELECTION` elements of each; on a
         GPU it waits for what is queued.
         """
         if self._numbers:
-            self._tell_alike()
+            self._report_replicas()
         iterator, began_at = training.here.current_pass()
         has_repeated = iterator is not None and self._epochs.is_repeated(iterator, began_at)
         if step + 1 < self._next and not has_repeated:  # as in most steps
             return
         if is_due(step) or has_repeated:
-            self._tell_uses(step, has_repeated=has_repeated)
+            self._report_uses(step, has_repeated=has_repeated)
         self._next = next_due(step)
         is_on = self._next == step + 1
         if is_on or self._is_looking:
             self._look(is_on=is_on)
 
-    def _tell_alike(self) -> None:
+    def _report_replicas(self) -> None:
         # Once each, where several optimizers train one model.
         stepped = dict.fromkeys(use.layout for use in self._uses if use.take_stepped())
         for layout in stepped:
@@ -116,11 +116,11 @@ class RankChecks(Component):
             self._steps[number] += 1
             if is_due(self._steps[number]):
                 prefix = f"{number}:" if number else ""
-                held = [(prefix + n, t) for n, t in held_alike(layout) if t.numel()]
+                held = [(prefix + n, t) for n, t in replicated(layout) if t.numel()]
                 if held:
-                    self._add("alike", self._steps[number], told(held))
+                    self._add("alike", self._steps[number], fingerprints_by_name(held))
 
-    def _tell_uses(self, step: int, *, has_repeated: bool) -> None:
+    def _report_uses(self, step: int, *, has_repeated: bool) -> None:
         reduced = tap.look_for_reductions(False)
         scaling = self._scaling()
         for number, use in enumerate(self._uses):
@@ -148,7 +148,7 @@ class RankChecks(Component):
 
 
 class Epochs:
-    """Which epoch each sampler that can shuffle was in when a pass over it began."""
+    """The epoch of each shuffling sampler when a pass over it began."""
 
     def __init__(self) -> None:
         self._iterator: weakref.ref[Any] | None = None
@@ -156,7 +156,7 @@ class Epochs:
         self._seen: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def is_repeated(self, iterator: Any, began_at: int) -> bool:
-        """Return whether another pass has begun, in the order of the one before."""
+        """Return whether a new pass has begun, in the order of the one before."""
         known = None if self._iterator is None else self._iterator()
         if iterator is None or (known is iterator and began_at == self._began_at):
             return False

@@ -1,6 +1,6 @@
-"""What this rank holds that other ranks must hold as well: parameters and buffers of its layouts.
+"""Fingerprints of replicated tensors: parameters and buffers of layouts.
 
-Under each tensor's name stands which of its parts this rank has: ranks with the same name and part
+Each tensor's name includes which of its parts this rank has: ranks with the same name and part
 hold the same numbers, bit for bit, at every end of a step.
 """
 
@@ -13,22 +13,22 @@ from torch.distributed.tensor import DTensor
 
 from nbdist.engine.compat import torch_sharded
 from nbdist.engine.layout.layout import Layout
-from nbdist.engine.layout.weights.buffers import buffers_alike
+from nbdist.engine.layout.weights.buffers import replicated_buffers
 
 
-def held_alike(layout: Layout) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name and part, this rank's plain tensor) of what a layout keeps alike on ranks."""
-    yield from parameters_alike(layout)
-    yield from buffers_alike(layout.model)
+def replicated(layout: Layout) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name and part, this rank's plain tensor) of what a layout keeps equal on ranks."""
+    yield from replicated_parameters(layout)
+    yield from replicated_buffers(layout.model)
 
 
-def parameters_alike(layout: Layout) -> Iterator[tuple[str, Tensor]]:
-    """Yield what `held_alike` does, of parameters, trained or not.
+def replicated_parameters(layout: Layout) -> Iterator[tuple[str, Tensor]]:
+    """Yield what `replicated` does, of parameters, trained or not.
 
-    Left out are tensors of which no other rank has the same part: nothing compares them.
+    Tensors without the same part on another rank are left out.
     """
     # A forward without a backward (of a GAN) leaves a model of fsdp gathered: what its modules have
-    # then are not the shards, and their memory may be given back at any moment.
+    # then are not the shards, and their memory may be freed at any time.
     shards = {id(whole): shard for shard, whole in torch_sharded.gathered(layout.model)}
     for name, held in layout.model.named_parameters():
         parameter = shards.get(id(held), held)
@@ -52,7 +52,7 @@ def _part_of(parameter: DTensor) -> tuple[str, int]:
     return part, copies
 
 
-MOST_NUMBERS = 1000  # of one model: tensors beyond are told together
+MOST_NUMBERS = 1000  # of one model: with more tensors, neighbours share one
 SELECTION = 1 << 20  # elements of one tensor that are read: some 0.2 ms on a CPU
 _DIGITS = 52  # bits that a float of the wire holds exactly
 _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -60,7 +60,7 @@ _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @torch.no_grad()
 def fingerprints(tensors: Sequence[Tensor]) -> Tensor:
-    """Return one int64 a tensor, on the CPU or, of tensors on a GPU, still there.
+    """Return one int64 per tensor, on the tensors' device.
 
     Args:
         tensors: Plain and not empty, all on one device.
@@ -68,7 +68,7 @@ def fingerprints(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack([_sum_of_bits(tensor.detach()) for tensor in tensors])
 
 
-def told(held: Sequence[tuple[str, Tensor]]) -> dict[str, float]:
+def fingerprints_by_name(held: Sequence[tuple[str, Tensor]]) -> dict[str, float]:
     """Return a fingerprint by name; of very many tensors, one for a few neighbours each."""
     names, tensors = zip(*held, strict=True)
     together = -(-len(held) // MOST_NUMBERS)
@@ -87,7 +87,7 @@ def _sum_of_bits(tensor: Tensor) -> Tensor:
     flat = tensor.reshape(-1)
     if flat.numel() > SELECTION:
         flat = flat[:: -(-flat.numel() // SELECTION)].contiguous()
-    # A NaN is one value, of whatever bits. On a CPU a sum tells for less whether there is one.
+    # A NaN is one value, of whatever bits. On a CPU a sum shows more cheaply whether there is one.
     may_have_nans = flat.is_floating_point() and flat.element_size() > 1
     if may_have_nans and (flat.is_cuda or flat.sum().isnan()):
         flat = flat.masked_fill(flat.isnan(), torch.nan)

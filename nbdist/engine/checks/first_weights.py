@@ -1,7 +1,7 @@
-"""Whether ranks cut the same weights into shards: `fully_shard` takes each rank's own for granted.
+"""Check that ranks shard the same weights: `fully_shard` takes each rank's own for granted.
 
-A shard has no like on another rank. So each parameter's fingerprint is taken before it is cut, and
-counts as long as the shard is what was cut then: weights that were loaded since are others.
+A shard has no copy on another rank. So each parameter's fingerprint is taken before it is cut, and
+counts as long as the shard is unchanged: weights may be loaded later.
 
 Main thread.
 """
@@ -17,18 +17,19 @@ from torch.distributed.tensor import DTensor
 from nbdist.engine.checks.fingerprints import as_float, fingerprints
 from nbdist.engine.compat import torch_wrappers
 
-# Where a shard keeps the fingerprints of the whole and of itself, as they were then. Beside the
-# parameters they would need weak references, with which torch cannot swap a tensor (`model.to`).
+# The attribute of a shard with the fingerprints of the whole and of itself, at that time. Beside
+# the parameters they would need weak references, with which torch cannot swap a tensor
+# (`model.to`).
 _KEY = "_nbdist_begun"
 
 
 def look_on() -> None:
-    """Look at what `fully_shard` cuts from here on."""
+    """Record what `fully_shard` cuts from here on."""
     torch_wrappers.around_sharding(_before_cut)
 
 
 def weights_of(parameters: Sequence[Tensor]) -> float | None:
-    """Return a number for the weights that these shards were cut from, the same where they were.
+    """Return a number for the weights that these shards were cut from; equal for equal weights.
 
     None where it is not known of all, or they have changed since.
     """
@@ -43,7 +44,7 @@ def weights_of(parameters: Sequence[Tensor]) -> float | None:
 
 
 def _before_cut(parameter: Tensor) -> torch_wrappers.Sharded | None:
-    # Of a tensor of another kind, such as a quantised one, nobody knows how its bits are read.
+    # The bits of another kind of tensor, such as a quantised one, have no known meaning.
     is_plain = type(parameter) in (Tensor, nn.Parameter) and not parameter.is_meta
     if not is_plain or not parameter.numel() or dist.get_world_size() == 1:
         return None

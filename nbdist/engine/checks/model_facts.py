@@ -1,6 +1,6 @@
-"""Tell of a cell's run what it trains, and how: of the model whose weights its optimizer has.
+"""Report the model that a cell trains, and how: the one whose weights its optimizer has.
 
-A layout that an earlier cell made says nothing of a plain module that this one trains.
+A layout that an earlier cell made says nothing about a plain module that this one trains.
 """
 
 from collections.abc import Sequence
@@ -24,16 +24,16 @@ from nbdist.engine.training import training
 FACTS = ("layout", "model", "parameters", "layout_explained", "proof")
 
 
-def tell(recorder: Recorder, optimizer: Optimizer) -> None:
-    """Tell of an optimizer before its first step in a cell. Main thread."""
+def report(recorder: Recorder, optimizer: Optimizer) -> None:
+    """Report an optimizer's model before its first step in a cell. Main thread."""
     recorder.fact(**facts_of(optimizer))
     recorder.add("optimizer", training.here.current_step(), numbers_of(optimizer))
 
 
 def facts_of(optimizer: Optimizer) -> dict[str, str]:
-    """Return what is told of the model that this optimizer changes.
+    """Return the facts of the model that this optimizer changes.
 
-    Of a plain module that is its class alone, where a cell has named it.
+    For a plain module that is only its class, if a cell has named it.
     """
     if isinstance(optimizer, Wrapper):
         return {"layout": optimizer.name, **_class_of_named(optimizer)}
@@ -77,7 +77,7 @@ def numbers_of(optimizer: Optimizer) -> dict[str, float]:
 
 
 def _parts_by_hand(optimizer: Optimizer, tensors: Sequence[torch.Tensor]) -> int:
-    """Return the parts of a batch where no layout and no DDP knows them; 0: nobody knows.
+    """Return the parts of a batch where no layout and no DDP knows them; 0: unknown.
 
     Ranks that average their models now and then learn from all their samples together.
     """
@@ -92,14 +92,14 @@ def _parts_by_hand(optimizer: Optimizer, tensors: Sequence[torch.Tensor]) -> int
 
 
 def is_plain(optimizer: Optimizer) -> bool:
-    """Return whether the model is trained by this rank alone, as far as can be seen."""
+    """Return whether this rank trains the model alone, as far as can be seen."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     is_shared = isinstance(optimizer, Wrapper) or any(isinstance(p, DTensor) for p in parameters)
     return not is_shared and spread_by(optimizer) is None
 
 
 def spread_by(optimizer: Optimizer) -> Layout | DistributedDataParallel | None:
-    """Return what spreads the model that this optimizer changes; None for a plain module."""
+    """Return the wrapper that spreads the model of this optimizer; None for a plain module."""
     own = {id(p) for group in optimizer.param_groups for p in group["params"]}
 
     def is_changed(model: nn.Module) -> bool:

@@ -1,6 +1,6 @@
-"""How the cell uses one model: what it is fed, whether its gradients are averaged, and by whom.
+"""Observe how the cell uses one model: its samples, and whether and how gradients are averaged.
 
-One rank tells; the notebook compares, and decides what is wrong
+Each rank reports; the notebook compares, and decides what is wrong
 (`nbdist/client/metrics/checks/wrong_use`). Main thread.
 """
 
@@ -31,7 +31,7 @@ Spread = Layout | DistributedDataParallel
 
 
 class Use:
-    """What one optimizer and its model do, from the optimizer's first step in a cell on."""
+    """One optimizer and its model, from the optimizer's first step in a cell on."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         """Look for the model; a hook counts the steps of a layout's optimizer."""
@@ -49,8 +49,8 @@ class Use:
         self._summed = 0
         self._has_come = False  # a gradient of the sample, since the optimizer stepped
         self._model = None if model is None else weakref.ref(model)
-        self._sample: weakref.ref[Tensor] | None = None  # a parameter that is trained at the look
-        # Only what has a layout is asked whether it has stepped.
+        self._sample: weakref.ref[Tensor] | None = None  # a trained parameter
+        # Only an optimizer with a layout is asked whether it has stepped.
         self._counting = (
             optimizer.register_step_post_hook(_Stepped(weakref.ref(self)))
             if isinstance(spread, Layout)
@@ -63,17 +63,17 @@ class Use:
         self.is_unscaled = False  # a GradScaler's: these gradients have been divided by its scale
 
     def end(self) -> None:
-        """Take all hooks out."""
+        """Remove all hooks."""
         self._take_out()
         if self._counting is not None:
             self._counting.remove()
 
     def _put_in(self) -> None:
-        """Put in the hooks that look: they cost a step 20 us, and most steps are not looked at."""
+        """Install the hooks: they cost a step 20 us, and most steps are not observed."""
         optimizer = self._optimizer()
         model = None if self._model is None else self._model()
-        # Chosen at each look: what was trained before may be frozen by now, and takes no hook. What
-        # FSDP2 has cut never calls its own.
+        # Chosen each time: a parameter may be frozen by now, and takes no hook. Parameters that
+        # FSDP2 has sharded never call theirs.
         parameters = () if model is None or isinstance(model, FSDPModule) else model.parameters()
         sample = next((p for p in parameters if p.requires_grad), None)
         self._sample = None if sample is None else weakref.ref(sample)
@@ -100,7 +100,7 @@ class Use:
         return spread if isinstance(spread, Layout) else None
 
     def at_first(self) -> dict[str, float]:
-        """Return what is known before the first step: of whom ranks begin with, the weights."""
+        """Return what is known before the first step: the initial weights."""
         if self._shared_by is None:
             return self._weights() if self._alone() else {}
         optimizer = self._optimizer()
@@ -113,7 +113,7 @@ class Use:
         return stepped
 
     def look(self, *, is_on: bool) -> None:
-        """Look, or do not look, at the step that begins."""
+        """Observe, or do not observe, the step that begins."""
         self._take_out()
         self.is_looking, self._has_fed, self._summed, self._has_come = is_on, False, 0, False
         self._fed, self._stepped, self.is_unscaled = {}, None, False
@@ -121,7 +121,7 @@ class Use:
             self._put_in()
 
     def at_step_end(self, reduced: set[int]) -> dict[str, float]:
-        """Return what is known of the step that has ended.
+        """Return the observations of the step that has ended.
 
         Args:
             reduced: Addresses of tensors that the loop itself has all-reduced in it.
@@ -151,7 +151,7 @@ class Use:
         return {"part": float(part), "parts": float(len(ranks)), "shared_by": float(min(ranks))}
 
     def _alone(self) -> bool:
-        """Whether these are plain weights that nothing which is known here spreads."""
+        """Whether these are plain weights that no known wrapper spreads."""
         optimizer = self._optimizer()
         return optimizer is not None and self._spread is None and model_facts.is_plain(optimizer)
 
@@ -184,7 +184,7 @@ class Use:
         return self._is_half or is_half
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        """Note the gradients it stepped with, which may be gone when the cell's step ends."""
+        """Note the gradients of the step, which may be gone when the cell's step ends."""
         self._stepped = [p.grad for p in _parameters(optimizer)]
         self._has_come = False
         scalers = [s for s in torch_live.here.live(torch.amp.GradScaler) if s.is_enabled()]
@@ -194,9 +194,9 @@ class Use:
         )
 
     def _before_sum(self, _gradient: Tensor) -> None:
-        """One parameter gets a gradient: note whether it is added to one that is still to be used.
+        """A parameter gets a gradient: note whether it is added to one that is not used yet.
 
-        One that a step has used is no part of a sum, whoever has left it there: in a GAN another
+        A gradient that a step has used does not count: in a GAN another
         model's backward comes through.
         """
         sample = None if self._sample is None else self._sample()
@@ -222,11 +222,11 @@ class _Stepped:
 
 
 def _weakly(method: "weakref.WeakMethod[Any]") -> Any:
-    """Return a hook that does not keep alive what it belongs to, and costs little between looks.
+    """Return a hook that does not keep its owner alive, and costs little between observed steps.
 
-    `torch.compile` must neither compile what it does, anew for each step that is looked at, nor
-    break a graph for it: inside of a graph it does nothing. One that fails is logged, looks no more
-    at this step, and training goes on.
+    `torch.compile` must neither compile it, again for each observed step, nor
+    break a graph for it: inside of a graph it does nothing. A hook that fails is logged, and no
+    longer observes this step, and training continues.
     """
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -248,7 +248,7 @@ def _weakly(method: "weakref.WeakMethod[Any]") -> Any:
 
 
 def _place(spread: Spread) -> dict[str, float]:
-    """Return which part of every batch this rank has, of how many, and whom it drops alike with."""
+    """Return which part of every batch this rank has, of how many, and its stream of dropout."""
     rank = dist.get_rank()
     if isinstance(spread, Layout):
         part, parts = spread.shape.data_part(rank)
@@ -263,9 +263,9 @@ def _place(spread: Spread) -> dict[str, float]:
 
 
 def _state(spread: Spread) -> dict[str, float]:
-    """Return the bytes of gradients that are averaged, and of batch norm that nobody keeps alike.
+    """Return the bytes of gradients that are averaged, and of batch norm that is not synchronized.
 
-    A layout sends rank 0's statistics after each forward, DDP before each unless told not to.
+    A layout sends rank 0's statistics after each forward, DDP before each unless disabled.
     """
     values = {}
     model = spread.model if isinstance(spread, Layout) else spread

@@ -1,4 +1,4 @@
-"""What every rank does, or none: an error on one is the same error on all of them.
+"""Do something on all ranks or on none: an error on one rank is raised on all of them.
 
 Main thread, all ranks; a collective of small objects over the default group each time.
 """
@@ -17,7 +17,7 @@ Explain = Callable[[Exception], NBDistError]
 
 
 def in_words(error: Exception) -> NBDistError:
-    """Return any error as one of ours."""
+    """Return any error as an NBDistError."""
     return error if isinstance(error, NBDistError) else CheckpointError(f"{named(error)}.")
 
 
@@ -26,11 +26,11 @@ def together(
     explain: Explain = in_words,
     kind: type[NBDistError] = CheckpointError,
 ) -> list[T]:
-    """Do something on this rank, and return what it gave on every rank, by rank. Collective.
+    """Run an action on every rank, and return the results by rank. Collective.
 
     Args:
         action: Runs no collective.
-        explain: Returns an error that it raised in words for people.
+        explain: Puts an error of the action into words for people.
         kind: Of the error that is raised.
 
     Raises:
@@ -49,14 +49,14 @@ def each(
     explain: Explain = in_words,
     kind: type[NBDistError] = CheckpointError,
 ) -> T:
-    """Do something on every rank, and return what it gave on this one; else as `together`."""
+    """Run an action on every rank, and return this rank's result; otherwise as `together`."""
     mine: list[T] = []
     together(lambda: mine.append(action()), explain, kind)
     return mine[0]
 
 
 def from_rank_0(action: Callable[[], T], explain: Explain = in_words) -> T:
-    """Do something on rank 0 alone, and return what it gave, on every rank; else as `together`."""
+    """Run an action on rank 0 only, and return its result on every rank; else as `together`."""
     mine = _tried(action, explain) if dist.get_rank() == 0 else (None, None)
     value, error = _exchanged(mine)[0]
     if error is not None:
@@ -67,10 +67,10 @@ def from_rank_0(action: Callable[[], T], explain: Explain = in_words) -> T:
 def one_error(
     failed: Mapping[int, NBDistError], asked: int, kind: type[NBDistError] = CheckpointError
 ) -> NBDistError:
-    """Return what is said of an error of some ranks, of so many: the first's, and whose it was."""
+    """Describe the error of some ranks: the first one's, and on which ranks it was raised."""
     first = failed[min(failed)]
-    alike = [rank for rank, error in failed.items() if str(error) == str(first)]
-    where = "" if len(alike) == asked else f" (on {name_ranks(alike)})"
+    same = [rank for rank, error in failed.items() if str(error) == str(first)]
+    where = "" if len(same) == asked else f" (on {name_ranks(same)})"
     chosen = UsageError if isinstance(first, UsageError) else kind
     return chosen(first.what.rstrip(".") + where + ".", why=first.why, do=first.do)
 

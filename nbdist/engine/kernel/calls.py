@@ -1,8 +1,8 @@
-"""What the notebook may ask of a rank, by name.
+"""The calls that the notebook may make on a rank, by name.
 
 `MAIN` runs on the main thread, in order with the cells. `ANY_TIME` runs on ipykernel's control
 thread, at once, also while the main thread is blocked in a collective; such a function must
-neither wait for the main thread nor touch a process group other than to cut it.
+neither wait for the main thread nor touch a process group except to abort it.
 
 `CELLS` run as the code of a cell does: they make collectives, may be interrupted, and free the
 other ranks when they fail. Each takes the names of the rank's cells, as `names`.
@@ -56,10 +56,10 @@ CELLS = {
     "group.probe": "nbdist.engine.group.probe:measure",
 }
 
-CALL = "_nbdist_call"  # among the names of cells while one of these runs
+CALL = "_nbdist_call"  # in the namespace of cells while one of these runs
 
 WITH_BUFFERS = {"profile.read", "transfer.push", "transfer.pull"}
-INTERRUPTIBLE = {"transfer.push", "transfer.pull"}  # as a cell is; nothing else by halves
+INTERRUPTIBLE = {"transfer.push", "transfer.pull"}  # as a cell is; others are never cut off
 
 
 def resolve(name: str, *, busy: bool) -> Callable[..., Any]:

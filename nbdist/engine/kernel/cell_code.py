@@ -1,6 +1,6 @@
 """A cell's source as the Python that IPython makes of it, with magics and `await` at the top.
 
-Pure. None stands for what is no Python even so.
+Pure. None where it still is not valid Python.
 """
 
 import ast

@@ -1,7 +1,7 @@
-"""Make the cell that runs on this rank raise, wherever it is: for `%dist chaos`.
+"""Raise an exception in the cell that runs on this rank: for `%dist chaos`.
 
 Python raises an exception that another thread has set before its next instruction. While the main
-thread is inside C++, as in a collective, that is when it comes back from there.
+thread is inside C++, as in a collective, it is raised when the call returns.
 
 Threads: `fail` and `interrupt` on the control thread, a cell's begin and end on the main one.
 """
@@ -18,7 +18,7 @@ from nbdist.shared.wire import CellStart
 class PlannedFault(Exception):
     """Raised on purpose by `%dist chaos`.
 
-    No RuntimeError: it may strike within a `try` that expects one, and be lost there.
+    Not a RuntimeError: a `try` that expects one could swallow it.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class PlannedFault(Exception):
 
 
 class Chaos(Component):
-    """Whether a cell runs here that may be made to fail, and whether it was."""
+    """Makes the running cell fail on request."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,18 +38,18 @@ class Chaos(Component):
         self._is_planned, self._runs_cell = False, True
 
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
-        """Refuse `fail` again, and catch one that has not struck yet: it would end the engine."""
+        """Refuse `fail` again, and catch a pending exception: it would end the engine."""
         try:
-            self._runs_cell = False  # first: `fail` sets nothing after the lock is had
+            self._runs_cell = False  # first: `fail` sets nothing once the lock is held
             with self._lock:
                 is_planned = self._is_planned
             if is_planned:
-                # It may have struck or not: so it is set again, and caught. To clear it instead
-                # would leave CPython's eval breaker set for ever, and all Python code of the rank
-                # slower.
+                # It may have been raised or not: so it is set again, and caught. Clearing it
+                # instead would leave CPython's eval breaker set for ever, and make all Python code
+                # of the rank slower.
                 _raise_soon()
                 for _ in range(1000):
-                    pass  # CPython looks for it at each turn of a loop
+                    pass  # CPython checks for it at each turn of a loop
         except PlannedFault:
             pass
         finally:
@@ -65,7 +65,7 @@ class Chaos(Component):
             return self._runs_cell
 
     def interrupt(self) -> bool:
-        """Interrupt the cell that runs here, whichever it is; return whether one does."""
+        """Interrupt the running cell; return whether there is one."""
         with self._lock:
             return self._runs_cell and interrupts.here.strike(interrupts.here.running)
 

@@ -1,4 +1,4 @@
-"""What a cell that failed or was interrupted leaves behind: frames, and processes it waits for."""
+"""Clean up after a failed or interrupted cell: frames, and processes it waits for."""
 
 import multiprocessing
 import signal
@@ -16,20 +16,20 @@ from nbdist.shared.wire import CellStart
 
 
 def release_frames(error: BaseException | None) -> None:
-    """Empty the frames of an error and of what led to it.
+    """Clear the frames of an error and of its causes.
 
     Python and IPython keep them until the next error: the activations of a step, and a DataLoader's
-    iterator, whose workers would run on. On a rank no debugger can ask for them.
+    iterator, whose workers would keep running. On a rank no debugger can use them.
 
     Args:
-        error: What ended the cell, already told; None when nothing did.
+        error: The exception that ended the cell, already reported; None if there is none.
     """
     if error is None:
         return
     if not multiprocessing.active_children():
         _clear(error)
         return
-    # A DataLoader waits for a worker that is in the midst of an item, up to 5 s.
+    # A DataLoader waits up to 5 s for a worker that is processing an item.
     threading.Thread(target=_clear, args=[error], name="nbdist-leftovers", daemon=True).start()
 
 
@@ -44,8 +44,8 @@ def _clear(error: BaseException) -> None:
         for frame, _ in traceback.walk_tb(link.__traceback__):
             try:
                 frame.clear()
-                # Whoever formats a traceback reads this dict, and Python 3.11 and 3.12 keep it in
-                # the frame until it is read anew.
+                # Formatting a traceback reads this dict, and Python 3.11 and 3.12 keep it in
+                # the frame until it is read again.
                 _ = frame.f_locals
             except RuntimeError:
                 continue  # still running
@@ -56,8 +56,8 @@ def interrupt_children(message: str) -> int:
     """Interrupt the commands that this message may wait for; returns how many. Any thread.
 
     `os.system` shields this process from an interrupt, as C's `system` does: in a terminal it is
-    the command that gets it. Processes of multiprocessing, a DataLoader's workers among them, obey
-    their own main thread and are left alone. So are those of a message that follows.
+    the command that receives it. Processes of multiprocessing, a DataLoader's workers among them,
+    obey their own main thread and are left alone. So are those of a later message.
     """
     with interrupts.here.while_it_runs(message) as runs:
         return _interrupt_children() if runs else 0
@@ -83,7 +83,7 @@ _DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True, slots=True)
 class Modes:
-    """Whether gradients are recorded, and on which kinds of device autocast is on."""
+    """Whether gradients are recorded, and the device types with autocast."""
 
     grad: bool
     autocast: tuple[bool, ...]
@@ -100,7 +100,7 @@ def restore_modes(modes: Modes) -> None:
     """Switch this thread back to `modes`.
 
     `with torch.no_grad():` switches gradients off in its `__enter__`. An interrupt that strikes
-    right there is raised before the `with` has begun, and nobody switches them on again: every
+    right there is raised before the `with` has begun, and they are never switched on again: every
     later cell would fail with "element 0 of tensors does not require grad". The same holds for
     autocast. Main thread; torch keeps these modes for each thread.
     """
@@ -110,17 +110,17 @@ def restore_modes(modes: Modes) -> None:
 
 
 class TorchModes(Component):
-    """torch's modes as a cell found them."""
+    """Restores torch's modes after a failed cell."""
 
     def __init__(self) -> None:
         self._before = current_modes()
 
     def cell_began(self, start: CellStart) -> None:
-        """Note the modes."""
+        """Save the modes."""
         self._before = current_modes()
 
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
-        """Put them back where the cell has failed: it may have been cut off in the midst of one."""
+        """Restore them if the cell has failed: it may have been cut off inside a mode."""
         if not cell.has_succeeded:
             restore_modes(self._before)
         return ()

@@ -1,14 +1,14 @@
-"""What watching costs the main thread: the processor time of each of its parts, a step.
+"""Measure the overhead of monitoring: the main thread's processor time of each part, per step.
 
 Reading that clock is a system call, so it is read in few steps: in those that are measured
-(`tap/sampling.py`), and in as many of the others. The rest is taken to cost what its like does.
+(`tap/sampling.py`), and in as many of the others. The others are assumed to cost the same.
 
-A clock within a function does not see what calling it takes, and that is as much again where torch
+A clock within a function does not see the call itself, which costs as much again where torch
 calls Python. So a few calls are priced where they happen (`Price`), and each counts with it.
 
-What our own threads take beside it is read from the clocks that the system keeps of them.
+The time of our own threads is read from the system's clocks of them.
 
-Main thread; `told` on any.
+Main thread; `summary` on any.
 """
 
 import threading
@@ -34,7 +34,7 @@ _AT = {part: at for at, part in enumerate(PARTS)}
 
 
 class _Kind:
-    """Steps that are measured, or those that are not: all, those clocked, and what these cost."""
+    """Measured steps, or the others: their number, how many were clocked, and their cost."""
 
     __slots__ = ("clocked", "ns", "steps")
 
@@ -47,9 +47,9 @@ class _Kind:
 
 
 class Price:
-    """What a kind of call costs beside what is clocked within it: the median of `PRICED`.
+    """The cost of a kind of call beside what is clocked within it: the median of `PRICED`.
 
-    As many before these are forgotten: the first calls of a process are dearer than all others.
+    As many calls before these are ignored: the first ones of a process are the slowest.
 
     Attributes:
         ns: 0 before any was priced.
@@ -62,7 +62,7 @@ class Price:
         self._left = 2 * PRICED
 
     def note(self, ns: int) -> None:
-        """Take in one more."""
+        """Add a sample."""
         self._found.append(ns)
         self.ns = int(median(self._found))
         self._left -= 1
@@ -75,11 +75,11 @@ class CostClock:
     Attributes:
         is_on: The step that is being made is clocked.
         others: Steps that are not measured. Those that are not clocked either are counted there by
-            who makes them: most are such, and to call `end_step` at each costs more than it tells.
+            their maker: most are such, and calling `end_step` at each would cost too much.
         last_ns: When the newest step ended, by `perf_counter_ns`; likewise.
-        hook: What torch's call of a hook costs: from one's end to the beginning of the next.
-        launch: What torch's call of a collective's Python kernel costs.
-        left_ns: When a hook has ended whose next one is to be priced, else 0.
+        hook: The cost of torch's call of a hook: from one's end to the beginning of the next.
+        launch: The cost of torch's call of a collective's Python kernel.
+        left_ns: When a hook ended whose successor is to be priced, otherwise 0.
     """
 
     def __init__(self) -> None:
@@ -87,13 +87,13 @@ class CostClock:
         self.hook, self.launch = Price(), Price()
         self.left_ns = 0
         self._measured, self.others = _Kind(), _Kind()
-        self._told: dict[str, Any] = {}  # of the newest cell that trained, before this one
+        self._summary: dict[str, Any] = {}  # of the newest cell that trained, before this one
         self.begin_cell()
 
     def begin_cell(self) -> None:
-        """Know nothing of the cell that begins; one that trains nothing hides none before it."""
+        """Begin a cell; a cell that trains nothing keeps the summary of the one before."""
         if self._measured.steps or self.others.steps:
-            self._told = self.told()
+            self._summary = self.summary()
         self.is_on = True
         self._now = [0] * len(PARTS)
         self._measured, self.others = _Kind(), _Kind()
@@ -102,7 +102,7 @@ class CostClock:
         self._after: dict[str, float] | None = None  # and when the cell ended
 
     def end_cell(self) -> None:
-        """Count no more of what threads do."""
+        """Stop counting the time of threads."""
         if self._first_ns:
             self._after = _in_threads()
 
@@ -126,13 +126,14 @@ class CostClock:
         if self.is_on:
             kind.clocked += 1
             for at, ns in enumerate(self._now):
-                # What is mostly called within another part is taken off it at every call.
+                # A part that is mostly called within another one is subtracted from it at every
+                # call.
                 kind.ns[at] += max(0, ns)
             self._now = [0] * len(PARTS)
         self.is_on = clocks_next
 
-    def told(self) -> dict[str, Any]:
-        """Return what `%dist status --cost` shows of the newest cell that trained, if any.
+    def summary(self) -> dict[str, Any]:
+        """Return the costs of the newest cell that trained, for `%dist status --cost`.
 
         Returns:
             `steps`, the mean `step_us` by the wall clock, `measured_share` of the steps, and
@@ -141,7 +142,7 @@ class CostClock:
         measured, others = self._measured, self.others
         steps = measured.steps + others.steps
         if steps < 2:  # the first one's length is not known
-            return {} if steps else self._told
+            return {} if steps else self._summary
         threads = self._after or _in_threads()
         parts = {part: (measured.us(at) + others.us(at)) / steps for part, at in _AT.items()}
         for part in dict.fromkeys(_THREADS.values()):
@@ -158,7 +159,7 @@ class CostClock:
 
 
 def _in_threads() -> dict[str, float]:
-    """Return the seconds that our threads have computed so far, by part; not on every system."""
+    """Return the processor seconds of our threads so far, by part; not on every system."""
     if not hasattr(time, "pthread_getcpuclockid"):
         return {}
     found: dict[str, float] = {}
@@ -173,9 +174,9 @@ clock = CostClock()
 
 
 def clocked(part: str, *, within: str | None = None) -> Callable[[F], F]:
-    """Have the processor time of a function count as that of `part`, in steps that are clocked.
+    """Count a function's processor time as that of `part`, in clocked steps.
 
-    One of these within another counts as both, but not as what it is said to be `within`.
+    A nested function counts for both parts, except for the part named by `within`.
     """
 
     def decorate(function: F) -> F:

@@ -1,4 +1,4 @@
-"""The environment of a rank: what `torchrun` sets, and what libraries look for.
+"""The environment of a rank: variables that `torchrun` sets, and those that libraries read.
 
 Each line has a reason, found by running Accelerate, Lightning, Fabric, transformers' Trainer
 and torchmetrics unmodified in live engines.
@@ -19,11 +19,11 @@ from nbdist.shared.placement import Place
 
 
 def rank_variables(rank: int, options: ClusterOptions, place: Place) -> dict[str, str]:
-    """Return what a rank has in its environment.
+    """Return a rank's environment variables.
 
     Args:
         rank: Global rank.
-        place: Where it is, which numbers it on its host.
+        place: Its host, and its number there.
         options: Of the cluster. Its `threads` keep ranks from competing for cores.
     """
     variables = {
@@ -36,7 +36,7 @@ def rank_variables(rank: int, options: ClusterOptions, place: Place) -> dict[str
         "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": str(options.n),
         "ROLE_NAME": "default",
-        # Lightning picks its TorchElasticEnvironment by this, and then leaves our variables be.
+        # Lightning picks its TorchElasticEnvironment by this, and then keeps our variables.
         "TORCHELASTIC_RUN_ID": "nbdist",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
@@ -51,7 +51,7 @@ def rank_variables(rank: int, options: ClusterOptions, place: Place) -> dict[str
 
 
 def group_variables(store_host: str, store_port: int) -> dict[str, str]:
-    """Return how `env://` finds the store, which no rank hosts."""
+    """Return the variables by which `env://` finds the store, which no rank hosts."""
     return {
         "MASTER_ADDR": store_host,
         "MASTER_PORT": str(store_port),
@@ -60,12 +60,12 @@ def group_variables(store_host: str, store_port: int) -> dict[str, str]:
 
 
 def restore(variables: Mapping[str, str]) -> None:
-    """Set the variables; after each cell as well, for some libraries delete them."""
+    """Set the variables; after each cell too, for some libraries delete them."""
     os.environ.update(variables)
 
 
-def seed_anew(rank: int) -> None:
-    """Give each rank random numbers of its own: forks begin with their parent's state."""
+def seed_rank(rank: int) -> None:
+    """Seed each rank differently: forks begin with their parent's state."""
     import torch
 
     seed = int.from_bytes(os.urandom(4), "little")
@@ -77,12 +77,12 @@ def seed_anew(rank: int) -> None:
 
 
 def refuse_more_ranks() -> None:
-    """Make what starts ranks say what to do here, where it would fail or wait for ever.
+    """Make functions that start ranks raise an explanation: here they would fail or hang.
 
     torch's `spawn` and `start_processes`, and with them Lightning's `ddp_notebook`, Accelerate's
-    `notebook_launcher` and the like, start the ranks they want to have. A rank is one of the ranks
+    `notebook_launcher` and the like, start their own ranks. A rank is one of the ranks
     already, and a process with its threads and connections must not fork another; a new interpreter
-    finds no function of a cell. What starts other processes, such as DataLoader, is left alone.
+    finds no function of a cell. Other processes, such as DataLoader's workers, are not affected.
     """
     from torch import multiprocessing
 
@@ -103,7 +103,7 @@ def refuse_more_ranks() -> None:
 
 
 def _refuse_notebook_launcher(module: Any) -> None:
-    """Speak before it does: it blames an Accelerator that was made, or torch's elastic agent."""
+    """Raise our error before its own, which blames an Accelerator or torch's elastic agent."""
 
     @functools.wraps(module.notebook_launcher)
     def notebook_launcher(
@@ -126,10 +126,10 @@ def _starts_ranks(count: int | None, function: Any) -> UsageError:
 
 
 def refuse_second_rpc() -> None:
-    """Make a second `init_rpc` say what to do, whose `shutdown` would wait where nothing ends it.
+    """Refuse a second `init_rpc`, whose `shutdown` would wait in vain.
 
-    torch's RPC notes once and for all that its references (RRefs) are gone: of a second life the
-    owners wait 100 s in C++ for what users do not tell them any more (torch 2.11 to 2.15).
+    torch's RPC records only once that its references (RRefs) are gone: after a second `init_rpc`
+    the owners wait 100 s in C++ for messages that users no longer send (torch 2.11 to 2.15).
     """
     on_import.here.adapt("torch.distributed.rpc", _refuse_second_rpc)
 

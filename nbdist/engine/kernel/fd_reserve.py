@@ -1,7 +1,7 @@
-"""File descriptors kept back for recoveries.
+"""File descriptors reserved for recoveries.
 
-A cell that opens files until there are no more fails by that; letting go of the peers and forming
-the group anew takes descriptors too, for gloo's sockets. These are given up for it, and taken anew.
+A cell that opens files until none is left fails; aborting and re-creating the group need
+descriptors too, for gloo's sockets. The reserved ones are released for that, and taken again.
 """
 
 import os
@@ -13,14 +13,14 @@ COUNT: Final = 32
 
 
 class DescriptorReserve:
-    """The descriptors that are held."""
+    """The reserved descriptors."""
 
     def __init__(self) -> None:
         self._held: list[int] = []
         self._lock = threading.Lock()
 
     def fill(self) -> None:
-        """Hold `COUNT` descriptors, or as many as there are."""
+        """Hold `COUNT` descriptors, or as many as are free."""
         with self._lock, suppress(OSError):
             if not self._held:
                 self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -28,7 +28,7 @@ class DescriptorReserve:
                 self._held.append(os.dup(self._held[0]))
 
     def release(self) -> None:
-        """Give them up, until the next `fill`. Any thread."""
+        """Release them, until the next `fill`. Any thread."""
         with self._lock:
             while self._held:
                 os.close(self._held.pop())

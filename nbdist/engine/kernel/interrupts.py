@@ -1,13 +1,13 @@
-"""Interrupt what the main thread runs for the notebook, and nothing that follows it.
+"""Interrupt the message that the main thread runs for the notebook, and no later one.
 
-An interrupt names the message that is to stop: a cell, a push or a pull. It may come late, for
-messages travel, a step must be whole first (`defer_interrupt`), and Python may drop the exception
-(`shell`). So SIGINT is sent in here alone, under a lock, and only while that message runs; a
+An interrupt names the message to stop: a cell, a push or a pull. It may come late, for
+messages take time, a step must be completed first (`defer_interrupt`), and Python may drop the
+exception (`shell`). So SIGINT is sent only here, under a lock, and only while that message runs; a
 message takes the lock to end. When it has ended no SIGINT is on its way any more.
 
-One from elsewhere (`kill -INT`) names nothing: it strikes what runs, and is dropped in between.
+One from elsewhere (`kill -INT`) names none: it interrupts what runs, or is dropped.
 
-Threads: `begin` and `end` on the main thread; all else on any.
+Threads: `begin` and `end` on the main thread; the rest on any.
 """
 
 import os
@@ -22,16 +22,16 @@ Hook = Callable[[type[BaseException], BaseException, TracebackType | None], obje
 
 
 class Interrupts:
-    """The message that runs, and the newest that was to stop."""
+    """The running message, and the newest one to stop."""
 
     def __init__(self) -> None:
         self.running: str | None = None  # the id of the message that may be interrupted
-        # Of the newest that was to stop: it may not have begun yet.
+        # Of the newest message to stop: it may not have begun yet.
         self._wanted: str | None = None
         self._lock = threading.Lock()
 
     def begin(self, message: str) -> None:
-        """Let this message be interrupted until `end`.
+        """Allow interrupts of this message until `end`.
 
         Raises:
             KeyboardInterrupt: It was to stop before it began.
@@ -39,20 +39,20 @@ class Interrupts:
         with self._lock:
             self.running = message
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        # After the handler is there: from here on either this or the handler sees an order.
+        # After the handler is set: from here on either this check or the handler sees an order.
         if self._wanted == message:
             raise KeyboardInterrupt
 
     def end(self) -> None:
-        """Let nothing be interrupted any more; a second call does nothing."""
+        """Stop allowing interrupts; a second call does nothing."""
         signal.signal(signal.SIGINT, drop)
         with self._lock:
             self.running = None
-        if signal.SIGINT in signal.sigpending():  # blocked, and may yet be let through
+        if signal.SIGINT in signal.sigpending():  # blocked, and could be delivered later
             signal.sigwait([signal.SIGINT])
 
     def order(self, message: str) -> bool:
-        """Interrupt a message, also one that is still to begin; return whether it runs."""
+        """Interrupt a message, even before it begins; return whether it runs."""
         self._wanted = message
         return self.strike(message)
 
@@ -67,22 +67,22 @@ class Interrupts:
 
     @contextmanager
     def while_it_runs(self, message: str | None) -> Iterator[bool]:
-        """Give whether this message runs; if it does, it does not end before this."""
+        """Yield whether this message runs; if it does, it does not end within the block."""
         with self._lock:
             yield self.running == message
 
     def after_fork(self) -> None:
-        """Begin with a free lock in a fork: another thread may have held it."""
+        """Make a new lock in a fork: another thread may have held it."""
         self._lock = threading.Lock()
         sys.excepthook = without_hung_up_readers(sys.excepthook)
 
 
 def drop(*_: object) -> None:
-    """Be the handler of a SIGINT that nothing is there for."""
+    """Ignore a SIGINT when nothing runs."""
 
 
 def without_hung_up_readers(native: Hook) -> Hook:
-    """Return an excepthook that says nothing of a reader that has gone.
+    """Return an excepthook that is silent about a closed reader.
 
     An interrupted loop ends while its DataLoader's workers hand over tensors. multiprocessing then
     has each worker's hook print that its connection was reset.

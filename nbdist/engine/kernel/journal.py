@@ -1,13 +1,14 @@
-"""Keep what a cell has sent, and how it ended, for a notebook that comes later.
+"""Keep the messages of a cell, and its reply, for a notebook that attaches later.
 
 Only in a detached cluster (`%dist start --detach`): the notebook that sent the cell may be gone
-when it ends. Another one asks for what it has missed (`told`), and tells messages that it hears
-twice by their ids. Records have a ring of their own (`records.py`).
+when it ends. Another one asks for what it has missed (`report`), and recognizes messages that it
+receives twice by their ids. Records have a separate ring (`records.py`).
 
 Bounded: of windows of text the newest of each number stays, as in the notebook (`stdio.py`); beyond
-`MOST_BYTES` the oldest messages go, and are counted.
+`MOST_BYTES` the oldest messages are dropped, and counted.
 
-Threads: `begin` and `end` on the main one; `add` on whichever sends; `told` on the control thread.
+Threads: `begin` and `end` on the main one; `add` on the sending one; `report` on the control
+thread.
 """
 
 import threading
@@ -21,7 +22,7 @@ MOST_BYTES: Final = 16 << 20
 
 
 class Journal:
-    """The messages of one cell, and its reply; empty where nobody may come later."""
+    """The messages of one cell, and its reply; empty where no notebook can attach later."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         """Begin without a cell."""
@@ -43,7 +44,7 @@ class Journal:
             self._message = message if keeps else ""
 
     def add(self, sent: Mapping[str, Any]) -> None:
-        """Keep a message that was sent on iopub, if it is one that is shown."""
+        """Keep a message that was sent on iopub, if it is displayed."""
         kind, content = sent["msg_type"], sent["content"]
         if not self._message or kind not in wire.SHOWN:
             return
@@ -65,11 +66,12 @@ class Journal:
         if self._message:
             self._reply = reply
 
-    def told(self, message: str, *, whole: bool) -> dict[str, Any]:
-        """Return what is known of the cell that came as `message`.
+    def report(self, message: str, *, whole: bool) -> dict[str, Any]:
+        """Return what is known about the cell that came as `message`.
 
         Keys: `known` (it is the newest cell), `reply` (None while it runs), `dropped` (messages
-        that are gone). With `whole` also `sent`: id, type and content of each message, in order.
+        that were dropped). With `whole` also `sent`: id, type and content of each message, in
+        order.
         """
         with self._lock:
             if not message or message != self._message:
@@ -79,7 +81,7 @@ class Journal:
 
 
 def _size(content: Mapping[str, Any]) -> int:
-    """Return about how many bytes a message's texts and pictures are."""
+    """Return the approximate bytes of a message's texts and pictures."""
     texts = [text for _, text in content.get("parts", ())]
     texts += [value for value in content.get("data", {}).values() if isinstance(value, str)]
     return 64 + sum(map(len, texts))

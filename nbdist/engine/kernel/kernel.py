@@ -1,17 +1,17 @@
-"""What nbdist uses of the private parts of ipykernel and of ipyparallel's engine.
+"""Use private parts of ipykernel and of ipyparallel's engine.
 
-Tried with ipykernel 7.4, IPython 9.18, ipyparallel 9.2. `check()` says what broke when one of
-them moves. What is touched, and what for:
+Tried with ipykernel 7.4, IPython 9.18, ipyparallel 9.2. `check()` reports what broke when one of
+them changes. The parts, and their use:
 
-- `ipyparallel.engine.app.Kernel`: our kernel class takes its place, to see a cell begin and end
+- `ipyparallel.engine.app.Kernel`: replaced by our kernel class, to see a cell begin and end
   and to add a summary to its reply;
 - `IPEngine.redirect_output`: the last step before the engine serves, where ours are installed;
 - `Kernel.shell_handlers` and `control_handlers`: requests of our own;
 - `Kernel.session.send` on `iopub_socket`: messages of our own;
-- `_publish_status` and `_publish_execute_input`: what of them the notebook reads is sent;
+- `_publish_status` and `_publish_execute_input`: only what the notebook reads is sent;
 - `Kernel.session.send`, which all messages pass: whether a cell has sent any on `iopub_socket`,
   and which (`journal`);
-- `pre_handler_hook` and `saved_sigint_handler`: when an interrupt may strike;
+- `pre_handler_hook` and `saved_sigint_handler`: when an interrupt may be raised;
 - `_cancel_on_sigint`, which handles an interrupt of a cell that awaits.
 
 How its shell behaves is `shell.py`'s.
@@ -46,7 +46,7 @@ TRIED = {"ipykernel": "7.4", "IPython": "9.18", "ipyparallel": "9.2"}
 
 
 class Rank(Protocol):
-    """What the kernel calls on the rank that it serves (`engine/rank/rank.py`)."""
+    """The calls of the kernel on its rank (`engine/rank/rank.py`)."""
 
     def installed(self, kernel: "RankKernel") -> None:
         """The kernel exists and is about to serve."""
@@ -55,7 +55,7 @@ class Rank(Protocol):
         """A cell is about to run on the main thread."""
 
     def cell_ended(self, result: Any) -> wire.CellEnd:
-        """The cell is over; returns what rides in its reply."""
+        """The cell is over; returns what its reply carries."""
 
     def answer(self, content: dict[str, Any], buffers: list[memoryview], *, busy: bool) -> "Answer":
         """Carry out a request; `busy` on the control thread, while the main one may be stuck."""
@@ -65,7 +65,7 @@ Answer = tuple[dict[str, Any], list[Any]]
 
 
 class _NoSubshells:
-    """Stands where ipykernel 7 keeps its shell-channel thread, which an engine does not have.
+    """Replaces ipykernel 7's shell-channel thread, which an engine does not have.
 
     Without it, a cell with top-level `await` fails: ipykernel asks this attribute which thread
     is the main one. It is false, as None was, so that nothing else takes it for the real thing.
@@ -121,7 +121,7 @@ class RankKernel(IPythonParallelKernel):
         cell_meta: dict[str, Any] | None = None,
         cell_id: str | None = None,
     ) -> dict[str, Any]:
-        """Run one cell; a cell of ours carries its options in the message's metadata."""
+        """Run one cell; nbdist's cells carry their options in the message's metadata."""
         sent = (cell_meta or {}).get(wire.CELL_KEY)
         if sent is None:
             reply: dict[str, Any] = await super().do_execute(
@@ -143,20 +143,20 @@ class RankKernel(IPythonParallelKernel):
                         code, silent, store_history, user_expressions, allow_stdin, cell_id=cell_id
                     )
             finally:
-                interrupts.here.end()  # again: one may have struck just before the first
+                interrupts.here.end()  # again: an interrupt may have come just before the first
                 self.shell.user_ns.pop(calls.CALL, None)
                 end = self.rank.cell_ended(self._last_result)
             if reply["status"] == "error" and reply["ename"] == "NoneType":
-                # The value's repr failed: ipykernel calls the cell failed, and forgets by what.
+                # The value's repr failed: ipykernel calls the cell failed, and loses the error.
                 failed = sys.last_value
                 assert failed is not None
                 reply.update(ename=type(failed).__name__, evalue=text_of(failed))
             if start.keep:
-                self._has_published = True  # its end is told to whoever listens by then
+                self._has_published = True  # its end is sent to any notebook that listens by then
             silence = {} if self._has_published else {wire.SILENT_KEY: True}
             return self._kept({**reply, wire.CELL_KEY: end.to_wire(), **silence})
         except BaseException as error:
-            # IPython has answered for the user's code by now; this is ours. Without a reply the
+            # An error of ours: IPython has handled those of the user's code. Without a reply the
             # notebook would wait for ever.
             self._has_published = True
             if not isinstance(error, KeyboardInterrupt):  # which may come before the user's code
@@ -175,14 +175,14 @@ class RankKernel(IPythonParallelKernel):
             )
 
     def _kept(self, reply: dict[str, Any]) -> dict[str, Any]:
-        """Return a cell's reply, kept for a notebook that comes later."""
+        """Return a cell's reply, and keep it for a notebook that attaches later."""
         self.journal.end(reply)
         return reply
 
     def _publish_status(self, status: str, channel: str, parent: Any = None) -> None:
-        """Tell the notebook only that one of its cells has sent its last output, if it sent any.
+        """Send only the status that ends a cell's output, if the cell sent any.
 
-        That a rank is busy nobody reads, nor anything of a request: each such message cost every
+        No one reads "busy", nor the status of a request: each such message cost every
         rank, the controller and the notebook a fraction of a millisecond.
         """
         if _is_read(status, parent or self.get_parent(channel), is_silent=not self._has_published):
@@ -196,9 +196,9 @@ class RankKernel(IPythonParallelKernel):
             super()._publish_execute_input(code, parent, execution_count)
 
     def pre_handler_hook(self) -> None:
-        """Drop an interrupt, until something runs that may be interrupted.
+        """Drop interrupts, until something runs that may be interrupted.
 
-        ipykernel's own hook lets it strike from here on: a reply that was about to be sent, or a
+        ipykernel's own hook allows them from here on: a reply that was about to be sent, or a
         cell that had not begun, was lost, and the notebook waited for ever.
         """
         self.saved_sigint_handler = signal.getsignal(signal.SIGINT)
@@ -206,10 +206,10 @@ class RankKernel(IPythonParallelKernel):
 
     @contextlib.contextmanager
     def _cancel_on_sigint(self, future: Any) -> Iterator[None]:
-        """Cancel a cell that awaits when SIGINT comes, at once.
+        """Cancel a cell that awaits as soon as SIGINT comes.
 
         ipykernel's handler runs in the event loop's own thread and so does not wake it: a cell
-        that only waited went on waiting.
+        that only waited kept waiting.
         """
         loop = asyncio.get_running_loop()
         with super()._cancel_on_sigint(future):
@@ -261,7 +261,7 @@ class RankKernel(IPythonParallelKernel):
 
 
 class RankEngine(IPEngine):
-    """ipyparallel's engine application, which calls `rank` once its kernel stands."""
+    """ipyparallel's engine application, which calls `rank` once its kernel is ready."""
 
     rank: Rank
 
@@ -277,14 +277,14 @@ class RankEngine(IPEngine):
 
 
 def serve(rank: Rank, arguments: list[str]) -> None:
-    """Become an engine; returns when it has been told to stop.
+    """Become an engine; returns when it is stopped.
 
     Args:
         rank: Receives the kernel's callbacks.
         arguments: `ipengine`'s command line.
     """
     ipyparallel.engine.app.Kernel = RankKernel
-    sys.argv = [""]  # a cell's, as in any notebook of Python: what `argparse` reads there is empty
+    sys.argv = [""]  # for cells, as in any Python notebook: `argparse` finds no arguments
     app = RankEngine.instance()
     app.rank = rank
     app.initialize(arguments)
@@ -293,7 +293,7 @@ def serve(rank: Rank, arguments: list[str]) -> None:
 
 @contextlib.contextmanager
 def _interruptible(parent: Mapping[str, Any]) -> Iterator[None]:
-    """Let this message of the notebook be interrupted meanwhile."""
+    """Allow interrupts of this message of the notebook within the block."""
     try:
         interrupts.here.begin(parent["header"]["msg_id"])
         yield
@@ -306,12 +306,12 @@ def _is_our_cell(parent: Mapping[str, Any]) -> bool:
 
 
 def _is_read(status: str, parent: Mapping[str, Any], *, is_silent: bool) -> bool:
-    """Return whether somebody reads that a rank's status is this because of that message.
+    """Return whether anyone reads this status of a rank for that message.
 
     Args:
         status: Such as `idle`.
         parent: The message.
-        is_silent: A cell has sent no output that could be on its way.
+        is_silent: The cell has sent no output that could still be under way.
     """
     if _is_our_cell(parent):
         return status == "idle" and not is_silent
@@ -319,7 +319,7 @@ def _is_read(status: str, parent: Mapping[str, Any], *, is_silent: bool) -> bool
 
 
 def _nothing() -> None:
-    """Be called by an event loop, which wakes up for it."""
+    """Do nothing: the call wakes up an event loop."""
 
 
 def log_to(application_log: logging.Logger, stream: LogStream) -> None:
@@ -330,7 +330,7 @@ def log_to(application_log: logging.Logger, stream: LogStream) -> None:
 
 
 def check() -> list[str]:
-    """Return what no longer fits the installed versions; empty when all is well."""
+    """Return what no longer fits the installed versions; empty if all fits."""
     broken = []
     if ipyparallel.engine.app.Kernel not in (IPythonParallelKernel, RankKernel):
         broken.append("ipyparallel.engine.app.Kernel is no longer the engine's kernel class")

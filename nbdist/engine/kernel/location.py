@@ -1,4 +1,4 @@
-"""Where the main thread is: in which cell, on which of its lines, in which function.
+"""Find where the main thread is: the cell, its line, and the function.
 
 Cells are known by the file names that IPython gives them, scripts that ran as cells by their own.
 Any thread may call.
@@ -17,7 +17,7 @@ Place = tuple[str, int]  # file, line
 
 
 class Location:
-    """What runs as a cell, and which files cells are in."""
+    """The running cell, and the files of cells."""
 
     def __init__(self) -> None:
         self.running: int | None = None  # number of the cell that runs; set by `rank/boot`
@@ -51,11 +51,11 @@ class Location:
             linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
 
     def name_running(self) -> str:
-        """Return what people call that which runs: `the cell`, or a script's name."""
+        """Return the name of the running cell in sentences: `the cell`, or a script's name."""
         return os.path.basename(self.script) if self.script is not None else "the cell"
 
     def describe_line(self, prompt: int, line: int) -> str:
-        """Return e.g. `cell 7, line 5` or `train.py, line 5`, of what is known; zeros are not."""
+        """Return e.g. `cell 7, line 5` or `train.py, line 5`, without what is unknown (zero)."""
         where = self._scripts.get(prompt) or f"cell {prompt}"
         return ", ".join([where] * bool(prompt) + [f"line {line}"] * bool(line))
 
@@ -96,7 +96,7 @@ def describe(place: Place | None) -> str | None:
 
 
 def _is_wrapping(frame: FrameType) -> bool:
-    """Return whether a frame only stands around what the user called: ours, or c10d's logger."""
+    """Return whether a frame only wraps what the user called: ours, or c10d's logger."""
     if frame.f_globals.get("__name__") == "torch.distributed.c10d_logger":
         return True
     return origins.is_of(frame.f_code.co_filename, "nbdist")

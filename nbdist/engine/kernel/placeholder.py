@@ -1,6 +1,6 @@
-"""What stands in a replacement rank's namespace for an object that could not travel.
+"""Placeholders in a replacement rank's namespace for objects that could not be copied.
 
-Standard library only. A placeholder does nothing but say what it stands for: every use of it raises
+Standard library only. A placeholder only names the missing object: every use of it raises
 a PlaceholderError. IPython may show it, and it may be pickled, copied and compared by identity.
 """
 
@@ -12,13 +12,13 @@ _LONGEST_WHY = 200  # characters
 
 
 class PlaceholderError(TransferError):
-    """A placeholder was used as if it were the object it stands for."""
+    """A placeholder was used as if it were the missing object."""
 
 
 class Placeholder:
-    """Stands for `what` (a type's name), which did not travel because of `why`.
+    """Replaces an object of type `what`, which was not copied because of `why`.
 
-    Where `is_state` it is a model: made again, it is one that has not been trained.
+    With `is_state` the object is a model: created again, it would be untrained.
     """
 
     __slots__ = ("_is_state", "_what", "_why")
@@ -35,7 +35,7 @@ class Placeholder:
         return Placeholder, (self._what, self._why, self._is_state)
 
     def __getattr__(self, name: str) -> NoReturn:
-        # Python, IPython and torch ask any object for such names; it simply has none of them.
+        # Python, IPython and torch look up such names on any object; it has none of them.
         if name.startswith("_"):
             raise AttributeError(name)
         self._refuse()
@@ -53,23 +53,23 @@ class Placeholder:
 
 
 def describe(value: object) -> str:
-    """Return the name of a value's type as people know it: `threading.Lock`, `open file`."""
+    """Return the name of a value's type as users know it: `threading.Lock`, `open file`."""
     kind = type(value)
     if isinstance(value, Placeholder):
         return str(value._what)
     if kind.__bases__[:1] and kind.__bases__[0].__name__ == "FSDPModule":
-        kind = kind.__bases__[-1]  # of the user's: torch makes a class for each that it shards
+        kind = kind.__bases__[-1]  # the user's class: torch makes a subclass of each that it shards
     name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
     return _KNOWN_AS.get(name, name.removeprefix("__main__."))
 
 
 def why(value: Placeholder) -> str:
-    """Return why what it stands for did not come."""
+    """Return why the object was not copied."""
     return str(value._why)
 
 
 def first_line(text: str) -> str:
-    """Return what a list of many placeholders has room for: some errors print whole tensors."""
+    """Return the first line of a text, shortened: some errors print whole tensors."""
     line = text.split("\n", 1)[0]
     return line if len(line) <= _LONGEST_WHY else line[:_LONGEST_WHY] + "…"
 

@@ -12,7 +12,7 @@ that leaves the ring before it was published is lost for good: it is counted, an
 Threads: every method may be called on any thread. `publish` is called on the publishing thread
 and on the one that calls `flush`, one at a time.
 
-Forks: a child (a DataLoader's worker) has the ring but no thread, and no right to speak for the
+Forks: a child (a DataLoader's worker) has the ring but no thread, and must not speak for the
 rank. There `add` and `flush` do nothing.
 """
 
@@ -32,7 +32,7 @@ from nbdist.shared.wire import Batch, Record
 SAMPLE_S = 1.0  # between samples while there is no record
 INTERVAL_S = 0.5  # a message costs a rank about a millisecond, however little is in it
 RING_POINTS = 150_000
-MAX_ROWS = 1000  # a message: keeps the notebook's IO thread responsive while it parses
+MAX_ROWS = 1000  # per message: keeps the notebook's IO thread responsive while it parses
 
 _log = logging.getLogger("nbdist.records")
 
@@ -56,10 +56,10 @@ class Recorder:
         self._sent = 0  # records below this seq have been published
         self._lost = 0
         self._facts: dict[str, str] = {}
-        self._news: dict[str, str] = {}  # facts that the client of this cell has not heard
+        self._news: dict[str, str] = {}  # facts not yet sent to the client of this cell
         self._publish_failed = False
         self._is_forked = False
-        self._is_woken = False  # what `_wake` says, or is about to; to ask that is a call more
+        self._is_woken = False  # the state of `_wake`, without a call
         self._samples: list[Callable[[], None]] = []
         self._is_in_cell = False
         self._make_locks()
@@ -82,7 +82,7 @@ class Recorder:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What has been told about the run so far."""
+        """The facts reported about the run so far."""
         with self._lock:
             return dict(self._facts)
 
@@ -115,20 +115,20 @@ class Recorder:
             self._wake.set()
 
     def fact(self, **texts: str) -> None:
-        """Tell the client short texts about the run; they travel with the next records."""
+        """Report short texts about the run to the client; they are sent with the next records."""
         with self._lock:
             for name, text in texts.items():
                 self._set_fact(name, text)
 
     def forget(self, *names: str) -> None:
-        """Tell these facts no more; what was told of a cell before this one is no fact of it."""
+        """Stop reporting these facts: facts of an earlier cell do not apply to this one."""
         with self._lock:
             for name in names:
                 self._facts.pop(name, None)
                 self._news.pop(name, None)
 
     def begin_cell(self) -> int:
-        """Return the first `seq` of the cell that begins; all facts will be told again."""
+        """Return the first `seq` of the cell that begins; all facts will be sent again."""
         with self._lock:
             self._news = dict(self._facts)
             self._is_in_cell = True
@@ -182,9 +182,7 @@ class Recorder:
                 sample()
             except Exception:
                 self._samples.remove(sample)
-                _log.exception(
-                    "What is sampled beside the records failed, and is left out from now on"
-                )
+                _log.exception("A sampler of records failed, and is left out from now on")
 
     def _publish_new(self) -> None:
         with self._publishing:
@@ -228,7 +226,7 @@ class Recorder:
 
 
 def _size(record: Record) -> int:
-    """Return how many values a record counts for; one takes some 64 bytes, a packed one 4."""
+    """Return the values that a record counts for; one takes some 64 bytes, a packed one 4."""
     packed = 0 if record.detail is None else len(record.detail.calls) + len(record.detail.waits)
     return len(record.values) + packed // 16 or 1
 

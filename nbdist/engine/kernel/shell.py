@@ -1,6 +1,6 @@
-"""How IPython's shell behaves on a rank: no questions, no exit, cells named alike on all ranks.
+"""Adapt IPython's shell to a rank: no questions, no exit, the same cell names on all ranks.
 
-A compat module, as `kernel.py` is. Tried with ipykernel 7.4, IPython 9.18. What is touched:
+A compat module, as `kernel.py` is. Tried with ipykernel 7.4, IPython 9.18. The parts used:
 
 - `shell.compile`, see `tracebacks.CellCompiler`;
 - `display_pub` and `displayhook`: their hooks;
@@ -9,12 +9,12 @@ A compat module, as `kernel.py` is. Tried with ipykernel 7.4, IPython 9.18. What
 - `InteractiveTB.structured_traceback` and its `get_records`, which makes a traceback's frames:
   seconds for a deep recursion, half a second for the first one through torch;
 - its `format_exception`, `shell._showtraceback` and `_format_exception_for_storage`, and a result's
-  error: they take an exception's text;
-- `safe_execfile` and `safe_run_module`, which run the scripts of `%run`, and `run_code`: what is
-  shown while it runs does not end the cell;
+  error: they read an exception's text;
+- `safe_execfile` and `safe_run_module`, which run the scripts of `%run`, and `run_code`: errors
+  shown while it runs do not end the cell;
 - `display_pub._flush_streams`, `displayhook.finish_displayhook` and again `shell._showtraceback`,
   which flush `sys.stdout` and `sys.stderr` without asking whether they are there;
-- `interactiveshell.warn`, which tells to use `exit` after `sys.exit()`;
+- `interactiveshell.warn`, which recommends `exit` after `sys.exit()`;
 - `sys.ps1`, which IPython sets and by which Lightning refuses to run.
 """
 
@@ -51,13 +51,13 @@ def install(
     lent: Lent,
     was_freed: Callable[[BaseException], bool],
 ) -> None:
-    """Let the shell of this rank's kernel behave as said above.
+    """Adapt the shell of this rank's kernel as described above.
 
     Args:
         kernel: The kernel.
         flush: Publishes what was printed so far.
-        lent: Sees to it that there are `sys.stdout` and `sys.stderr` meanwhile.
-        was_freed: Returns whether an error only says that this rank was freed from a collective.
+        lent: Provides `sys.stdout` and `sys.stderr` within its block.
+        was_freed: Returns whether an error only means that this rank was freed from a collective.
     """
     _flush_before_display(kernel, flush)
     _raise_from_scripts(kernel)
@@ -115,46 +115,48 @@ def _within(lent: Lent, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _read_errors_once(kernel: Any) -> None:
-    """Take the text of a cell's error once, whatever its `__str__` does, and only so much of it.
+    """Read the text of a cell's error once, whatever its `__str__` does, and limit its length.
 
-    IPython and ipykernel take it three times, and an error that cannot be told ended the reply.
+    IPython and ipykernel read it three times, and an error without a text broke the reply.
     """
     shell, formatter = kernel.shell, kernel.shell.InteractiveTB
     show, format_exception = shell._showtraceback, formatter.format_exception
     read: list[tuple[BaseException, ToldError]] = []  # the newest
 
-    def told(error: BaseException) -> ToldError:
+    def read_once(error: BaseException) -> ToldError:
         if not read or read[0][0] is not error:
             read[:] = [(error, ToldError.of(error))]
         return read[0][1]
 
-    def show_told(kind: Any, error: Any, traceback: list[str]) -> None:
-        show(kind, told(error), [cut(part) for part in traceback])
+    def show_read(kind: Any, error: Any, traceback: list[str]) -> None:
+        show(kind, read_once(error), [cut(part) for part in traceback])
 
-    def format_told(kind: Any, error: Any) -> Any:
-        return format_exception(kind, told(error) if isinstance(error, BaseException) else error)
+    def format_read(kind: Any, error: Any) -> Any:
+        return format_exception(
+            kind, read_once(error) if isinstance(error, BaseException) else error
+        )
 
-    def reply_with_told(result: Any) -> None:
+    def reply_with_read(result: Any) -> None:
         for name in ("error_before_exec", "error_in_exec"):
             error = getattr(result, name, None)
             if error is not None:
-                setattr(result, name, told(error))
+                setattr(result, name, read_once(error))
         read.clear()
 
-    def store_told(error: BaseException, *_: Any, **__: Any) -> dict[str, Any]:
-        # For a history of errors, which nobody reads on a rank.
-        return {"ename": type(error).__name__, "evalue": str(told(error)), "traceback": []}
+    def store_read(error: BaseException, *_: Any, **__: Any) -> dict[str, Any]:
+        # For a history of errors, which is not used on a rank.
+        return {"ename": type(error).__name__, "evalue": str(read_once(error)), "traceback": []}
 
-    shell._showtraceback, formatter.format_exception = show_told, format_told
-    shell._format_exception_for_storage = store_told
-    shell.events.register("post_run_cell", reply_with_told)
+    shell._showtraceback, formatter.format_exception = show_read, format_read
+    shell._format_exception_for_storage = store_read
+    shell.events.register("post_run_cell", reply_with_read)
 
 
 def _raise_from_scripts(kernel: Any) -> None:
-    """Let what a script of `%run` raises end the cell, as if the script's lines stood in it.
+    """Let an error of a `%run` script end the cell, as if its lines were in the cell.
 
     IPython shows it and calls the cell a success: a rank whose script has failed would leave the
-    others waiting, and nobody would hear why. The script's names are kept all the same.
+    others waiting, without an error. The script's names are kept all the same.
     """
     shell = kernel.shell
     execute_file = shell.safe_execfile
@@ -189,9 +191,9 @@ def _keep_names(shell: Any, namespace: dict[str, Any]) -> None:
 
 
 def _show_errors_that_end_no_cell(kernel: Any) -> None:
-    """Print what is shown as an error while a cell goes on, such as by `showtraceback()`.
+    """Print errors that are shown while a cell continues, such as by `showtraceback()`.
 
-    The notebook takes a cell's error from its reply, and this one is in none.
+    The notebook takes a cell's error from its reply, which does not contain these.
     """
     shell = kernel.shell
     run_code, show = shell.run_code, shell._showtraceback
@@ -211,7 +213,7 @@ def _show_errors_that_end_no_cell(kernel: Any) -> None:
         if _ends_well(error):
             return
         ends = not running or getattr(running[0], "error_in_exec", None) is error
-        if ends or _is_within(shell.displayhook):  # of a value whose repr fails: it fails the cell
+        if ends or _is_within(shell.displayhook):  # a value's repr has failed, which fails the cell
             show(kind, error, traceback)
         else:
             print(*traceback, sep="\n", file=sys.stderr)
@@ -220,12 +222,12 @@ def _show_errors_that_end_no_cell(kernel: Any) -> None:
 
 
 def _ends_well(error: object) -> bool:
-    """Return whether this is how `sys.exit()` and `sys.exit(0)` end a program: all is well."""
+    """Return whether this is `sys.exit()` or `sys.exit(0)`, which end a program normally."""
     return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 def _is_within(owner: object) -> bool:
-    """Return whether a method of `owner` runs, further out."""
+    """Return whether a method of `owner` is among the calling frames."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_locals.get("self") is owner:
@@ -235,7 +237,7 @@ def _is_within(owner: object) -> bool:
 
 
 def _refuse_input(kernel: Any) -> None:
-    """Make `input()`, `getpass()` and `breakpoint()` on a rank say what to do instead."""
+    """Make `input()`, `getpass()` and `breakpoint()` raise an error with the alternative."""
 
     def refuse(prompt: str = "", *_: Any, **__: Any) -> str:
         raise RuntimeError(
@@ -257,7 +259,7 @@ def _refuse_input(kernel: Any) -> None:
 
 
 def refuse_magics(shell: Any) -> None:
-    """Make the notebook's magics say on a rank where they belong."""
+    """Make the notebook's magics raise an error on a rank that says where they belong."""
 
     def refuse_line(line: str) -> None:
         raise UsageError(
@@ -276,9 +278,9 @@ def refuse_magics(shell: Any) -> None:
 
 
 def _refuse_exit(kernel: Any) -> None:
-    """Make `exit()` and `quit()` say what to do instead of stopping the engine's event loop."""
-    # After sys.exit() IPython tells to use exit(), which is refused here. Not by a filter: what
-    # cells run may set others.
+    """Make `exit()` and `quit()` raise an error instead of stopping the engine's event loop."""
+    # After sys.exit() IPython recommends exit(), which is refused here. Not by a filter:
+    # cells may set others.
     of_shell: Any = interactiveshell
     warn = of_shell.warn
 
@@ -300,15 +302,15 @@ def _refuse_exit(kernel: Any) -> None:
 def _shorten_tracebacks(
     kernel: Any, was_freed: Callable[[BaseException], bool], first: int = 10, last: int = 30
 ) -> None:
-    """Leave out the middle of very deep tracebacks, and libraries where a rank was stopped.
+    """Leave out the middle of very deep tracebacks, and library frames where a rank was stopped.
 
     IPython looks up the module and the source of every frame: 3000 frames of a recursion took
-    14 s with torch imported, and nobody reads them. It also parses each file that a frame is in:
+    14 s with torch imported, and no one reads them. It also parses the file of each frame:
     0.5 s for the first error out of a collective, several where other processes want the processor
-    too. The cell cannot end before, and of ranks that were interrupted or freed nobody reads them.
+    too. The cell cannot end before, and they are not read for interrupted or freed ranks.
 
     Args:
-        kernel: Whose tracebacks.
+        kernel: The rank's kernel.
         was_freed: As for `install`.
         first: Outermost frames that stay.
         last: Innermost frames that stay.
@@ -350,13 +352,13 @@ def _repeat_lost_interrupts() -> None:
     """Interrupt again when Python has dropped a KeyboardInterrupt.
 
     One that is raised in a finaliser, or in a hook around `fork` (a DataLoader starting its
-    workers), is printed as "Exception ignored in" and forgotten: the cell would run on.
+    workers), is printed as "Exception ignored in" and lost: the cell would keep running.
     """
     show = sys.unraisablehook
 
     def hook(lost: Any) -> None:
         if lost.exc_type is not None and issubclass(lost.exc_type, KeyboardInterrupt):
-            # A little later: now, it would be raised in here and dropped once more.
+            # A little later: now, it would be raised in here and dropped again.
             threading.Timer(0.02, interrupts.here.strike, (interrupts.here.running,)).start()
         else:
             show(lost)
@@ -365,13 +367,13 @@ def _repeat_lost_interrupts() -> None:
 
 
 def _is_unread(link: TracebackType) -> bool:
-    """Return whether a frame is of an installed library, of Python's own, or of nbdist."""
+    """Return whether a frame is of an installed library, of the standard library, or of nbdist."""
     file = link.tb_frame.f_code.co_filename
     return origins.is_library(file) or origins.is_of(file, "nbdist")
 
 
 def _chained(links: Sequence[TracebackType]) -> TracebackType:
-    """Return a traceback of these frames alone; there is one at least."""
+    """Return a traceback of only these frames; there is at least one."""
     made: TracebackType | None = None
     for link in reversed(links):
         made = TracebackType(made, link.tb_frame, link.tb_lasti, link.tb_lineno)
@@ -386,7 +388,7 @@ def _links(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def check() -> list[str]:
-    """Return what no longer fits the installed versions; empty when all is well."""
+    """Return what no longer fits the installed versions; empty if all fits."""
     wanted: list[tuple[Any, tuple[str, ...]]] = [
         (IPythonKernel, ("raw_input", "getpass")),
         (ZMQInteractiveShell, ("ask_exit",)),

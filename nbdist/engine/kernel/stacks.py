@@ -1,4 +1,4 @@
-"""Where every thread of this rank is: Python frames, and native ones where py-spy is at hand.
+"""The stacks of all threads of this rank: Python frames, and native ones if py-spy is available.
 
 Runs on ipykernel's control thread, also while the main thread is stuck in C++.
 """
@@ -30,8 +30,8 @@ def stacks() -> dict[str, str]:
     """Return the stack of each thread by the thread's name, outermost frame first.
 
     The main thread's begins with the cell's line: the frames that run cells are left out. When it
-    waits for something to do it is "idle". Its native frames, innermost first, stand under NATIVE
-    where the `py-spy` program is installed and allowed to look.
+    waits for something to do it is "idle". Its native frames, innermost first, are under NATIVE
+    where the `py-spy` program is installed and permitted.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
@@ -64,7 +64,7 @@ def native_frames() -> str:
     """Return the main thread's frames in Python and C++, innermost first; "" without py-spy.
 
     py-spy stops this process for some milliseconds. Containers and systems with yama often forbid
-    it, which is logged and no more.
+    it, which is only logged.
     """
     program = shutil.which("py-spy")
     if program is None:

@@ -1,6 +1,6 @@
-"""What a rank prints: kept in order, sent at once but seldom, bounded, and never in the way.
+"""Capture a rank's output: in order, sent soon but seldom, bounded, and without blocking.
 
-One `Output` an engine owns `stdout` and `stderr` of the process. Both write into one buffer, so
+One `Output` per engine owns `stdout` and `stderr` of the process. Both write into one buffer, so
 that prints, warnings and logging keep their order. A thread publishes it: the first text of a
 cell within about 10 ms, then at most every `INTERVAL_S`.
 
@@ -14,8 +14,8 @@ Text printed between two cells (background threads) belongs to the next cell, th
 
 File descriptors 1 and 2 (C++ prints, subprocesses, forked workers) are pointed at two files,
 which are read while a cell runs. Files and not pipes, for three reasons: C++ code that prints
-while it holds the GIL can never block on a reader that needs it; what a dying process said last
-is on the disk; and a forked child may write whatever the parent's threads were doing.
+while it holds the GIL can never block on a reader that needs it; the last output of a dying process
+is on the disk; and a forked child may write whatever the parent's threads did.
 
 What is published: `{"parts": [["stdout", text], ...]}`, and for a window also `"window"`, its
 number, and `"cut_bytes"`, how many bytes before it were not sent. A window with the number of
@@ -41,9 +41,9 @@ from nbdist.engine.kernel.text_window import Part, TextWindow, as_lists, joined
 HEAD_BYTES: Final = 256 * 1024
 INTERVAL_S: Final = 0.1
 WINDOW_INTERVAL_S: Final = 0.5
-POLL_S: Final = 0.1  # how often the files behind descriptors 1 and 2 are looked at
-LINGER_S: Final = 1.0  # for so long after a cell, too: to be woken costs a quick cell more
-GRACE_S: Final = 0.01  # `print` writes its text and its line break apart; send them together
+POLL_S: Final = 0.1  # how often the files behind descriptors 1 and 2 are read
+LINGER_S: Final = 1.0  # as long after a cell, too: waking the thread costs a short cell more
+GRACE_S: Final = 0.01  # `print` writes its text and its line break separately; send them together
 
 Publish = Callable[[dict[str, Any]], None]
 
@@ -64,10 +64,10 @@ class Stream(io.TextIOBase):
     line_buffering = True
 
     def fileno(self) -> int:
-        """Return 1 or 2, whose text is seen too, so that `subprocess` may be given the stream.
+        """Return 1 or 2, whose text is captured too, so that `subprocess` may be given the stream.
 
         Raises:
-            io.UnsupportedOperation: The descriptors are not watched, so nobody would see it.
+            io.UnsupportedOperation: The descriptors are not captured, so the text would be lost.
         """
         if not self._output.watches_descriptors:
             raise io.UnsupportedOperation("fileno")
@@ -82,7 +82,7 @@ class Stream(io.TextIOBase):
         return False
 
     def close(self) -> None:
-        """Send on what is there; it stays open, for the cells to come print here too."""
+        """Flush; the stream stays open, for later cells print here too."""
         self.flush()
 
     def write(self, text: str) -> int:
@@ -93,14 +93,14 @@ class Stream(io.TextIOBase):
             self._output.write(self._name, text)
             return len(text)
         # A forked child has none of our threads: its lines go through the descriptor, whole
-        # lines at a time, so that workers do not tear each other's apart.
+        # lines at a time, so that lines of workers are not mixed.
         self._line += text
         if self._line.endswith("\n") or len(self._line) > 4096:
             self.flush()
         return len(text)
 
     def flush(self) -> None:
-        """Hint that the text should go now; the pace of publishing stays as it is.
+        """Request publishing; its rate stays as it is.
 
         tqdm and logging flush at each line. `Output.flush` is the one that waits.
         """
@@ -111,14 +111,14 @@ class Stream(io.TextIOBase):
 
 def _can_write(stream: Any) -> bool:
     try:
-        stream.flush()  # what IPython does before it shows anything; ValueError when it is closed
+        stream.flush()  # as IPython does before it displays anything; ValueError when it is closed
         return callable(stream.write)
     except Exception:
         return False
 
 
 class Output:
-    """Everything one rank prints. See the module's text.
+    """All output of one rank. See the module's docstring.
 
     Args:
         rank: Names the files.
@@ -139,7 +139,7 @@ class Output:
         self._sending = threading.RLock()  # held from taking text out until it is published
         self._wake = threading.Event()  # there is text, or a cell has begun
         self._hurry = threading.Event()  # end the pause between two messages
-        self._is_polling = False  # the thread looks at the descriptors by itself
+        self._is_polling = False  # the thread polls the descriptors
         self._ended_at = 0.0  # time.monotonic() at the newest cell's end
         self._closed = False
         self._sent_at = 0.0
@@ -169,13 +169,13 @@ class Output:
 
     @property
     def watches_descriptors(self) -> bool:
-        """Whether text written to descriptors 1 and 2 is seen."""
+        """Whether text written to descriptors 1 and 2 is captured."""
         return bool(self._watched)
 
     # Life
 
     def install(self, *, descriptors: bool = True) -> None:
-        """Become `sys.stdout` and `sys.stderr`, and watch descriptors 1 and 2.
+        """Replace `sys.stdout` and `sys.stderr`, and capture descriptors 1 and 2.
 
         Log handlers that hold the earlier streams keep writing where they wrote.
         """
@@ -191,9 +191,9 @@ class Output:
         sys.stdout, sys.stderr = self.stdout, self.stderr
 
     def put_back(self) -> None:
-        """Be `sys.stdout` and `sys.stderr` again where a cell left nothing that can be written to.
+        """Restore `sys.stdout` and `sys.stderr` where a cell has left them unusable.
 
-        A stream that the program has put there itself, and that is open, stays. So does whatever it
+        A stream that the program has put there itself, and that is open, stays. So do the files it
         has put behind descriptors 0 to 2. Where one is closed, a socket of gloo's would get its
         number, and what C++ prints would go there.
         """
@@ -209,13 +209,13 @@ class Output:
             try:
                 os.fstat(number)
             except OSError:
-                leads_to = os.open(os.devnull, os.O_RDWR)  # the lowest that is free: this one
+                leads_to = os.open(os.devnull, os.O_RDWR)  # the lowest free one: this one
                 if number in watched:
                     os.dup2(watched[number].write_fd, leads_to)
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """Be there, where nothing is, for IPython: it flushes both without asking. Main thread."""
+        """Set missing streams within the block, for IPython flushes both. Main thread."""
         before = sys.stdout, sys.stderr
         self.put_back()
         lent = sys.stdout, sys.stderr
@@ -226,7 +226,7 @@ class Output:
                 sys.stdout, sys.stderr = before
 
     def original(self, descriptor: int) -> int:
-        """Return a descriptor of where 1 or 2 led before `install` (the engine's log)."""
+        """Return a descriptor of the file that 1 or 2 was before `install` (the engine's log)."""
         return dict(self._spare).get(descriptor, descriptor)
 
     def close(self) -> None:
@@ -254,7 +254,7 @@ class Output:
         if not text:
             return
         with self._lock:
-            # What a subprocess printed since the last print came before this one. A call of
+            # A subprocess's output since the last print came before this one. A call of
             # `fstat` for each print would cost as much as the print, hence the clock: a process
             # that prints takes longer than this on any machine (0.5 ms seen).
             now = time.monotonic()
@@ -343,9 +343,9 @@ class Output:
         return cut, file.path if cut and whole else None
 
     def flush(self) -> None:
-        """Hand all text so far to `publish` before returning.
+        """Pass all text so far to `publish` before returning.
 
-        Whoever publishes something else (a display, a reply) calls this first, so that the
+        Before anything else is published (a display, a reply) this is called, so that the
         order is kept. A window ends here: text that follows makes a new one.
         """
         if self.forked:
@@ -384,7 +384,7 @@ class Output:
                 with self._sending:
                     self._send()
             except Exception as error:
-                # Without this thread nothing would be live any more, so it goes on; the text
+                # Without this thread no output would appear live, so it continues; the text
                 # of the error goes to the engine's log, once for each kind.
                 self._report(error)
                 time.sleep(INTERVAL_S)

@@ -1,6 +1,6 @@
 """The files behind a rank's output: the whole text of a cell, and what descriptors 1 and 2 write.
 
-`stdio.py` says when; nothing here knows of cells or messages. One thread at a time: its lock.
+`stdio.py` decides when; nothing here knows of cells or messages. One thread at a time: its lock.
 """
 
 import codecs
@@ -27,7 +27,7 @@ class KeptText:
         self._fd = -1
 
     def write(self, text: str) -> None:
-        """Take `text`; raises OSError when the disk does."""
+        """Take `text`; raises OSError if the disk is full."""
         if self.broken:
             return
         self._pending.append(text)
@@ -77,12 +77,12 @@ class WatchedFile:
         size = os.fstat(self._read_fd).st_size
         if size == self._at:
             return
-        self._at = min(self._at, size)  # somebody emptied the file
+        self._at = min(self._at, size)  # another process has truncated the file
         while data := os.pread(self._read_fd, 1 << 20, self._at):
             self._at += len(data)
             yield without_noise(self._decoder.decode(data))
         if self._at > _TRIM_BYTES:
-            # All writers append, so they go on at the beginning. What one writes between the
+            # All writers append, so they continue at the beginning. What one writes between the
             # read above and this line is lost; the alternative is a disk that fills up.
             os.truncate(self.write_fd, 0)
             self._at = 0
@@ -94,7 +94,7 @@ class WatchedFile:
 
 
 class LogStream(io.TextIOBase):
-    """Where a rank's own log is written to; a disk that takes no more loses lines, nothing else.
+    """The stream of a rank's own log; a full disk loses lines, nothing else.
 
     Without it, `logging` would print its own traceback for each of them, into the user's cell.
     """

@@ -1,7 +1,7 @@
-"""SIGTERM on a host that is told to leave: Slurm and systemd send it to every process there.
+"""SIGTERM on a host that is shut down: Slurm and systemd send it to every process there.
 
-The ranks' parent tells the notebook, which may save a training first. A rank that ended at once
-would take that away.
+The ranks' parent notifies the notebook, which may save a training first. A rank that ended at
+once would prevent that.
 """
 
 import os
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 def leave_to_parent() -> None:
-    """Let SIGTERM not end this rank, but the processes that it forks. Main thread."""
+    """Make SIGTERM end the processes that this rank forks, but not the rank. Main thread."""
     rank = os.getpid()
 
     def on_term(number: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""What is left of a long text: its newest bytes, of several streams in their order. Pure."""
+"""The newest bytes of a long text of several streams, in order. Pure."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ class TextWindow:
         self.total = 0
 
     def add(self, name: str, text: str, size: int) -> None:
-        """Put a text of so many bytes behind the others; the oldest ones go."""
+        """Append a text of so many bytes, and drop the oldest ones."""
         self.total += size
         if size > WINDOW_BYTES:
             self._parts.clear()
@@ -32,11 +32,11 @@ class TextWindow:
 
     @property
     def cut_bytes(self) -> int:
-        """How many bytes are gone."""
+        """How many bytes were dropped."""
         return self.total - self._size
 
     def parts(self) -> list[Part]:
-        """Return what is left, oldest first."""
+        """Return the remaining parts, oldest first."""
         return [(name, text) for name, text, _ in self._parts]
 
 

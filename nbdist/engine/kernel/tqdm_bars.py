@@ -41,7 +41,7 @@ class _Loader(Loader):
 
 
 def _text_bar(tqdm: Any) -> Any:
-    """Return tqdm's class for text, which also takes what only its bars for notebooks take."""
+    """Return tqdm's class for text, with the arguments of its bars for notebooks."""
 
     class tqdm_notebook(tqdm):  # type: ignore[misc]  # its name in tqdm; tqdm ships no types
         def __init__(self, *args: Any, **options: Any) -> None:

@@ -1,9 +1,9 @@
-"""What IPython's tracebacks lack on a rank: lines of cells, and what an exception group holds.
+"""Add to IPython's tracebacks on a rank: lines of cells, and members of exception groups.
 
-A compat module, as `shell.py` is. Tried with IPython 9.18. What is touched:
+A compat module, as `shell.py` is. Tried with IPython 9.18. The parts used:
 
 - `ultratb.get_line_number_of_frame`, which counts a file's lines. A cell is in no file: of its
-  frames IPython then tells where the frame is *now*, which of a cause is the `raise` after it, and
+  frames IPython then shows the line that runs *now*, which for a cause is the `raise` after it, and
   each repeat of a recursion one by one;
 - `shell.showtraceback`, which leaves exception groups to Python: it prints them, with IPython's own
   frames, on each rank, and the reply to the cell has none of it. Of nbdist's own errors it shows
@@ -44,9 +44,9 @@ log = logging.getLogger(__name__)
 
 
 def install(kernel: Any) -> None:
-    """Let the shell of this rank's kernel tell errors as said above."""
+    """Make the shell of this rank's kernel format errors as described above."""
     _count_lines_of_cells()
-    _tell_members(kernel.shell.InteractiveTB)
+    _add_members(kernel.shell.InteractiveTB)
     _show_groups(kernel.shell)
     _place_own_errors(kernel.shell)
 
@@ -114,7 +114,7 @@ def _count_lines_of_cells() -> None:
     ultratb.get_line_number_of_frame = count_also_of_cells  # type: ignore[attr-defined]
 
 
-def _tell_members(formatter: Any) -> None:
+def _add_members(formatter: Any) -> None:
     format_exception = formatter.format_exception
     depth = 0
 
@@ -124,7 +124,7 @@ def _tell_members(formatter: Any) -> None:
         if isinstance(error, BaseExceptionGroup) and depth < MOST_NESTED:
             depth += 1
             try:
-                # One part each: what is taken for a frame of the group's own is only its first.
+                # One part each: only the first is taken for a frame of the group itself.
                 lines = [*lines, *_members(formatter, error)]
             finally:
                 depth -= 1
@@ -183,9 +183,9 @@ def _place_own_errors(shell: Any) -> None:
 
 
 def place_of(trace: TracebackType | None) -> str:
-    """Return the innermost of the user's own lines as IPython heads a frame; "" without one.
+    """Return the innermost of the user's lines, formatted as IPython names a frame; "" without one.
 
-    What has no file, as the `__init__` of a dataclass, has no line that could be looked at.
+    Code without a file, as the `__init__` of a dataclass, has no such line.
     """
     place = ""
     while trace is not None:
@@ -212,7 +212,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def check() -> list[str]:
-    """Return what no longer fits the installed IPython; empty when all is well."""
+    """Return what no longer fits the installed IPython; empty if all fits."""
     wanted: list[tuple[Any, tuple[str, ...]]] = [
         (ultratb, ("get_line_number_of_frame",)),
         (ultratb.VerboseTB, ("format_exception", "structured_traceback")),

@@ -141,7 +141,7 @@ def with_weights(
     with torch_modules.as_written():
         result = spread(model, shape, asked, source)
     attach(result)
-    here.tell(**layout_facts(result))
+    here.report(**layout_facts(result))
     return result
 
 
@@ -183,7 +183,7 @@ def _refuse_meta(model: nn.Module) -> None:
         )
 
 
-def _tell_nobody(**_facts: str) -> None:
+def _report_nothing(**_facts: str) -> None:
     """Where facts go until the rank has a recorder."""
 
 
@@ -191,13 +191,13 @@ class AskedLayouts(Component):
     """The layouts that the newest cell has asked for, as texts.
 
     Attributes:
-        tell: Gets the facts of a run, as texts by keyword: layout, model, parameters. A rank gives
+        report: Gets facts of a run, as texts by keyword: layout, model, parameters. A rank sets
             its recorder's `fact` when it boots.
     """
 
     def __init__(self) -> None:
         self.asked: list[str] = []
-        self.tell: Callable[..., None] = _tell_nobody
+        self.report: Callable[..., None] = _report_nothing
 
     def cell_began(self, start: CellStart) -> None:
         """Begin with none."""

@@ -1,8 +1,8 @@
 """Become rank r: from a bare process to an engine whose cells can train.
 
 `run` is called once, in a process forked from the warmed parent (or a fresh interpreter). It
-sets the environment, then serves as an ipyparallel engine until it is told to stop or the
-notebook's kernel ends. `join` is called over the wire, when all engines are there, and forms
+sets the environment, then serves as an ipyparallel engine until it is stopped or the
+notebook's kernel ends. `join` is called over the wire, when all engines are connected, and forms
 the process group.
 
 Threads: `run` and `join` on the main thread; ipykernel's control thread answers requests
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 def run(spec: dict[str, Any]) -> None:
-    """Serve as an engine; returns when it has been told to stop. Called once a process."""
+    """Serve as an engine; returns when it is stopped. Called once a process."""
     lifeline.watch(spec["kernel_pid"], lifeline.end_own_session)
     side.settle("rank")
     _go_to_work(spec["work_folders"])
@@ -45,7 +45,7 @@ def run(spec: dict[str, Any]) -> None:
     environment.refuse_more_ranks()
     environment.refuse_second_rpc()
     torch.set_num_threads(rank.options.threads)
-    environment.seed_anew(rank.rank)
+    environment.seed_rank(rank.rank)
     tqdm_bars.install()
     kernel.serve(
         rank,
@@ -65,7 +65,7 @@ def run(spec: dict[str, Any]) -> None:
 
 
 def answer() -> None:
-    """Say, by returning, that calls reach this rank."""
+    """Return: calls reach this rank."""
 
 
 def join(
@@ -87,11 +87,11 @@ def join(
         store_port: Where the store listens, at the cluster's address.
         generation: 0 in a new cluster.
         newcomers: Ranks that take the place of others, this one among them; empty in a new
-            cluster. The survivors run `recover` at the same time, or `join` as well after `leave`.
+            cluster. The survivors run `recover` at the same time, or also `join` after `leave`.
         first_group: The number of the default group, see `group.join`.
 
     Returns:
-        This rank's number and device; for a new rank also what `recover` tells of it.
+        This rank's number and device; for a new rank also the facts that `recover` returns.
 
     Raises:
         RuntimeError: The notebook runs another version of nbdist.
@@ -111,7 +111,7 @@ def join(
     here = this_rank()
     here.options, here.place = asked, place_ = ClusterOptions(**options), Place(**place)
     if asked.device == "cuda":
-        torch.cuda.init()  # what it raises says why a GPU cannot be used
+        torch.cuda.init()  # its error says why a GPU cannot be used
     if here.torchs is not None:
         here.torchs.put_back()
     device = group.join(
@@ -164,7 +164,7 @@ def recover(
         save.here.give_up(f"{name_ranks(newcomers)} died")
     fd_reserve.here.release()
     if (torchs := this_rank().torchs) is not None:
-        torchs.put_back()  # what a cell that went well has replaced
+        torchs.put_back()  # functions that a successful cell has replaced
     try:
         return recovery.recover(generation, newcomers, dict(peers))
     finally:
@@ -186,20 +186,20 @@ def resend(first: int, next: int) -> list[dict[str, Any]]:
 
 
 def missed(message: str, *, whole: bool = False) -> dict[str, Any]:
-    """Return what a notebook has missed of a cell; see `Journal.told`. Control thread.
+    """Return what a notebook has missed of a cell; see `Journal.report`. Control thread.
 
     With `whole` also `first_seq` and `next_seq`, the bounds of its records so far, and `facts`.
     """
     here = this_rank()
-    told = here.kernel.journal.told(message, whole=whole)
+    report = here.kernel.journal.report(message, whole=whole)
     if whole:
-        told |= {"first_seq": here.first_seq, "next_seq": here.recorder.next_seq}
-        told["facts"] = here.recorder.facts
-    return told
+        report |= {"first_seq": here.first_seq, "next_seq": here.recorder.next_seq}
+        report["facts"] = here.recorder.facts
+    return report
 
 
 def _go_to_work(folders: list[str]) -> None:
-    """Go to the first of these folders that is there."""
+    """Change to the first of these folders that exists."""
     for folder in folders:
         with contextlib.suppress(OSError):
             os.chdir(folder)

@@ -1,7 +1,7 @@
-"""The components of a rank, in order: what watches, keeps and saves what its cells train.
+"""The components of a rank, in order: they observe, keep and save what its cells train.
 
 As a cell begins they are called from the first to the last, and from the last to the first as it
-ends: what stands later has ended when one is called, as contexts within each other.
+ends: later ones have ended when one is called, like nested contexts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -60,7 +60,7 @@ def of_rank(
         chaos.here,
         meeting.here,
         functions,
-        script,  # last: what is put back is torch's, and not what it had put in its place
+        script,  # last: it restores torch's functions, and not replacements of them
     )
 
 
@@ -79,12 +79,12 @@ def of_script() -> tuple[Component, ...]:
 
 
 def begin(components: Sequence[Component], start: CellStart) -> None:
-    """Tell components, in order, that a cell begins."""
+    """Call `cell_began` of the components, in order."""
     for component in components:
         component.cell_began(start)
 
 
 def end(components: Sequence[Component], cell: EndedCell) -> Iterable[str]:
-    """Tell components, in reverse, that a cell is over; yield what there is to say of it."""
+    """Call `cell_ended` of the components, in reverse; yield their sentences."""
     for component in reversed(components):
         yield from component.cell_ended(cell)

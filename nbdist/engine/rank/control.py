@@ -1,6 +1,6 @@
-"""Answer while the main thread is busy: state, stacks, and letting go of a collective.
+"""Answer while the main thread is busy: state, stacks, and aborting a collective.
 
-Everything here runs on ipykernel's control thread, at any moment, also while the main thread is
+Everything here runs on ipykernel's control thread, at any time, even while the main thread is
 blocked in C++ (gloo and autograd release the GIL). Nothing here waits for the main thread.
 """
 
@@ -23,12 +23,12 @@ def state() -> dict[str, Any]:
     Keys: `pid`, `rss_bytes` (resident memory, the highest so far on macOS), `gpu` (its memory, by
     the names of a device's record; {} without one), `step` (optimizer steps of the current or last
     cell), `last` (the newest collective's kind), `group` (generation, re-forms left, backend),
-    `snapshot` (None, or what is kept of sharded state in memory: `step`, `age_s`, `bytes`; or why
+    `snapshot` (None, or the snapshot of sharded state in memory: `step`, `age_s`, `bytes`; or why
     it is `refused`).
 
     Where it is: `cell` (number of the cell that runs, or None), `doing` ("idle", "computing",
     "waiting" or "loading data"), `where` (None outside of cells; see `location.here.main_thread`),
-    `waiting` (None, or what the main thread waits in: the fields of `tap.Waiting`).
+    `waiting` (None, or the fields of `tap.Waiting` of the main thread's wait).
 
     How far, since the groups were formed: `counts` (collectives by group, and the cell's calls of
     `init_process_group`), `sent` and `received`
@@ -79,10 +79,10 @@ def _doing(*, is_busy: bool, is_waiting: bool, is_loading: bool) -> str:
 
 
 def cost() -> dict[str, Any]:
-    """Return what watching costs this rank; see `CostClock.told`."""
+    """Return the overhead of monitoring on this rank; see `CostClock.summary`."""
     from nbdist.engine.kernel.cost_clock import clock
 
-    return clock.told()
+    return clock.summary()
 
 
 def stacks() -> dict[str, str]:
@@ -98,7 +98,7 @@ def abort(generation: int) -> int:
     The group is unusable afterwards, until all ranks have re-formed it.
 
     Args:
-        generation: The one meant; an order that comes late does nothing.
+        generation: The one meant; a late order does nothing.
     """
     from nbdist.engine.group import group
 
@@ -107,7 +107,7 @@ def abort(generation: int) -> int:
 
 
 def died(ranks: list[int]) -> None:
-    """End the checkpoint that is being written, where it waits for ranks that have died.
+    """End the checkpoint that is being written, if it waits for ranks that have died.
 
     A cell that has failed on this rank would wait for it, and so would recovery.
     """

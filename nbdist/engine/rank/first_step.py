@@ -1,10 +1,10 @@
 """Run a script as one rank until its first step, for `%dist export --check`.
 
 torchrun starts it: `torchrun ... -m nbdist.engine.rank.first_step SCRIPT RECORDS OPTIONS`. The
-script finds a rank that is made already, with its own options; where it makes the process group,
-that is taken as done. It ends where an optimizer would step a second time: then the first step is
-whole, with those of all optimizers, as of a GAN. `RECORDS` then holds what a board is
-given: the loss that is compared with that of the notebook's first step.
+script finds an initialized rank, with its own options; where it makes the process group,
+the existing one is used. It ends where an optimizer would step again: then the first step is
+complete, with those of all optimizers, as of a GAN. `RECORDS` then holds the records of a
+board: the loss that is compared with that of the notebook's first step.
 
 Main thread.
 """
@@ -43,7 +43,7 @@ class _UntilTheSecond:
 
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if optimizer in self._stepped:
-            dist.barrier()  # who ends while others wait for it would end them with an error
+            dist.barrier()  # ending while others wait would end them with an error
             raise SystemExit(0)
         self._stepped.add(optimizer)
 

@@ -1,4 +1,4 @@
-"""What names mean on this rank, for Tab and Shift+Tab: looked up, never run.
+"""Look up names on this rank, for Tab and Shift+Tab, without running code.
 
 On the control thread, at any moment, also while a cell runs. Only dictionaries are read: no
 property, `__getattr__`, `__dir__` or `__repr__` of the user's runs, and no collective with it.
@@ -89,7 +89,7 @@ def _find(path: str, namespace: Mapping[str, Any]) -> Any:
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """Return an attribute without running anything; one that is computed, as its descriptor."""
+    """Return an attribute without running code; of a computed one, its descriptor."""
     found = inspect.getattr_static(value, name, _MISSING)
     if found is _MISSING:
         return _module_attributes(value).get(name, _MISSING)
@@ -137,7 +137,7 @@ def _module_attributes(value: Any) -> dict[str, Any]:
 
 
 def _kind(value: Any) -> str:
-    """Return one of the words that front ends have pictures for."""
+    """Return one of the kinds for which front ends have icons."""
     if isinstance(value, types.ModuleType):
         return "module"
     if isinstance(value, type):
@@ -166,7 +166,7 @@ def _value(value: Any) -> str:
         return repr(value[:_MOST_CHARS_OF_VALUE] if isinstance(value, (str, bytes)) else value)
     if type(value) in (list, tuple, dict, set):
         return f"{len(value)} items"
-    # Of these two alone: a subclass may run code for its shape.
+    # Only of these two: a subclass may run code for its shape.
     if torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter):
         return f"{tuple(value.shape)}, {value.dtype}, {value.device}"
     return ""

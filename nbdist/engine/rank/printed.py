@@ -1,10 +1,10 @@
-"""Print what `nbdist.log` is given in a script: each name by one rank, and by that one alone.
+"""Print the values of `nbdist.log` in a script: each name by exactly one rank.
 
-It is rank 0 where that logs the name. With pipeline stages it may not: only the last stage has a
-loss. Then it is the lowest of the ranks that do, which write in the store that they log it. Nobody
-waits for anybody. A rank holds its first line of a name until its next step, its next line or the
+It is rank 0 if that logs the name. With pipeline stages it may not: only the last stage has a
+loss. Then it is the lowest of the ranks that do, which write so to the store. No rank
+waits for another. A rank holds its first line of a name until its next step, its next line or the
 script's end: ranks that train together meet in every step, so a lower one that logs the name has
-written so by then. Who has printed a name once prints it at once from there on.
+written so by then. A rank that has printed a name prints it at once from then on.
 
 Main thread.
 """
@@ -25,8 +25,8 @@ class PrintedNumbers:
 
         Args:
             rank: This one.
-            world_size: How many there are; alone, it asks nobody.
-            names: The store of all ranks, torch's, in a place of its own.
+            world_size: Number of ranks; with one, no other is asked.
+            names: torch's store of all ranks, with a prefix.
         """
         self._rank = rank
         self._names = names  # of which torch's types lack methods
@@ -40,11 +40,11 @@ class PrintedNumbers:
         self._step = step
         self.decide()
 
-    def tell(self, step: int, numbers: Mapping[str, float]) -> None:
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Print a line, or hold it.
 
         Args:
-            step: At which it was logged; 0 where nobody has counted, but `stepped`.
+            step: At which it was logged; 0 if steps are not counted, except by `stepped`.
             numbers: By name.
         """
         self.decide()
@@ -67,7 +67,7 @@ class PrintedNumbers:
             self._print(step, numbers)
 
     def _note(self, name: str) -> None:
-        """Let others know that this rank logs a name, where it cannot know yet who prints it."""
+        """Write to the store that this rank logs a name, while the printing rank is unknown."""
         if self._is_alone:
             self._is_mine[name] = True
         elif self._rank == 0:
@@ -76,7 +76,7 @@ class PrintedNumbers:
             try:
                 self._names.append(f"by/{name}", f"{self._rank} ")
             except DistError:
-                self._is_mine[name] = True  # who cannot ask prints: twice is better than never
+                self._is_mine[name] = True  # it cannot ask: twice is better than never
 
     def _take(self, name: str) -> bool:
         """Return whether this rank prints a name from here on."""
@@ -92,8 +92,8 @@ class PrintedNumbers:
             return True
 
     def _print(self, step: int, numbers: Mapping[str, float]) -> None:
-        told = ", ".join(
+        text = ", ".join(
             f"{name} {figure(value)}" for name, value in numbers.items() if self._is_mine[name]
         )
-        if told:
-            print(f"step {step}: {told}" if step else told, flush=True)
+        if text:
+            print(f"step {step}: {text}" if step else text, flush=True)

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class Rank:
-    """What runs on this rank beside the user's code. One a process; see `this_rank`."""
+    """The rank beside the user's code. One per process; see `this_rank`."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.rank: int = spec["rank"]
@@ -61,7 +61,7 @@ class Rank:
         self._number = 0  # of the cell that runs, or ran last
 
     def keep_with_peers(self) -> None:
-        """Begin to keep snapshots in a peer's memory, where that is asked for."""
+        """Begin to keep snapshots in a peer's memory, if that is enabled."""
         from nbdist.engine.group import state
         from nbdist.engine.recovery import peers
 
@@ -77,7 +77,7 @@ class Rank:
     # -- called by the kernel (engine/kernel/kernel.py)
 
     def installed(self, rank_kernel: kernel.RankKernel) -> None:
-        """Take over what is printed, and put the names in place that cells find."""
+        """Take over the output, and put the names of cells in place."""
         from nbdist.engine.rank import script
 
         if self.place.host != HERE:
@@ -89,7 +89,7 @@ class Rank:
         if (here := os.getcwd()) != os.path.realpath(wanted := self._spec["work_folders"][0]):
             gone = "is gone" if self.place.host == HERE else f"is not on {self.place.host}"
             print(f"{wanted} {gone}: rank {self.rank} works in {here}.")
-        # Into the file behind descriptor 2: the notebook tells a dead rank's last words from it.
+        # Into the file behind descriptor 2, where the notebook reads the last words of a dead rank.
         faulthandler.enable(2, all_threads=False)
         engine_log = LogStream(self.output.original(2))
         kernel.log_to(rank_kernel.log, engine_log)
@@ -117,7 +117,7 @@ class Rank:
         location.here.running = self._number = start.number
 
     def cell_ended(self, result: Any) -> wire.CellEnd:
-        """Flush what the cell made, put the environment back, and sum the cell up."""
+        """Flush the cell's output, restore the environment, and summarize the cell."""
         from nbdist.engine.component import EndedCell
         from nbdist.engine.data import resume
         from nbdist.engine.rank import components
@@ -190,7 +190,7 @@ def this_rank() -> Rank:
     """Return this process's rank.
 
     Raises:
-        RuntimeError: This process is none.
+        RuntimeError: This process is not a rank.
     """
     if _rank is None:
         raise RuntimeError("This process is not a rank of an nbdist cluster.")

@@ -1,4 +1,4 @@
-"""What packages of a rank offer each other, in one list: no module registers itself on import.
+"""Connect the packages of a rank, in one list: no module registers itself on import.
 
 Main thread, when the rank has joined its group.
 """
@@ -11,7 +11,7 @@ import torch
 from torch.optim import Optimizer
 
 from nbdist.engine.checkpoint import automatic
-from nbdist.engine.checks import begun_anew, first_weights, model_facts
+from nbdist.engine.checks import first_weights, model_facts, restarted_loops
 from nbdist.engine.checks.checks import RankChecks
 from nbdist.engine.component import Component
 from nbdist.engine.data import resume, services
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Continuation(Component):
-    """Whether the cell continues what an attempt before has trained, as a fact of the cell.
+    """Reports whether the cell continues the training of an earlier attempt, as a fact of the cell.
 
     Args:
         recorder: Takes the fact.
@@ -40,19 +40,19 @@ class Continuation(Component):
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._loops = begun_anew.BegunAnew()
+        self._loops = restarted_loops.RestartedLoops()
 
     def cell_began(self, start: wire.CellStart) -> None:
-        """Say so before the cell logs anything, as far as is known."""
-        self._loops = begun_anew.BegunAnew()
+        """Report it before the cell logs anything, as far as it is known."""
+        self._loops = restarted_loops.RestartedLoops()
         self._report()
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
-        """Say so of an optimizer's first step, and which loop begins again."""
+        """Report it at an optimizer's first step, and which loop starts over."""
         self._report()
         is_restored = automatic.here.goes_on()
         if is_restored or resume.here.goes_on_trained():
-            self._loops.tell(optimizer, is_restored=is_restored)
+            self._loops.report(optimizer, is_restored=is_restored)
 
     def _report(self) -> None:
         if resume.here.goes_on() or automatic.here.goes_on():
@@ -60,17 +60,17 @@ class Continuation(Component):
 
 
 class Registration:
-    """Whether what needs no rank around it is connected."""
+    """Whether the parts that need no rank are connected."""
 
     def __init__(self) -> None:
         self._is_done = False
 
     def register(self) -> None:
-        """Connect it. Once a process; again it does nothing."""
+        """Connect them. Once a process; again it does nothing."""
         if self._is_done:
             return
         self._is_done = True
-        # First, and so before steps are counted: one that these refuse has not begun.
+        # First, and so before steps are counted: a refused step has not begun.
         unused.install()
         unseen.install()
         zero1.install()
@@ -81,7 +81,7 @@ class Registration:
 
 
 def connect(rank: "Rank", device: torch.device) -> None:
-    """Have all that happens on this rank, and its device, watched and kept; after each `join`."""
+    """Connect the recorder, the tap and the device's sampler of this rank; after each `join`."""
     options, recorder = rank.options, rank.recorder
     here.register()
     tap.install(options.tap)
@@ -89,16 +89,16 @@ def connect(rank: "Rank", device: torch.device) -> None:
     training.here.set_enabled(options.hooks, grad_norm=options.grad_norm)
     recovery.install()
     keep.here.look_in(lambda: rank.kernel.shell.user_ns)
-    parallelize.here.tell = recorder.fact
+    parallelize.here.report = recorder.fact
     publish.here.place = publish.Place(
         Path(rank.logs).parent.parent / "models",
-        lambda told: _tell_published(rank, told),
+        lambda facts: _report_published(rank, facts),
         lambda: rank.tracks,
     )
     services.here.indexes = Path(rank.logs).parent.parent / "indexes"
     wrapped.look_on()
     first_weights.look_on()
-    training.here.at_new_optimizer("trained", lambda one: model_facts.tell(recorder, one))
+    training.here.at_new_optimizer("trained", lambda one: model_facts.report(recorder, one))
     continuation = Continuation(recorder)
     training.here.at_new_optimizer("continuation", continuation.optimizer_begins)
     services.here.tell_loop = lambda facts: recorder.add(
@@ -124,11 +124,11 @@ def connect(rank: "Rank", device: torch.device) -> None:
     )
 
 
-def _tell_published(rank: "Rank", told: dict[str, Any]) -> None:
-    """Tell the notebook of a model; with a record, so that the cell has a run to put it in."""
-    rank.published.append(told)
+def _report_published(rank: "Rank", facts: dict[str, Any]) -> None:
+    """Report a model to the notebook; with a record, so that the cell has a run to put it in."""
+    rank.published.append(facts)
     rank.recorder.fact(**{wire.PUBLISHED: json.dumps(rank.published)})
-    values = {"model_mb": told["size_bytes"] / 1e6}
+    values = {"model_mb": facts["size_bytes"] / 1e6}
     rank.recorder.add("log", training.here.current_step(), values)
 
 

@@ -1,4 +1,4 @@
-"""A script that runs as a cell: `%dist run`. What it finds is what torchrun would give it.
+"""A script that runs as a cell: `%dist run`. It finds the environment that torchrun would give it.
 
 Its source is the cell's, under its own file name, so that interrupts, faults, retries and
 tracebacks with its lines are a cell's. Meanwhile `__name__` is `"__main__"` as ever, `__file__` and
@@ -8,10 +8,10 @@ package, and modules beside that. Its names stay afterwards.
 One thing differs for a script: `dist.destroy_process_group()`, its last line as a rule, leaves the
 session's group alone.
 
-Modules beside the script are imported anew by each run, as they would be by a new process: whoever
-edits one and runs the script again means the new text. Those that cells have imported stay, until
-the file of one of them is another than the one that was read: then all are imported anew, for the
-others may hold what it had.
+Modules beside the script are imported again by each run, as by a new process: a user who edits one
+and runs the script again means the new text. Those that cells have imported stay, until the file of
+one of them has changed since it was read: then all are imported again, for the others may hold
+objects of it.
 
 Main thread.
 """
@@ -34,7 +34,7 @@ from nbdist.shared.wire import CellStart
 
 
 class Script(Component):
-    """The script that a cell is, while it runs, and the modules that scripts have imported."""
+    """Runs a cell that is a script, and keeps track of the modules that scripts have imported."""
 
     def __init__(self, shell: Any, read: "ReadFiles") -> None:
         """Begin; `shell` is IPython's, `read` knows which state of a source file was imported."""
@@ -44,13 +44,13 @@ class Script(Component):
         self._imported: set[str] = set()  # by scripts, from beside them
 
     def cell_began(self, start: CellStart) -> None:
-        """Let a cell that is a script find what a script finds."""
-        self._put_back()  # what a cell that was cut off has left
+        """Prepare `__main__`, `sys.argv` and modules for a cell that is a script."""
+        self._put_back()  # what an aborted cell has left
         if start.script is not None:
             self._begin(start.script)
 
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
-        """Put back what was there before the script."""
+        """Restore the state from before the script."""
         self._put_back()
         return ()
 
@@ -100,7 +100,7 @@ class Script(Component):
         self._undo.append(undo)
 
     def _forget_modules(self, folder: str) -> None:
-        """Let the script import what other scripts did, and what was edited since it was read."""
+        """Forget modules that scripts have imported, and those edited since they were read."""
         beside = {name for name in list(sys.modules) if _lies_below(folder, name)}
         if any(map(self._read.was_edited, beside)):
             self._imported.update(beside)
@@ -111,23 +111,23 @@ class Script(Component):
 
 
 class ReadFiles:
-    """Which state of each source file was read, of those imported since this was made."""
+    """The state of each source file as it was imported, from now on."""
 
     def __init__(self) -> None:
-        """Look on from now on, for as long as the process lives."""
+        """Record imports from now on, for as long as the process lives."""
         self._states: dict[str, tuple[object, object]] = {}  # mtime and size
         look = SourceFileLoader.path_stats
 
         @functools.wraps(look)
         def look_and_note(loader: SourceFileLoader, path: str) -> Mapping[str, Any]:
-            told = look(loader, path)
-            self._states[path] = told["mtime"], told["size"]
-            return told
+            stats = look(loader, path)
+            self._states[path] = stats["mtime"], stats["size"]
+            return stats
 
         SourceFileLoader.path_stats = look_and_note  # type: ignore
 
     def was_edited(self, name: str) -> bool:
-        """Return whether a module's file is another now than the one that was imported."""
+        """Return whether a module's file has changed since it was imported."""
         file = str(sys.modules[name].__file__)
         try:
             now = os.stat(file)

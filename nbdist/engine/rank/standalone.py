@@ -1,12 +1,12 @@
 """Become a rank without a notebook: `nbdist.init()`, in a script that torchrun runs.
 
-What cells find is there: the process group with nbdist's own parts around it, layouts, loaders,
-checkpoints. Threads and random numbers are an engine's, so that losses are bit-equal to the
-notebook's on the same ranks. What a notebook shows (board, MLflow runs, `nbdist.publish`) is not:
-`nbdist.log` prints (`rank/printed`), and `records` names a folder for all that the board would be
-drawn from. Faults are torchrun's: the first one ends all ranks.
+It has what cells have: the process group with nbdist's parts around it, layouts, loaders,
+checkpoints. Threads and random numbers are as in an engine, so that losses are bit-equal to the
+notebook's on the same ranks. A notebook's displays (board, MLflow runs, `nbdist.publish`) are
+missing: `nbdist.log` prints (`rank/printed`), and `records` names a folder for the data that a
+board would be drawn from. Faults are torchrun's: the first one ends all ranks.
 
-In an engine, where `%dist run` runs such a script, the rank is there and is used as it is.
+In an engine, where `%dist run` runs such a script, the existing rank is used.
 
 Main thread; records are written by the thread that publishes them.
 """
@@ -48,7 +48,7 @@ _RUN_IT = "torchrun --nproc-per-node 2 {}    (or %dist run in a notebook)"
 
 
 class ThisRank(NamedTuple):
-    """What a cell finds set: `rank, local_rank, world_size, device = nbdist.init()`."""
+    """The names that a cell finds set: `rank, local_rank, world_size, device = nbdist.init()`."""
 
     rank: int
     local_rank: int
@@ -57,12 +57,12 @@ class ThisRank(NamedTuple):
 
 
 class Standalone:
-    """The rank that this process is, if it is one."""
+    """This process's rank, if it is one."""
 
     def __init__(self) -> None:
         self.rank: ThisRank | None = None
         self.ranks_on_host: int | None = None  # None for those of a notebook
-        self.kept: list[Any] = []  # what must live as long as the process
+        self.kept: list[Any] = []  # objects that must live as long as the process
 
 
 def init(
@@ -79,8 +79,8 @@ def init(
         rank, local_rank, world_size, device = nbdist.init(layouts=["fsdp=2 tp=2"])
         layout = nbdist.parallelize(model, "fsdp=2 tp=2")
 
-    Where it is a rank already, as in `%dist run`, that one is returned. What `nbdist.log` is given
-    is printed by one rank, 0 where that logs it; checkpoints without a name lie in
+    Where it is a rank already, as in `%dist run`, that one is returned. Values of `nbdist.log`
+    are printed by one rank, 0 if it logs them; checkpoints without a name are in
     `.nbdist/checkpoints` and the script's name.
 
     Args:
@@ -90,7 +90,7 @@ def init(
         threads: CPU threads of a rank; by default the cores divided by the ranks of this host.
         timeout: Longest wait inside one collective, in seconds.
         records: A folder: each rank writes losses, times of steps and what is logged to
-            `rank-N.jsonl` there, a JSON line a record. Without it nothing of it is measured. By
+            `rank-N.jsonl` there, a JSON line a record. Without it none of this is measured. By
             default `NBDIST_RECORDS`.
 
     Returns:
@@ -131,15 +131,15 @@ def init(
 def _refuse_import(frame: FrameType | None) -> None:
     """Refuse a script that a spawned process imports: it would join the group as one rank twice.
 
-    Such a process begins by running the script's top level under another name. It joins nothing,
-    and its parent waits for it, and the other ranks for that.
+    Such a process begins by running the script's top level under another name. It cannot join,
+    its parent waits for it, and the other ranks for the parent.
     """
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] == "__mp_main__":
             raise UsageError(
                 "nbdist.init() is called once more, in a process that this script has spawned.",
                 why="a spawned process, such as a DataLoader's worker, first imports the script, "
-                "and runs all that stands at its top level",
+                "and runs all code at its top level",
                 do='put nbdist.init() and all that trains below `if __name__ == "__main__":`; '
                 "functions, classes and imports stay above it",
             )
@@ -147,22 +147,22 @@ def _refuse_import(frame: FrameType | None) -> None:
 
 
 def _refuse_group() -> None:
-    """Refuse a process group that others have made: nbdist's parts are around none of it."""
+    """Refuse a process group that others have made: nbdist's parts are not around it."""
     if dist.is_initialized():
         raise UsageError(
             "There is a process group already, and nbdist.init() makes one.",
             why="dist.init_process_group was called before it",
-            do="leave that out, or put it below nbdist.init(), where it is taken as done; where "
+            do="leave that out, or put it below nbdist.init(), where it does nothing; where "
             "a library has called it, dist.destroy_process_group() first",
         )
 
 
 def _place(environ: Mapping[str, str]) -> tuple[int, Place]:
-    """Return the rank and the place that torchrun has told, or Ray, Spark or Azure in its way."""
+    """Return the rank and the place that torchrun has set, or Ray, Spark or Azure like it."""
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in environ]
     if missing:
         raise UsageError(
-            "nbdist.init() makes a process of torchrun's a rank, and this one is none.",
+            "nbdist.init() makes a process of torchrun a rank, and this is not one.",
             why=f"{missing[0]} is not set.",
             do=_RUN_IT.format(os.path.basename(sys.argv[0]) or "SCRIPT"),
         )
@@ -179,7 +179,7 @@ def _place(environ: Mapping[str, str]) -> tuple[int, Place]:
 
 
 def _gpus(here: int, local_size: int, device: str | None, backend: str | None) -> int:
-    """Return how many GPUs all machines have for their ranks, each of which looks at its own.
+    """Return the number of GPUs of all machines for their ranks, each of which counts its own.
 
     Raises:
         StartError: This machine has none, or fewer than ranks, which use nccl.
@@ -206,18 +206,19 @@ def _address_towards(host: str) -> str:
 
 
 def _join(rank: int, options: ClusterOptions, place: Place) -> torch.device:
-    """Join the group through the store of torchrun's agent, prepared as an engine is."""
+    """Join the group through the store of torchrun's agent, prepared like an engine."""
     from nbdist.engine.group import group
     from nbdist.engine.rank import register
 
     at, port = os.environ["MASTER_ADDR"], int(os.environ.get("MASTER_PORT", 29500))
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and rank == 0:
-        # Not torchrun: srun or mpirun with a script's own variables. Nobody else hosts the store.
+        # Not torchrun: srun or mpirun with a script's own variables. No other process hosts the
+        # store.
         here.kept.append(dist.TCPStore(at, port, options.n, True, wait_for_workers=False))
     variables = environment.rank_variables(rank, options, place)
     environment.restore({k: v for k, v in variables.items() if not k.startswith("TORCHELASTIC")})
     torch.set_num_threads(options.threads)
-    environment.seed_anew(rank)
+    environment.seed_rank(rank)
     register.here.register()
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # in the same agent's store
     prefix = f"start-{again}"
@@ -227,7 +228,7 @@ def _join(rank: int, options: ClusterOptions, place: Place) -> torch.device:
 
 
 def _require_layouts(layouts: Sequence[str], this: ThisRank) -> None:
-    """End all ranks where the number of ranks is none that a layout can have; rank 0 says why."""
+    """End all ranks if their number does not fit a layout; rank 0 says why."""
     from nbdist.engine.layout.plan import mesh
 
     try:
@@ -239,12 +240,12 @@ def _require_layouts(layouts: Sequence[str], this: ThisRank) -> None:
         if this.rank == 0:
             error.do = _on_other_ranks(mesh.ranks_needed(text), this.world_size, error.do)
             print(f"LayoutError: {error}", file=sys.stderr, flush=True)
-        dist.barrier()  # torchrun ends all at the first that fails: rank 0 must have spoken
+        dist.barrier()  # torchrun ends all at the first that fails: rank 0 must have printed
         raise SystemExit(1) from None
 
 
 def _on_other_ranks(needed: int | None, world_size: int, do: str) -> str:
-    """Return what to do about a layout: first to start as many ranks as it needs, if one knows."""
+    """Return the advice for a layout: first to start the ranks it needs, if known."""
     if needed is None:
         return do
     script = os.path.basename(sys.argv[0]) or "SCRIPT"
@@ -256,7 +257,7 @@ def _on_other_ranks(needed: int | None, world_size: int, do: str) -> str:
 
 
 def _begin(this: ThisRank, records: str | os.PathLike[str] | None) -> None:
-    """Begin what is one cell to the rest of the engine, and see to its end."""
+    """Begin the script as one cell of the engine, and end it at exit."""
     from nbdist.engine.data import account
     from nbdist.engine.group import state
     from nbdist.engine.rank import components
@@ -265,10 +266,10 @@ def _begin(this: ThisRank, records: str | os.PathLike[str] | None) -> None:
     from nbdist.engine.training import training
 
     stem = Path(sys.argv[0]).stem or "script"
-    location.here.script = sys.argv[0] or None  # as texts name what runs
+    location.here.script = sys.argv[0] or None  # as messages name it
     keep.here.look_in(lambda: vars(sys.modules["__main__"]))
     here.kept.append(journals := tempfile.TemporaryDirectory(prefix="nbdist-"))
-    (folder := Path(journals.name, "journal")).mkdir()  # of the same name on all ranks
+    (folder := Path(journals.name, "journal")).mkdir()  # the same name on all ranks
     token = os.environ.get("TORCHELASTIC_RUN_ID", "") + os.environ["MASTER_PORT"]
     account.here.keep_in(folder, token, this.rank, this.world_size, is_first=True)
     if records is not None:
@@ -281,7 +282,7 @@ def _begin(this: ThisRank, records: str | os.PathLike[str] | None) -> None:
     names = dist.PrefixStore("nbdist/log", state.here.member().client)
     printed = PrintedNumbers(this.rank, this.world_size, names)
     step_state.here().then(lambda optimizer, steps: printed.stepped(steps))
-    training.here.tell_logs(printed.tell)
+    training.here.tell_logs(printed.log)
     atexit.register(printed.decide)
     parts = components.of_script()
     checkpoints = os.path.join(".nbdist", "checkpoints", stem)
@@ -290,7 +291,7 @@ def _begin(this: ThisRank, records: str | os.PathLike[str] | None) -> None:
 
 
 def _end(rank: int, parts: Sequence[Component]) -> None:
-    """Wait for what is still written, and say what a cell's end would."""
+    """Wait for pending writes, and print the notices of a cell's end."""
     from nbdist.engine.rank import components
 
     lines = tuple(components.end(parts, EndedCell(1, "", has_succeeded=True)))

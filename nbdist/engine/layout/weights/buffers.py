@@ -101,7 +101,7 @@ class _Packed:
                 torch._foreach_copy_([buffer.data for buffer in buffers], rooms)
 
 
-def buffers_alike(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def replicated_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the buffers that `BufferSync` keeps alike, by qualified name."""
     for name, module, own_name in _saved_buffers(model):
         yield name, getattr(module, own_name)

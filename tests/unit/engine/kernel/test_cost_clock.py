@@ -16,9 +16,9 @@ def _step(clock: CostClock, number: int, *, measured: bool, clocks_next: bool, *
 
 def test_before_the_second_step_nothing_is_known() -> None:
     clock = CostClock()
-    assert clock.told() == {}
+    assert clock.summary() == {}
     _step(clock, 1, measured=True, clocks_next=True, tap=1)
-    assert clock.told() == {}
+    assert clock.summary() == {}
 
 
 def test_steps_that_are_not_clocked_count_as_their_like() -> None:
@@ -27,7 +27,7 @@ def test_steps_that_are_not_clocked_count_as_their_like() -> None:
         measured, before_one = number % 10 == 0, number % 10 in (8, 9)
         hooks = 100_000 if measured else 10_000
         _step(clock, number + 1, measured=measured, clocks_next=before_one, tap=20_000, hooks=hooks)
-    told = clock.told()
+    told = clock.summary()
     assert (told["steps"], told["step_us"], told["measured_share"]) == (100, 1000, 0.1)
     assert told["parts"]["tap"] == pytest.approx(20)
     assert told["parts"]["hooks"] == pytest.approx(0.1 * 100 + 0.9 * 10)
@@ -40,7 +40,7 @@ def test_steps_that_are_counted_without_a_call_count_as_well() -> None:
         _step(clock, number + 1, measured=False, clocks_next=False, tap=20_000)
     clock.others.steps += 10
     clock.last_ns = 19 * STEP_NS
-    told = clock.told()
+    told = clock.summary()
     assert (told["steps"], told["step_us"]) == (19, 1000)
     assert told["parts"]["tap"] == pytest.approx(20)
 
@@ -49,7 +49,7 @@ def test_no_part_is_negative_where_one_is_called_outside_of_what_it_is_within() 
     clock = CostClock()
     for number in (1, 2):
         _step(clock, number, measured=True, clocks_next=True, peers=50_000, boundary=-50_000)
-    parts = clock.told()["parts"]
+    parts = clock.summary()["parts"]
     assert (parts["peers"], parts["boundary"]) == (50, 0)
 
 
@@ -57,13 +57,13 @@ def test_a_cell_without_steps_leaves_what_is_known_and_one_with_steps_counts_ane
     clock = CostClock()
     for number in (1, 2):
         _step(clock, number, measured=True, clocks_next=False, tap=5)
-    told = clock.told()
+    told = clock.summary()
     clock.begin_cell()
     assert clock.is_on
     _step(clock, 3, measured=True, clocks_next=False, tap=5)
-    assert clock.told() == {}  # of one step nothing is known
+    assert clock.summary() == {}  # of one step nothing is known
     clock.begin_cell()
-    assert clock.told() == {}
+    assert clock.summary() == {}
     assert told
 
 
@@ -72,11 +72,11 @@ def test_a_cell_that_trains_nothing_leaves_the_cost_of_the_one_that_did() -> Non
     for number in (1, 2):
         _step(clock, number, measured=True, clocks_next=False, tap=5)
     clock.end_cell()
-    told = clock.told()
+    told = clock.summary()
     for _ in range(2):
         clock.begin_cell()
         clock.end_cell()
-    assert clock.told() == told != {}
+    assert clock.summary() == told != {}
 
 
 def test_a_price_is_the_median_of_calls_that_are_not_the_first() -> None:

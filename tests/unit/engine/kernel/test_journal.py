@@ -21,7 +21,7 @@ def test_what_a_cell_has_shown_is_told_in_order_with_the_ids_of_its_messages() -
     journal.add(message(2, "status", execution_state="idle"))
     journal.add(message(3, wire.RECORDS, rows=[]))
     journal.add(message(4, "display_data", data={"text/plain": "b"}))
-    told = journal.told("cell", whole=True)
+    told = journal.report("cell", whole=True)
     assert [(of, kind) for of, kind, _ in told["sent"]] == [
         ("m1", wire.OUTPUT),
         ("m4", "display_data"),
@@ -29,7 +29,7 @@ def test_what_a_cell_has_shown_is_told_in_order_with_the_ids_of_its_messages() -
     assert told["known"] is True
     assert told["reply"] is None
     journal.end({"status": "ok"})
-    assert journal.told("cell", whole=False) == {
+    assert journal.report("cell", whole=False) == {
         "known": True,
         "reply": {"status": "ok"},
         "dropped": 0,
@@ -43,7 +43,7 @@ def test_of_a_window_of_text_only_the_newest_is_kept() -> None:
     for number in range(5):
         journal.add(text(number, f"at {number}", window=0, cut_bytes=number))
     journal.add(text(5, "next", window=1, cut_bytes=0))
-    assert [of for of, _, _ in journal.told("cell", whole=True)["sent"]] == ["m4", "m5"]
+    assert [of for of, _, _ in journal.report("cell", whole=True)["sent"]] == ["m4", "m5"]
 
 
 def test_beyond_its_bound_the_oldest_messages_go_and_are_counted() -> None:
@@ -51,7 +51,7 @@ def test_beyond_its_bound_the_oldest_messages_go_and_are_counted() -> None:
     journal.begin("cell", keeps=True)
     for number in range(10):
         journal.add(message(number, "display_data", data={"image/png": "x" * 400}))
-    told = journal.told("cell", whole=True)
+    told = journal.report("cell", whole=True)
     assert [of for of, _, _ in told["sent"]] == ["m8", "m9"]
     assert told["dropped"] == 8
 
@@ -64,4 +64,4 @@ def test_another_cell_or_one_of_a_cluster_that_is_not_detached_is_not_known() ->
     journal.add(text(2, "b"))
     journal.end({"status": "ok"})
     nothing: dict[str, Any] = {"known": False, "reply": None, "dropped": 0, "sent": []}
-    assert [journal.told(of, whole=True) for of in ("one", "two", "")] == [nothing] * 3
+    assert [journal.report(of, whole=True) for of in ("one", "two", "")] == [nothing] * 3

@@ -20,9 +20,9 @@ def test_what_rank_0_logs_it_prints_at_once_and_alone(
 ) -> None:
     for step in (1, 2):
         for rank in reversed(ranks[1:]):
-            rank.tell(step, {"loss": 9.0})
+            rank.log(step, {"loss": 9.0})
         assert capsys.readouterr().out == ""
-        ranks[0].tell(step, {"loss": 0.5})
+        ranks[0].log(step, {"loss": 0.5})
         assert capsys.readouterr().out == f"step {step}: loss 0.500\n"
     for rank in ranks:
         rank.decide()
@@ -32,15 +32,15 @@ def test_what_rank_0_logs_it_prints_at_once_and_alone(
 def test_what_rank_0_has_not_the_lowest_that_has_it_prints_from_its_next_step_on(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ranks[3].tell(1, {"loss": 3.0})
-    ranks[2].tell(1, {"loss": 2.0})
+    ranks[3].log(1, {"loss": 3.0})
+    ranks[2].log(1, {"loss": 2.0})
     for rank in (3, 2):
         ranks[rank].stepped(2)
     assert capsys.readouterr().out == "step 1: loss 2.00\n"
-    ranks[3].tell(2, {"loss": 3.0})
-    ranks[2].tell(2, {"loss": 2.5})
+    ranks[3].log(2, {"loss": 3.0})
+    ranks[2].log(2, {"loss": 2.5})
     assert capsys.readouterr().out == "step 2: loss 2.50\n"  # it is known now
-    ranks[0].tell(2, {"loss": 0.0, "rows": 8.0})
+    ranks[0].log(2, {"loss": 0.0, "rows": 8.0})
     assert capsys.readouterr().out == "step 2: rows 8.00\n"
 
 
@@ -48,7 +48,7 @@ def test_a_line_that_nothing_follows_comes_at_the_end(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ranks[1].stepped(7)
-    ranks[1].tell(0, {"accuracy": 0.25})
+    ranks[1].log(0, {"accuracy": 0.25})
     assert capsys.readouterr().out == ""
     ranks[1].decide()
     assert capsys.readouterr().out == "step 7: accuracy 0.250\n"
@@ -56,6 +56,6 @@ def test_a_line_that_nothing_follows_comes_at_the_end(
 
 def test_a_rank_that_is_alone_asks_nobody(capsys: pytest.CaptureFixture[str]) -> None:
     store = dist.HashStore()
-    PrintedNumbers(0, 1, store).tell(0, {"loss": 1.0})
+    PrintedNumbers(0, 1, store).log(0, {"loss": 1.0})
     assert capsys.readouterr().out == "loss 1.00\n"
     assert store.num_keys() == 0

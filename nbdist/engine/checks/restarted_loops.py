@@ -1,6 +1,6 @@
-"""Say that a loop without nbdist.loader begins anew, where what it trains goes on.
+"""Report a loop without nbdist.loader that starts over, although its model is kept.
 
-A cell that is run again keeps its model; nbdist's loaders go on with it, and no others do.
+A cell that is run again keeps its model; nbdist's loaders continue with it, and no others do.
 Main thread, in the hook on optimizers.
 """
 
@@ -16,24 +16,24 @@ from nbdist.engine.steps import keep, step_state
 from nbdist.engine.training import training
 
 
-class BegunAnew:
-    """Of which loops of a cell it was said."""
+class RestartedLoops:
+    """Reports each such loop of a cell once."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
-    def tell(self, optimizer: Optimizer, *, is_restored: bool) -> None:
-        """Say it once of each loop, before an optimizer's first step in a cell that goes on.
+    def report(self, optimizer: Optimizer, *, is_restored: bool) -> None:
+        """Report a loop, before an optimizer's first step in a cell that continues.
 
         Args:
-            optimizer: Which steps.
-            is_restored: The cell goes on from a checkpoint, and may count its steps from there.
+            optimizer: The one that steps.
+            is_restored: The cell continues from a checkpoint, and may count its steps from there.
         """
         steps, begins = step_state.here().steps.get(optimizer), _begins(is_restored=is_restored)
-        if not begins or begins in self._said:
+        if not begins or begins in self._reported:
             return
         if steps is not None and steps.whole and dist.get_rank() == 0:
-            self._said.add(begins)
+            self._reported.add(begins)
             print(
                 f"{begins} again, with the model of step {steps.whole}: only a loop over "
                 "nbdist.loader is continued where it stopped."
@@ -41,11 +41,11 @@ class BegunAnew:
 
 
 def _begins(*, is_restored: bool) -> str:
-    """Return what begins where, of the loop that trains; "" where it goes on."""
+    """Say where the loop that trains begins; "" if it continues."""
     iterator = training.here.begun_pass()
     if iterator is None:
-        goes_on = is_restored or resume.here.has_loops_to_continue()
-        return "" if goes_on else f"{resume.title()} runs from its first line"
+        continues = is_restored or resume.here.has_loops_to_continue()
+        return "" if continues else f"{resume.title()} runs from its first line"
     if torch_loaders.loader_of(iterator) >= 0:
         return ""
     return f"The loop over {_name_of(iterator)} begins at its first batch"
