@@ -48,7 +48,7 @@ def test_ranks_that_a_cell_leaves_apart_are_told_at_its_end_and_only_there(
     def told(code: str) -> list[str]:
         ran = notebook.cell(code, "--no-track")
         assert ran.error is None
-        return [line for line in ran.text.splitlines() if "Ranks end the cell apart" in line]
+        return [line for line in ran.text.splitlines() if "Ranks end the cell with" in line]
 
     (line,) = told(programs.left_open(name, is_closed=False))
     assert programs.LEFT_OPEN[name] in line

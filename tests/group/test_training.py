@@ -399,7 +399,7 @@ def _broken_hook() -> Any:
 def test_a_hook_that_fails_is_switched_off_until_the_cell_ends_which_says_so() -> None:
     ((rows, logged, facts, said, next_rows),) = run_ranks(1, _broken_hook)
     (sentence,) = said
-    assert "not whole: watching failed (step: RuntimeError: broken on purpose)" in sentence
+    assert "incomplete: a hook failed (step: RuntimeError: broken on purpose)" in sentence
     assert next_rows == 1
     assert rows == []
     assert len(logged) == 1

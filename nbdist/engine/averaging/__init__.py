@@ -1,1 +1,1 @@
-"""Ranks that train apart and meet now and then: LocalSGD, DiLoCo, AsyncSGD."""
+"""Ranks that train independently and synchronize now and then: LocalSGD, DiLoCo, AsyncSGD."""

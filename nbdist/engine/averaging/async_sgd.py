@@ -1,11 +1,11 @@
 """`nbdist.AsyncSGD`: every rank trains at its own pace, on parameters that one rank keeps.
 
 A step sends this rank's gradients to the server, which applies them at once with the wrapped
-optimizer, and comes back with the newest parameters. Nobody waits for slower ranks, at the price of
+optimizer, and comes back with the newest parameters. No rank waits for slower ones, at the price of
 *staleness*: gradients are computed on parameters that others have changed since (Dean et al.,
 "Large Scale Distributed Deep Networks", NeurIPS 2012; the bound: see `staleness`).
 
-All ranks run the same loop. The server's rank trains as well, and threads of it serve (`serving`).
+All ranks run the same loop. The server's rank trains too, and its threads serve (`serving`).
 Everything here runs on main threads.
 """
 
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from nbdist.engine.averaging import fit, messages, serving
-from nbdist.engine.averaging.average import average, broadcast, check_alike
+from nbdist.engine.averaging.average import average, broadcast, check_equal
 from nbdist.engine.averaging.master import Answer, Gradients, Master
 from nbdist.engine.averaging.staleness import Staleness, Update
 from nbdist.engine.compat import torch_live
@@ -44,14 +44,14 @@ class AsyncSGD(Wrapper):
         opt.finish()                          # all ranks: the final parameters
 
     The model is a plain module; every rank's weights and buffers become rank 0's here. All ranks
-    call it. The wrapped optimizer steps on the server alone, once an update; learning rates are the
+    call it. The wrapped optimizer steps only on the server, once per update; learning rates are the
     worker's at that moment, so that schedulers work. Gradients that a GradScaler found infinite are
     not sent.
 
     Args:
-        optim: What the server applies updates with.
-        server: The rank that keeps the parameters; it trains as well.
-        max_staleness: No update is applied that more others have overtaken: who is fast waits. At
+        optim: The optimizer with which the server applies updates.
+        server: The rank that keeps the parameters; it trains too.
+        max_staleness: The most other updates that may overtake an update: fast ranks wait. At
             least the number of ranks less one. None: no bound. With a bound, `finish` follows the
             loop at once: a rank that does something else first holds the others up.
 
@@ -70,19 +70,19 @@ class AsyncSGD(Wrapper):
         self.max_staleness = max_staleness
         self.modules = fit.modules_of(optim)
         whole = fit.whole_of(self.parameters(), self.modules)
-        check_alike(whole, self.name)
+        check_equal(whole, self.name)
         broadcast(whole)
         serving.make_groups(server)
         self._number = here.next_number()
         self._read = 0  # the version of the parameters in the model
         self._seen = Staleness()
-        self._is_torn = False  # an exchange was broken off in the midst
+        self._is_torn = False  # an exchange was interrupted
         self._unfinished: int | None = None  # the cell that stepped last, if nothing ended it
         if dist.get_rank() == server:
             master = Master(optim, range(dist.get_world_size()), max_staleness)
             here.masters[self] = master
             serving.here.serve(self._number, master)
-        # A worker that came first would find that nobody keeps its parameters: the threads of an
+        # A worker that came first would find no server of its parameters: the threads of an
         # older optimizer's server answer already.
         dist.barrier()
 
@@ -91,7 +91,7 @@ class AsyncSGD(Wrapper):
 
     @property
     def staleness(self) -> Staleness:
-        """How stale updates were, of all workers, as of this rank's last step."""
+        """The staleness of all workers' updates, as of this rank's last step."""
         return self._seen
 
     @property
@@ -130,13 +130,13 @@ class AsyncSGD(Wrapper):
         return result
 
     def finish(self) -> Staleness:
-        """End the training: wait until no rank trains any more, and take the final parameters.
+        """End the training: wait until no rank trains any longer, and take the final parameters.
 
         All ranks call it and get the same ones; running statistics become their mean. A rank whose
         cell has ended without it is not waited for. Further steps may follow.
 
         Returns:
-            How stale updates were.
+            The staleness of the updates.
         """
         answer = self._ask(messages.FINISH)
         for pause in _pauses():
@@ -147,7 +147,7 @@ class AsyncSGD(Wrapper):
         self._take(answer)
         self._unfinished = None
         master = here.masters.get(self)
-        while master is not None and not master.is_told():  # it must live until then
+        while master is not None and not master.is_notified():  # it must live until then
             serving.here.check()
             time.sleep(_SHORTEST_S)
         if answer.status == "all done":
@@ -155,17 +155,17 @@ class AsyncSGD(Wrapper):
         return self._seen
 
     def left_open(self) -> str:
-        """Return a sentence if the cell that runs has stepped and did not finish, else ""."""
+        """Return a sentence if the running cell has stepped and not called `finish`, else ""."""
         if self._unfinished != _cell():
             return ""
         return (
-            f"Ranks end {location.here.name_running()} apart: {self.name} was not finished, so "
-            "each rank has the parameters as they were at its own last step. finish() of the "
+            f"Ranks end {location.here.name_running()} with different models: {self.name} was not "
+            "finished, so each rank has the parameters of its own last step. finish() of the "
             "optimizer, on all ranks, gives them the same, the final ones."
         )
 
     def leave(self) -> None:
-        """Tell the server that no update follows for now: the cell has ended. Waits for nobody."""
+        """Tell the server that no update follows for now: the cell has ended. Does not wait."""
         if self._is_torn:
             return
         master = here.masters.get(self)
@@ -176,8 +176,8 @@ class AsyncSGD(Wrapper):
         if group is not None:
             messages.send_request(group, self.server, messages.LEAVE, self._number, _cell())
 
-    def begin_anew(self) -> None:
-        """Go on after a fault: what was under way is forgotten on both sides."""
+    def restart(self) -> None:
+        """Continue after a fault: both sides forget what was under way."""
         self._is_torn = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class AsyncSGD(Wrapper):
         return super().state_dict() if master is None else dict(master.state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a `state_dict`. Weights are loaded into the model before it is wrapped."""
+        """Load a `state_dict`. Weights are loaded into the model before it is wrapped."""
         super().load_state_dict(state_dict)
         master = here.masters.get(self)
         if master is not None:
@@ -222,7 +222,7 @@ class AsyncSGD(Wrapper):
                 do="let the cell end with its error: the groups are then re-created",
             )
         parameters = self.parameters()
-        self._is_torn = True  # until the answer is there
+        self._is_torn = True  # until the answer has arrived
         cell = _cell()
         messages.send_request(group, self.server, kind, self._number, cell, gradients, parameters)
         answer = messages.receive_answer(group, self.server, parameters)
@@ -254,11 +254,11 @@ class AsyncSGD(Wrapper):
 
 
 class Averaging(Component):
-    """What ranks average now and then, and not at each step.
+    """Wrapped optimizers that average now and then, and not at each step.
 
     Attributes:
         masters: Of the optimizers that this rank serves. Held here and not by the optimizer: what
-            that holds travels to replacement ranks.
+            that holds is copied to replacement ranks.
     """
 
     def __init__(self) -> None:
@@ -266,23 +266,23 @@ class Averaging(Component):
         self._count = 0  # the newest number
 
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
-        """Let the server wait no longer for this rank; return what wrappers tell of the cell."""
+        """End the server's waits for this rank; return the wrappers' sentences about the cell."""
         for optimizer in _live():
-            # Where the groups have let go, whoever forms them anew tells the server.
+            # After an abort, the server is notified when the groups have been re-created.
             with suppress(RuntimeError):
                 optimizer.leave()
         return optimizer_wrapper.notices() if cell.has_succeeded else ()
 
-    def begin_anew(self) -> None:
-        """Go on after a fault, when the groups have been re-created. Main thread, all ranks."""
+    def restart(self) -> None:
+        """Continue after a fault, when the groups have been re-created. Main thread, all ranks."""
         optimizers = _live()
         for optimizer in optimizers:
-            optimizer.begin_anew()
+            optimizer.restart()
         if optimizers:
-            serving.here.begin_anew()
+            serving.here.restart()
 
     def next_number(self) -> int:
-        """Return a number that no master had; the same on all ranks. Collective."""
+        """Return an unused number of a master; the same on all ranks. Collective."""
         known = [0] * dist.get_world_size()  # a replacement rank's is behind
         dist.all_gather_object(known, self._count)
         self._count = max(known) + 1
@@ -312,7 +312,7 @@ def _check_numbers(server: int, max_staleness: int | None, ranks: int) -> None:
 
 
 def _pauses() -> Iterator[float]:
-    """Return how long a worker that has to wait sleeps, each time."""
+    """Yield the sleeping times of a worker that has to wait."""
     pause = _SHORTEST_S
     while True:
         yield pause

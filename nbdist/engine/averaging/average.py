@@ -1,7 +1,7 @@
 """Make tensors equal on all ranks of a group, by their mean or by one rank's: few, large calls.
 
-Tensors of one dtype and device are laid end to end in buckets, so that a slow network is asked a
-few times and not once a tensor. Main thread, all ranks of the group at once.
+Tensors of one dtype and device are laid end to end in buckets, so that a slow network carries
+a few calls and not one per tensor. Main thread, all ranks of the group at once.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +13,7 @@ from nbdist.engine.layout.weights.broadcast import first_difference
 from nbdist.shared.errors import LayoutError
 
 BUCKET_BYTES = 32 << 20
-_SOURCE = 0  # the rank whose weights count
+_SOURCE = 0  # the rank whose weights are used
 
 
 @torch.no_grad()
@@ -29,15 +29,15 @@ def average(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None = N
 
 @torch.no_grad()
 def broadcast(tensors: Sequence[torch.Tensor]) -> None:
-    """Give every rank what rank 0 holds."""
+    """Copy rank 0's tensors to every rank."""
     for bucket in _buckets(tensors):
         flat = _flat(bucket)
         dist.broadcast(flat.view(torch.uint8), _SOURCE)
         _spread(flat, bucket)
 
 
-def check_alike(tensors: Iterable[torch.Tensor], asked: str) -> None:
-    """Raise on every rank when ranks bring other tensors, or ask for other things.
+def check_equal(tensors: Iterable[torch.Tensor], asked: str) -> None:
+    """Raise on every rank when tensors or arguments differ between ranks.
 
     Without this, the first collective of another size ends the process inside gloo.
 
@@ -68,10 +68,10 @@ def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     for tensor in tensors:
         if tensor.numel():
             kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
-    for alike in kinds.values():
+    for same in kinds.values():
         bucket: list[torch.Tensor] = []
         size = 0
-        for tensor in alike:
+        for tensor in same:
             if bucket and size + tensor.nbytes > BUCKET_BYTES:
                 yield bucket
                 bucket, size = [], 0

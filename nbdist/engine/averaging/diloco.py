@@ -1,10 +1,10 @@
-"""`nbdist.DiLoCo`: many steps apart, then one outer step on what all ranks have moved by.
+"""`nbdist.DiLoCo`: many independent steps, then one outer step by the mean of all ranks' changes.
 
 Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models" (2023). Every
 rank trains from the same *anchor* for `every` steps; the mean over ranks of how far they have moved
 from it, the pseudo-gradient, is the gradient of an outer SGD with Nesterov momentum on the anchor,
-from which all go on. With `every=1`, `outer_lr=1`, no momentum and plain SGD inside it computes
-what DDP does.
+from which all continue. With `every=1`, `outer_lr=1`, no momentum and plain SGD inside it computes
+the same as DDP.
 
 The anchor and the outer momentum take twice the parameters' memory, and are equal on all ranks.
 Main thread.
@@ -23,7 +23,7 @@ from nbdist.shared.errors import LayoutError
 
 
 class DiLoCo(InRounds):
-    """Wrap an optimizer, so that ranks meet every so many steps for one outer step.
+    """Wrap an optimizer, so that ranks make one outer step together every so many steps.
 
         opt = nbdist.DiLoCo(torch.optim.AdamW(model.parameters(), lr=1e-3), every=50)
 
@@ -32,7 +32,7 @@ class DiLoCo(InRounds):
 
     Args:
         optim: The inner optimizer, AdamW in the paper.
-        every: Inner steps to an outer one.
+        every: Inner steps per outer one.
         outer_lr: The outer learning rate.
         outer_momentum: Nesterov's; 0 for none.
 
@@ -60,7 +60,7 @@ class DiLoCo(InRounds):
         self._momenta = [torch.zeros_like(anchor) for anchor in self._anchors]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse more parameters: ranks have none in common to begin from."""
+        """Refuse more parameters: there is no common anchor for them."""
         if "optim" in self.__dict__:
             raise LayoutError(
                 "DiLoCo cannot take parameters later.",
@@ -74,7 +74,7 @@ class DiLoCo(InRounds):
         return {**super().own_state(), "anchors": self._anchors, "momenta": self._momenta}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        """Take over steps, anchor and outer momentum."""
+        """Load steps, anchor and outer momentum."""
         super().load_own_state(state)
         for live, saved in (
             (self._anchors, state["anchors"]),
@@ -84,8 +84,8 @@ class DiLoCo(InRounds):
                 mine.copy_(its)
 
     @torch.no_grad()
-    def begin_anew(self) -> None:
-        """Begin from the weights as they are."""
+    def restart(self) -> None:
+        """Begin from the present weights."""
         for anchor, momentum, parameter in zip(
             self._anchors, self._momenta, self.parameters(), strict=True
         ):
@@ -94,7 +94,7 @@ class DiLoCo(InRounds):
 
     @torch.no_grad()
     def _meet(self) -> None:
-        """Make the outer step, and go on from where it leads."""
+        """Make the outer step, and continue from its result."""
         parameters = [p.detach() for p in self.parameters()]
         moved = [anchor - p for anchor, p in zip(self._anchors, parameters, strict=True)]
         average([*moved, *fit.statistics_of(self.modules).values()])

@@ -1,4 +1,4 @@
-"""Refuse what averages its gradients already, and find the module behind an optimizer's parameters.
+"""Refuse models that average their gradients already, and find the modules of an optimizer.
 
 Main thread.
 """
@@ -17,7 +17,7 @@ from nbdist.engine.layout.layout import layout_of
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
 from nbdist.shared.errors import LayoutError
 
-# Batch norm's and instance norm's: of all buffers, these follow from the data that a rank has seen.
+# Batch norm's and instance norm's: the buffers that depend on the data a rank has seen.
 _STATISTICS = ("running_mean", "running_var")
 
 
@@ -25,7 +25,7 @@ def check(optim: Any, name: str) -> None:
     """Refuse an optimizer that cannot be wrapped, before anything is sent.
 
     Raises:
-        LayoutError: It is none, is wrapped already, or what it trains is spread over ranks.
+        LayoutError: It is not one, is wrapped already, or its model is spread over ranks.
     """
     example = f"nbdist.{name}(torch.optim.SGD(model.parameters(), lr=0.1), ...)"
     if not isinstance(optim, Optimizer):
@@ -48,7 +48,7 @@ def refuse_spread(optim: Optimizer, name: str) -> None:
     """Refuse an optimizer whose model exchanges gradients at each step, by a layout or by torch.
 
     Raises:
-        LayoutError: It does.
+        LayoutError: It exchanges them.
     """
     by = _spread_by(optim)
     if by is not None:
@@ -84,7 +84,7 @@ def modules_of(optim: Optimizer) -> list[nn.Module]:
     holders = _holders(optim)
     inner = {id(child) for module in holders for child in module._modules.values()}
     outermost = [module for module in holders if id(module) not in inner]
-    # In an order that all ranks have: the collector's is none.
+    # In an order that all ranks share, unlike the collector's.
     return sorted(outermost, key=lambda m: (-sum(1 for _ in m.modules()), type(m).__name__))
 
 
@@ -115,7 +115,7 @@ def _is_built(module: Any) -> bool:
 
 
 def whole_of(parameters: list[torch.Tensor], modules: list[nn.Module]) -> list[torch.Tensor]:
-    """Return all that makes ranks begin equal: parameters, those that are not trained, buffers."""
+    """Return the tensors that must begin equal: parameters, frozen ones included, and buffers."""
     others = [p for module in modules for p in module.parameters()]
     tensors = [*parameters, *others, *buffers_of(modules).values()]
     return list({id(t): t for t in tensors}.values())

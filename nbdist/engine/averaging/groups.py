@@ -1,7 +1,7 @@
-"""Groups of near ranks, inside which averages are cheap: those of one host, or so many neighbours.
+"""Groups of near ranks, inside which averages are cheap: those of one host, or neighbours.
 
-A group is found by what it is called, not held: after a fault, on a new rank and with another
-number of ranks the same question finds the group there is, or all ranks make it. Main thread, all
+A group is found by its name, not held: after a fault, on a new rank and with another
+number of ranks the same name finds the group, or all ranks make it. Main thread, all
 ranks.
 """
 
@@ -16,11 +16,11 @@ Parts = list[tuple[int, ...]]
 
 
 def parts_of(hosts: list[str], size: int | None) -> Parts:
-    """Return which ranks belong together.
+    """Return the groups of ranks.
 
     Args:
-        hosts: Of each rank.
-        size: So many neighbours each; None: the ranks of each host.
+        hosts: The host of each rank.
+        size: Neighbours in a group; None: the ranks of each host.
 
     Raises:
         LayoutError: That makes one group, or groups of different sizes.
@@ -51,7 +51,7 @@ def parts_of(hosts: list[str], size: int | None) -> Parts:
 
 
 def inside(size: int | None) -> dist.ProcessGroup:
-    """Return this rank's group; makes the groups of all ranks where there are none yet.
+    """Return this rank's group; make the groups of all ranks if there are none yet.
 
     Raises:
         LayoutError: The ranks cannot be grouped so.

@@ -5,8 +5,8 @@ it computes what DDP does, but for the order of summation. Averages of averages,
 and between hosts seldom: Lin et al., "Don't Use Large Mini-Batches, Use Local SGD" (ICLR 2020),
 hierarchical local SGD.
 
-Averaged are the parameters that the optimizer has and the running statistics of batch norm; states
-of the optimizer (momentum) stay each rank's own. Main thread.
+The optimizer's parameters and the running statistics of batch norm are averaged; states
+of the optimizer (momentum) stay local. Main thread.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from nbdist.engine.averaging import fit, groups
-from nbdist.engine.averaging.average import average, broadcast, check_alike
+from nbdist.engine.averaging.average import average, broadcast, check_equal
 from nbdist.engine.averaging.rounds import Rounds
 from nbdist.engine.kernel import location
 from nbdist.engine.steps.optimizer_wrapper import ApartWrapper, Closure
@@ -23,7 +23,7 @@ from nbdist.shared.errors import LayoutError
 
 
 class InRounds(ApartWrapper):
-    """Base of the wrappers that train in rounds: whose ranks are equal when a round ends."""
+    """Base of the wrappers that train in rounds: ranks are equal when a round ends."""
 
     def __init__(self, optim: Optimizer, rounds: Rounds, asked: str) -> None:
         super().__init__(optim)
@@ -35,7 +35,7 @@ class InRounds(ApartWrapper):
         self._is_checked = False  # that nothing has spread the model since
         self.modules = fit.modules_of(optim)
         whole = fit.whole_of(self.parameters(), self.modules)
-        check_alike(whole, asked)
+        check_equal(whole, asked)
         broadcast(whole)
 
     def __repr__(self) -> str:
@@ -48,7 +48,7 @@ class InRounds(ApartWrapper):
     def step(self, closure: Closure | None = None) -> Any:
         """Make a step of the optimizer inside, and average where a round ends with it.
 
-        Every rank makes as many: who ends a round waits for the others.
+        Every rank makes as many: a rank that ends a round waits for the others.
 
         Raises:
             LayoutError: The model was spread over the ranks after it was wrapped.
@@ -69,25 +69,25 @@ class InRounds(ApartWrapper):
     def end_round(self) -> None:
         """Average over all ranks now, as at the end of a round. All ranks at once.
 
-        After the last step, say, where its number is no multiple of a round's.
+        Such as after the last step, if its number is not a multiple of a round's.
         """
         self._meet()
         self._met_at = self.steps
 
     def left_open(self) -> str:
-        """Return a sentence if the cell that runs has stepped and leaves ranks apart, else ""."""
+        """Return a sentence if the running cell has stepped and leaves ranks different, else ""."""
         since = self.steps - self._met_at
         if self._cell != (location.here.running or 0) or not since:
             return ""
         steps = "1 step" if since == 1 else f"{since} steps"
         return (
-            f"Ranks end {location.here.name_running()} apart: {self.name} has made {steps} since "
-            "all were averaged, so each rank's model is its own. end_round() of the optimizer, on "
-            "all ranks, makes them equal; so does training on in the next cell."
+            f"Ranks end {location.here.name_running()} with different models: {self.name} has made "
+            f"{steps} since all were averaged. end_round() of the optimizer, on all ranks, makes "
+            "them equal; so does further training in the next cell."
         )
 
     def next_meeting(self, ahead: int) -> int:
-        """Return in how many steps, `ahead` at least, all ranks are equal again."""
+        """Return the number of steps, at least `ahead`, after which all ranks are equal again."""
         return self.rounds.next_for_all(self.steps, ahead)
 
     def between_meetings(self) -> int:
@@ -99,7 +99,7 @@ class InRounds(ApartWrapper):
         return {"steps": self.steps}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        """Go on at this number of steps."""
+        """Continue at this number of steps."""
         self.steps = int(state["steps"])
         self._met_at = min(self._met_at, self.steps)
 
@@ -116,7 +116,7 @@ class InRounds(ApartWrapper):
 
 
 class LocalSGD(InRounds):
-    """Wrap an optimizer, so that ranks train by themselves and average now and then.
+    """Wrap an optimizer, so that ranks train independently and average now and then.
 
         opt = nbdist.LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), every=8)
 
@@ -126,10 +126,10 @@ class LocalSGD(InRounds):
     Args:
         optim: The optimizer that makes the steps.
         every: Steps from one averaging to the next.
-        warmup_steps: So many first steps are each followed by an averaging over all ranks.
+        warmup_steps: The first steps, each of which is followed by an averaging over all ranks.
         between: Steps between averages over all ranks, a multiple of `every`; the others are then
             taken inside groups of near ranks.
-        group_size: So many neighbouring ranks are a group; without it, those of one host.
+        group_size: Neighbouring ranks in a group; without it, those of one host.
 
     Raises:
         LayoutError: A number does not fit, ranks bring different models, or the model exchanges its
@@ -158,7 +158,7 @@ class LocalSGD(InRounds):
         words = ", ".join(f"{k}={v}" for k, v in said.items() if v is not None)
         super().__init__(optim, rounds, f"LocalSGD({type(optim).__name__}, {words})")
         if between is not None:
-            self._near()  # refused here, if it is
+            self._near()  # raises here, if it is refused
 
     def _near(self) -> Any:
         return groups.inside(self.group_size)

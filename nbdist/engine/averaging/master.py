@@ -1,8 +1,7 @@
 """The parameters that asynchronous workers share, the optimizer that changes them, and the order.
 
 Nothing here waits: an update that has to wait for slower workers is kept, and its worker asks
-again.
-Asked by the thread that serves and by the main thread of the same rank, under one lock.
+again. Asked by the thread that serves and by the main thread of the same rank, under one lock.
 """
 
 import copy
@@ -25,7 +24,7 @@ Status = Literal["wait", "done", "all done"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a worker is told.
+    """The answer to a worker.
 
     Attributes:
         status: "wait": ask again. "done": the update was applied, or dropped, or training is over
@@ -43,7 +42,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """What a worker sends: the version it read, a learning rate a group, a gradient a parameter."""
+    """A worker's message: its version, a learning rate per group, a gradient per parameter."""
 
     read: int
     rates: Sequence[float]
@@ -59,19 +58,19 @@ class Master:
     """
 
     def __init__(self, optim: Optimizer, workers: Iterable[int], bound: int | None) -> None:
-        # A copy with parameters of its own: the model's are what this rank's main thread trains on.
+        # A copy with its own parameters: this rank's main thread trains on the model's.
         self.optim = copy.deepcopy(optim)
         self.workers = frozenset(workers)
         self.bound = bound
         self.version = 0
         self.order: deque[Update] = deque(maxlen=KEPT)
         self._total = self._max = self._dropped = 0
-        self._reads = dict.fromkeys(self.workers, 0)  # that are out
+        self._reads = dict.fromkeys(self.workers, 0)  # that are outstanding
         self._waiting: dict[int, Gradients] = {}
         self._newest: dict[int, int] = {}  # each worker's last staleness
         self._left: dict[int, int] = {}  # the last cell that ended on each rank
         self._finished: set[int] = set()  # that wait for the others to finish
-        self._to_tell: set[int] = set()  # training is over, and they do not know yet
+        self._to_notify: set[int] = set()  # training is over, and they are not notified yet
         self._is_whole = False  # every rank has finished, none has merely left
         self._lock = threading.RLock()
 
@@ -89,7 +88,7 @@ class Master:
             return self.ask(worker)
 
     def ask(self, worker: int) -> Answer:
-        """Say whether a worker's last update has been applied, and give it what is newest."""
+        """Return whether a worker's last update has been applied, with the newest parameters."""
         with self._lock:
             self._settle()
             if worker in self._waiting:
@@ -98,44 +97,44 @@ class Master:
             return self._answer(worker, "done")
 
     def finish(self, worker: int, cell: int) -> Answer:
-        """Count a worker as through; it waits for all others, but those whose cell has ended."""
+        """Count a worker as finished; it waits for all whose cell has not ended."""
         with self._lock:
-            if worker not in self._to_tell:
+            if worker not in self._to_notify:
                 self._forget(worker)
                 self._finished.add(worker)
                 self._settle()
                 gone = {w for w, ended in self._left.items() if ended >= cell}
-                if not self._to_tell and self._finished | gone >= self.workers:
-                    self._to_tell, self._finished = self._finished, set()
-                    self._is_whole = self._to_tell == self.workers
-            if worker not in self._to_tell:
+                if not self._to_notify and self._finished | gone >= self.workers:
+                    self._to_notify, self._finished = self._finished, set()
+                    self._is_whole = self._to_notify == self.workers
+            if worker not in self._to_notify:
                 return self._answer(worker, "wait")
-            self._to_tell.discard(worker)
+            self._to_notify.discard(worker)
             self._left.pop(worker, None)
             return self._answer(worker, "all done" if self._is_whole else "done")
 
-    def is_told(self) -> bool:
-        """Return whether every rank that finished knows that training is over."""
+    def is_notified(self) -> bool:
+        """Return whether every rank that finished has been notified that training is over."""
         with self._lock:
-            return not self._to_tell
+            return not self._to_notify
 
     def leave(self, worker: int, cell: int) -> None:
-        """Wait for this worker no longer in this cell; its next update brings it back."""
+        """Stop waiting for this worker in this cell; its next update brings it back."""
         with self._lock:
             self._forget(worker)
-            self._to_tell.discard(worker)
+            self._to_notify.discard(worker)
             self._left[worker] = cell
             self._settle()
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Forget what was under way: a fault has ended it on every rank."""
         with self._lock:
-            self._to_tell.clear()
+            self._to_notify.clear()
             for worker in self.workers:
                 self._forget(worker)
 
     def like(self) -> tuple[int, list[torch.Tensor]]:
-        """Return how many groups of parameters there are, and tensors as they are."""
+        """Return the number of parameter groups, and the parameters."""
         return len(self.optim.param_groups), self._parameters()
 
     def state_dict(self) -> dict[str, object]:
@@ -154,9 +153,9 @@ class Master:
         self._finished.discard(worker)
 
     def _settle(self) -> None:
-        """Apply what may be applied, the oldest first."""
-        if self._to_tell:
-            return  # all are to get the parameters with which training has ended
+        """Apply the updates that may be applied, the oldest first."""
+        if self._to_notify:
+            return  # all must get the parameters with which training has ended
         while True:
             ready = [w for w in self._waiting if self._may_apply(w)]
             if not ready:
@@ -186,11 +185,11 @@ class Master:
 
     def _answer(self, worker: int, status: Status) -> Answer:
         newest = self._newest.get(worker)
-        told = Staleness(self.version, self._total, self._max, newest, self._dropped)
+        staleness = Staleness(self.version, self._total, self._max, newest, self._dropped)
         if status == "wait":
-            return Answer(status, self.version, told)
+            return Answer(status, self.version, staleness)
         copies = tuple(p.detach().clone() for p in self._parameters())
-        return Answer(status, self.version, told, copies)
+        return Answer(status, self.version, staleness, copies)
 
     def _parameters(self) -> list[torch.Tensor]:
         return [p for group in self.optim.param_groups for p in group["params"]]

@@ -1,7 +1,7 @@
-"""What workers and a server write to each other: heads of whole numbers, bodies of bytes.
+"""The messages of workers and a server: heads of integers, bodies of bytes.
 
 Point-to-point over gloo, whose receives must know the size. Tensors on a GPU go through the host's
-memory. Whoever calls waits; see `serving` for who does.
+memory. The caller waits; see `serving` for the threads.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from nbdist.engine.averaging.master import Answer, Gradients, Status
 from nbdist.engine.averaging.staleness import Staleness
 
-UPDATE, ASK, FINISH, LEAVE = range(1, 5)  # what a worker wants
+UPDATE, ASK, FINISH, LEAVE = range(1, 5)  # requests of a worker
 _UNKNOWN = 9  # the server has no such master
 _STATUS: tuple[Status, ...] = ("wait", "done", "all done")
 
@@ -31,7 +31,7 @@ def send_request(
     gradients: Gradients | None = None,
     like: Sequence[torch.Tensor] = (),
 ) -> None:
-    """Send what a worker wants of the master with this number; `like` are the parameters."""
+    """Send a worker's request to the master with this number; `like` are the parameters."""
     body = None if gradients is None else _pack_gradients(gradients, like)
     read = 0 if gradients is None else gradients.read
     size = 0 if body is None else body.numel()
@@ -42,7 +42,7 @@ def send_request(
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a worker wants: `kind`, of the master `number`, in a cell; `body` has gradients."""
+    """A worker's request: `kind`, to the master `number`, in a cell; `body` has gradients."""
 
     worker: int
     kind: int
@@ -81,7 +81,7 @@ def send_answer(group: dist.ProcessGroup, worker: int, answer: Answer | None) ->
 def receive_answer(
     group: dist.ProcessGroup, server: int, like: Sequence[torch.Tensor]
 ) -> Answer | None:
-    """Wait for the answer; its parameters are as those in `like`. None: no such master."""
+    """Wait for the answer; its parameters have the shapes of `like`. None: no such master."""
     head = torch.zeros(_ANSWER_SIZE, dtype=torch.int64)
     dist.recv(head, server, group, _ANSWER_HEAD)
     status, version, updates, total, most, newest, dropped = head.tolist()
@@ -98,11 +98,11 @@ def receive_answer(
 def unpack_gradients(
     body: torch.Tensor, read: int, like: tuple[int, Sequence[torch.Tensor]]
 ) -> Gradients:
-    """Return what `send_request` was given.
+    """Return the gradients that `send_request` was called with.
 
     Args:
-        body: As it came.
-        read: As it came.
+        body: As received.
+        read: As received.
         like: How many learning rates there are, and the parameters.
     """
     groups, parameters = like
@@ -133,7 +133,7 @@ def _pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def _unpack(body: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return new tensors as those in `like`, from their bytes."""
     parts = body.split([t.nbytes for t in like])
-    # A copy begins where its dtype may begin.
+    # The copy is aligned for its dtype.
     return [
         part.clone().view(t.dtype).view(t.shape).to(t.device)
         for part, t in zip(parts, like, strict=True)

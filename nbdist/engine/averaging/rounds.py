@@ -10,11 +10,11 @@ Due = Literal["nothing", "inside", "all"]
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """When ranks average.
+    """The steps after which ranks average.
 
     Attributes:
         every: Steps from one averaging to the next.
-        warmup_steps: So many first steps are each followed by an averaging over all.
+        warmup_steps: The first steps, each of which is followed by an averaging over all.
         between: Steps from one averaging over all to the next; those in between are inside a group
             of near ranks. None: all of them are over all.
     """
@@ -44,14 +44,14 @@ class Rounds:
         return self.between or self.every
 
     def due(self, step: int) -> Due:
-        """Return what follows the step of this number, from 1."""
+        """Return the averaging after the step of this number, from 1."""
         since = step - self.warmup_steps
         if since <= 0 or since % self.length == 0:
             return "all"
         return "inside" if since % self.every == 0 else "nothing"
 
     def next_for_all(self, step: int, ahead: int) -> int:
-        """Return in how many steps after `step`, `ahead` at least, all ranks average."""
+        """Return after how many steps from `step`, at least `ahead`, all ranks average."""
         first = step + max(ahead, 1)
         if first <= self.warmup_steps:
             return first - step

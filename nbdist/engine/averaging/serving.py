@@ -1,11 +1,11 @@
-"""The threads that answer asynchronous workers, and the groups they do that in.
+"""The threads that answer asynchronous workers, and their groups.
 
-One thread a worker on the server's rank, and a group of these two ranks: no two threads of a rank
-ever share a gloo group, and a receive from one known rank ends when the groups let go (one from any
-rank does not: gloo tells nobody who waits so). A group is found by what it is called: after a fault
-and on a new rank it is the same question. The threads of a rank serve every master there is.
+One thread per worker on the server's rank, and a group of these two ranks: no two threads of a rank
+ever share a gloo group, and a receive from one known rank ends at an abort (one from any
+rank does not: gloo does not notify it). A group is found by its name: after a fault
+and on a new rank it is the same. The threads of a rank serve all its masters.
 
-They end when the groups let go (a fault, an interrupt); `begin_anew` starts them again when those
+They end at an abort (a fault, an interrupt); `restart` starts them again when those
 have been re-created.
 """
 
@@ -24,14 +24,14 @@ from nbdist.engine.group import state
 from nbdist.engine.tap.interruptible_store import ReleasedError
 from nbdist.shared.errors import ClusterError
 
-# A thread waits as long as nobody trains, and a receive that runs out of time breaks the group.
+# A thread waits while no worker trains, and a receive that times out breaks the group.
 _PATIENCE = timedelta(days=365)
 
 _log = logging.getLogger("nbdist.serving")
 
 
 def make_groups(server: int) -> None:
-    """Make the groups of a server, where there are none yet. All ranks, main threads."""
+    """Make the groups of a server, if there are none yet. All ranks, main threads."""
     others = [rank for rank in range(dist.get_world_size()) if rank != server]
     mine = others if dist.get_rank() == server else [dist.get_rank()]
     if all(find_group(server, worker) is not None for worker in mine):
@@ -42,7 +42,7 @@ def make_groups(server: int) -> None:
 
 
 def find_group(server: int, worker: int) -> dist.ProcessGroup | None:
-    """Return the group of a server and a worker; None where there is none any more."""
+    """Return the group of a server and a worker; None if it no longer exists."""
     title = _title(server, worker)
     groups = [live.group for live in torch_groups.live_groups()]
     return next((group for group in groups if group.group_desc == title), None)
@@ -66,7 +66,7 @@ class Serving:
         self.start()
 
     def start(self) -> None:
-        """Start the threads of this rank that it should have, and that do not run."""
+        """Start the missing threads of this rank."""
         for worker in range(dist.get_world_size()):
             group = find_group(dist.get_rank(), worker)
             running = self._threads.get(worker)
@@ -81,16 +81,16 @@ class Serving:
             )
             self._threads[worker].start()
 
-    def begin_anew(self) -> None:
-        """Go on when the groups have been re-created. Main thread, after a fault."""
+    def restart(self) -> None:
+        """Continue when the groups have been re-created. Main thread, after a fault."""
         for thread in self._threads.values():
             thread.join(10.0)
         for master in list(self._masters.values()):
-            master.begin_anew()
+            master.restart()
         self.start()
 
     def stop(self) -> None:
-        """End the threads of this rank: their groups are no more. Main thread."""
+        """End the threads of this rank: their groups no longer exist. Main thread."""
         for worker, thread in list(self._threads.items()):
             group = find_group(dist.get_rank(), worker) if dist.is_initialized() else None
             if thread.is_alive() and group is not None:
@@ -101,10 +101,10 @@ class Serving:
         self._ended.clear()
 
     def check(self) -> None:
-        """Raise where a thread of this rank has ended: its worker does not come through any more.
+        """Raise if a thread of this rank has ended: its worker is no longer served.
 
         Raises:
-            ReleasedError: The groups have let go, because of a fault elsewhere.
+            ReleasedError: The groups were aborted, because of a fault elsewhere.
             ClusterError: A worker's process has ended.
         """
         error = next(iter(self._ended.values()), None)
@@ -113,7 +113,9 @@ class Serving:
         if state.here.place() is not None:
             why = "this rank aborted its collectives, and serves no worker"
             raise ReleasedError(why) from error
-        raise ClusterError("Asynchronous training cannot go on.", why=f"a worker is gone: {error}")
+        raise ClusterError(
+            "Asynchronous training cannot continue.", why=f"a worker is gone: {error}"
+        )
 
     def is_serving(self) -> bool:
         """Return whether threads of this rank answer workers. Any thread."""
@@ -127,7 +129,7 @@ class Serving:
                 if request.kind != messages.LEAVE:
                     messages.send_answer(group, worker, answer)
         except Exception as error:
-            # The groups have let go, or the worker is gone: nobody waits for an answer any more.
+            # The groups were aborted, or the worker is gone: no one waits for an answer any longer.
             self._ended[worker] = error
             _log.info("Serving rank %d has ended: %s: %s", worker, type(error).__name__, error)
 

@@ -1,11 +1,11 @@
-"""Decide which update a server may apply now, and sum up how stale updates were. Pure.
+"""Decide which update a server may apply now, and summarize how stale updates were. Pure.
 
 An update is *stale* by as many versions as were written between the parameters it was computed on
-and itself. With a bound, who is fast waits for who is slow, as under stale synchronous parallel (Ho
+and itself. With a bound, fast workers wait for slow ones, as under stale synchronous parallel (Ho
 et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NeurIPS
-2013), where the bound is on steps; ours is on what is measured, and holds for every update.
+2013), where the bound is on steps; ours is on the measured staleness, and holds for every update.
 
-Each read that is out is a job with a deadline: its update must be applied before the version passes
+Each outstanding read is a job with a deadline: its update must be applied before the version passes
 read + bound. One update makes one version. So all deadlines can be kept as long as they can be kept
 in their order, and with n workers a bound of n - 1 always can.
 """
@@ -30,7 +30,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
-    """How stale updates were so far, of all workers.
+    """The staleness of all workers' updates so far.
 
     Attributes:
         updates: Applied.
@@ -58,7 +58,7 @@ class Staleness:
 
 
 def is_feasible(version: int, reads: Iterable[int], bound: int | None) -> bool:
-    """Return whether every read that is out can be followed by its update in time.
+    """Return whether every outstanding read can be followed by its update in time.
 
     Args:
         version: The newest one; the next update is stale by `version - read`.
@@ -71,12 +71,12 @@ def is_feasible(version: int, reads: Iterable[int], bound: int | None) -> bool:
 
 
 def may_apply(worker: int, version: int, reads: Mapping[int, int], bound: int | None) -> bool:
-    """Return whether this worker's update may be next: the others' must all come in time after it.
+    """Return whether this worker's update may be next: all others must still be in time after it.
 
     Args:
         worker: Whose.
         version: The newest one.
-        reads: Of each worker that has one out, this one's among them.
+        reads: The outstanding read of each worker, this one included.
         bound: As in `is_feasible`.
     """
     return is_feasible(version + 1, (r for w, r in reads.items() if w != worker), bound)

@@ -429,7 +429,7 @@ def _fit_wrapper(
     place = rank % len(saved.facts)
     values = saved.facts[place]["wrappers"].get(str(number))
     if values is None:
-        found.puts.append(wrapper.begin_anew)
+        found.puts.append(wrapper.restart)
         return
     state = dict(values)
     for what, live in training_state.wrapper_tensors(wrapper).items():

@@ -282,7 +282,7 @@ def _begin(this: ThisRank, records: str | os.PathLike[str] | None) -> None:
     names = dist.PrefixStore("nbdist/log", state.here.member().client)
     printed = PrintedNumbers(this.rank, this.world_size, names)
     step_state.here().then(lambda optimizer, steps: printed.stepped(steps))
-    training.here.tell_logs(printed.log)
+    training.here.on_log(printed.log)
     atexit.register(printed.decide)
     parts = components.of_script()
     checkpoints = os.path.join(".nbdist", "checkpoints", stem)

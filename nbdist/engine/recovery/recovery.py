@@ -133,7 +133,7 @@ def settle(
                 cloned["random"]["is_own"] = True
             _draw_alike(newcomers, decisions, cloned)
             small_values.here.give_back(newcomers, cloned, clone.namespace)
-        async_sgd.here.begin_anew()
+        async_sgd.here.restart()
         # What was sent in between is no cell's.
         tap.reset_counts()
         return {

@@ -67,11 +67,11 @@ class Wrapper(Optimizer):
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Take over what `own_state` returned; tensors may be the live ones, already filled."""
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Begin from the weights as they are: others have been loaded, without a state of ours."""
 
     def left_open(self) -> str:
-        """Return a sentence where the cell that runs leaves ranks apart that train one model."""
+        """Return a sentence if the running cell leaves the ranks of one model different."""
         return ""
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Watches training: `hooks` look on, `cell` makes records of what they see; the rest decides."""
+"""Observes training: `hooks` see its calls, `cell` makes records of them; the rest decides."""

@@ -13,17 +13,17 @@ Where the numbers come from:
   in it. The first step of a cell begins when a batch is first asked for; when none was, its
   beginning was not seen, and it has no times but `data_s`;
 - of steps that are *measured* (`tap/sampling.py`; all of them where they are long) `parts.py` says
-  what they are made of. Those that are not have loss, `step_s`, counts, bytes, samples and tokens;
+  how their time divides. The others have loss, `step_s`, counts, bytes, samples and tokens;
 - `comm_s` and `comm_total_s` are the tap's exposed and total times (`tap.py` says what they mean);
   at other levels than "full", which do not see DDP wait, there is none, and `compute_s` holds it;
 - `samples` and `tokens` are those of the batches a step used, of the loader asked last;
-- what making these batches took is told by nbdist's own loaders (`data/making.py`);
-- `replays`: of CUDA graphs in the step. One that holds the optimizer's step is the step: of it loss
-  and `step_s` are known, not its parts, nor what it sends;
+- nbdist's own loaders report what making these batches took (`data/making.py`);
+- `replays`: of CUDA graphs in the step. One that holds the optimizer's step is the step: only its
+  loss and `step_s` are known, not its parts or its collectives;
 - `cpu_s`, `starved_s` and memory: `resources.py`; `grad_share`: `gradients.py`.
 
-On CUDA all times but the tap's are the host's: what it queues is counted where it waits for it.
-What the compute stream waited for collectives is taken out of there (`parts.with_stream`).
+On CUDA all times but the tap's are the host's: queued work is counted where the host waits for it.
+The compute stream's waits for collectives are subtracted there (`parts.with_stream`).
 """
 
 from collections import Counter, deque
@@ -60,7 +60,7 @@ class _Pass:
 
 @dataclass(slots=True)
 class _Held:
-    """A step that is over; its numbers may still be on their way from the GPU."""
+    """A step that is over; its numbers may still be in transfer from the GPU."""
 
     step: int
     values: dict[str, float]
@@ -74,7 +74,7 @@ class _Held:
 
 @dataclass(slots=True)
 class RankMachine:
-    """What tells of this rank's machine; one for all cells."""
+    """The sources of this rank's machine figures; one for all cells."""
 
     processor: Processor = field(default_factory=Processor)
     memory: Memory = field(default_factory=Memory)
@@ -82,7 +82,7 @@ class RankMachine:
 
 
 class Cell:
-    """What is known of the cell that runs. Main thread, but for `step`."""
+    """The state of the running cell. Main thread, but for `step`."""
 
     def __init__(self, recorder: Recorder, machine: RankMachine | None, *, grad_norm: bool) -> None:
         self.step = 0
@@ -91,16 +91,16 @@ class Cell:
         self._parts = PartTimer()
         self._measuring = Measuring()
         self.is_measured = True  # the step that is being made
-        self._is_second = True  # the one after it is measured, by the stride as it is now
-        self._began_ns = 0  # when it began, where that was seen
+        self._is_second = True  # the one after it is measured, by the present stride
+        self._began_ns = 0  # when it began, if that was seen
         self._rule = StepRule()
-        self._is_newest_held = False  # the newest step, for others may have more of it
+        self._is_newest_held = False  # the newest step, for other optimizers may add to it
         self._trained: dict[int, ref[torch.Tensor]] = {}  # parameters, by `id`
         self._trains_others = False  # the optimizer that stepped last for the first time
         self._trainings = 0
         self._made_by_then = 0  # number of the newest optimizer when the newest step ended
         self._has_begun = self._is_whole = False  # the step; and whether that was seen
-        self.knows_parts = True  # False once a hook has failed that tells them
+        self.knows_parts = True  # False once a hook that measures them has failed
         self._losses = Scalars()
         self._norms = Shares() if grad_norm else None
         self._shares: dict[int, torch.Tensor | None] = {}  # by `id` of the optimizer
@@ -117,7 +117,7 @@ class Cell:
         self.replayed = 0  # steps that were replays of a CUDA graph, or held some
 
     def _begin(self, now_ns: int, *, is_whole: bool) -> None:
-        """The first sign of training in this cell; what was communicated before is no step's."""
+        """The first sign of training in this cell; earlier communication belongs to no step."""
         self._has_begun, self._is_whole = True, is_whole
         self._began_ns = now_ns
         self._parts.begin(now_ns)
@@ -125,8 +125,8 @@ class Cell:
         if self._machine is not None:
             self._machine.processor.take(now_ns)
 
-    def begin_anew(self) -> None:
-        """Forget what was seen of the step that is being made; its first sign is yet to come."""
+    def forget_step(self) -> None:
+        """Forget what was seen of the current step; it begins with its next sign."""
         self._has_begun = self._is_whole = False
         tap.take()
 
@@ -143,12 +143,12 @@ class Cell:
             self._parts.forget_failed()
 
     def fetch_ended(self, iterator: Any, *, is_batch: bool) -> None:
-        """It gave one, or had none left."""
+        """It returned one, or was exhausted."""
         now_ns = perf_counter_ns()
         if is_batch or iterator is not self._iterator:
             self._note_pass(iterator)
-        if is_batch and (told := torch_loaders.told_of(iterator)) is not None:
-            self._making.update(told.parts_ns, cpu=told.cpu_ns, batches=1)
+        if is_batch and (made := torch_loaders.told_of(iterator)) is not None:
+            self._making.update(made.parts_ns, cpu=made.cpu_ns, batches=1)
         self._may_train = is_batch and torch.is_grad_enabled()
         if self.is_measured:
             number = self._pass.number
@@ -156,7 +156,7 @@ class Cell:
 
     @property
     def current_pass(self) -> tuple[Any, int]:
-        """The DataLoader's iterator that was asked last, if one was, and at which step it began.
+        """The DataLoader's iterator that was used last, if any, and the step at which it began.
 
         With persistent workers one iterator makes all passes.
         """
@@ -164,15 +164,15 @@ class Cell:
 
     @property
     def begun_pass(self) -> Any:
-        """The DataLoader's iterator that gave the newest batch to train on, begun in this cell."""
+        """The DataLoader's iterator of the newest batch to train on, begun in this cell."""
         return self._iterator if self._may_train and self._pass.is_whole else None
 
     def note_batch(self, batch: Any) -> None:
-        """Take in what a batch holds."""
+        """Note the size of a batch."""
         self._fetched.append(size_of(batch))
 
     def _note_pass(self, iterator: Any) -> None:
-        if iterator is not self._iterator:  # say, back from validation
+        if iterator is not self._iterator:  # such as after validation
             self._iterator = iterator
             self._fetched.clear()
             self._making.clear()
@@ -181,7 +181,7 @@ class Cell:
                 self._count_of_passes += 1
                 found = self._passes[iterator] = _Pass(self._count_of_passes, self.step)
             self._pass = found
-        if torch_hooks.batch_number(iterator) == 1:  # of persistent workers, once more
+        if torch_hooks.batch_number(iterator) == 1:  # of persistent workers, again
             self._pass.began_at = self.step
             self._pass.is_whole = True
 
@@ -197,7 +197,7 @@ class Cell:
         tap.backward_began()
 
     def note_loss(self, tensors: Any) -> None:
-        """Take in what backward was called on, if it is a loss."""
+        """Note the root of a backward, if it is a loss."""
         loss = loss_of(tensors)
         if loss is not None:
             self._losses.add(loss)
@@ -318,8 +318,8 @@ class Cell:
         self.is_measured = is_next
 
     def end_clock(self, *, was_measured: bool) -> None:
-        """The step that was closed last has told all."""
-        # Of steps that are not measured those are clocked that come before one that is.
+        """The step that was closed last is complete."""
+        # Among steps that are not measured, the one before a measured one is clocked.
         clocks_next = self.is_measured or self._is_second
         if was_measured or clocks_next or clock.is_on:
             clock.end_step(self._began_ns, is_measured=was_measured, clocks_next=clocks_next)
@@ -333,7 +333,7 @@ class Cell:
         if traffic.calls is not None:
             self._recorder.add("calls", traffic.calls_step, {}, traffic.calls)
         parts = with_stream(parts, traffic.stream_ns)
-        # What a replay is made of no hook sees, nor what it sends.
+        # No hook sees the parts of a replay, nor its collectives.
         knows_parts = self.knows_parts and not graphs.is_stepping
         if self._is_whole:
             values = parts if knows_parts else {"step_s": parts["step_s"]}
@@ -352,7 +352,7 @@ class Cell:
         return values
 
     def _counted_values(self, now_ns: int) -> dict[str, float]:
-        """Return what is known of a step that is not measured."""
+        """Return the values of a step that is not measured."""
         values = {"step_s": (now_ns - self._began_ns) / 1e9} if self._is_whole else {}
         counts = tap.take_counts(self.step)
         if counts is not None and not graphs.is_stepping:
@@ -360,7 +360,7 @@ class Cell:
         return values
 
     def _keep(self, values: dict[str, float]) -> None:
-        """Record a step, at once where all its numbers are here."""
+        """Record a step, at once if all its numbers are here."""
         losses = self._losses
         self._is_newest_held = (
             self._rule.is_open and len(torch_live.here.live(torch.optim.Optimizer)) > 1
@@ -376,7 +376,7 @@ class Cell:
         self.record_held(wait=False)
 
     def _amounts(self) -> dict[str, float]:
-        """Return samples, tokens and where the pass begins and ends, what is known of them."""
+        """Return samples, tokens and the bounds of the pass, as far as they are known."""
         values: dict[str, float] = {}
         if self._fetched:
             used = take_used(self._fetched, self._backwards)
@@ -405,7 +405,7 @@ class Cell:
         return scalars
 
     def _expected_steps(self) -> int | None:
-        """Return the step that ends the pass over the loader, where its length is known."""
+        """Return the step that ends the pass over the loader, if its length is known."""
         if self._iterator is None:
             return None
         batches = torch_hooks.batch_count(self._iterator)
@@ -420,9 +420,9 @@ class Cell:
         )
 
     def record_held(self, *, wait: bool) -> None:
-        """Record the steps whose numbers have come; with `wait`, wait for them."""
-        while wait and (told := tap.late()) is not None:
-            self._recorder.add("calls", told[0], {}, told[1])
+        """Record the steps whose numbers have arrived; with `wait`, wait for them."""
+        while wait and (late := tap.late()) is not None:
+            self._recorder.add("calls", late[0], {}, late[1])
         held = self._held
         while len(held) > (0 if wait else self._holds_newest) and (
             wait or len(held) > MAX_HELD or held[0].is_ready

@@ -1,8 +1,8 @@
-"""What a rank's process and its GPU do beside the steps: told each second while a cell runs.
+"""Report the state of a rank's process and GPU each second while a cell runs.
 
-Of the process that is its processor time and resident memory; of a GPU what `nvidia-smi` shows of
-it: use, memory, temperature and power. NVML, the driver's library, is asked for these, which needs
-`nvidia-ml-py`; torch's allocator for what is this process' own. Neither takes a CUDA call, waits
+For the process: processor time and resident memory. For a GPU, as `nvidia-smi` shows them:
+use, memory, temperature and power. They come from NVML, the driver's library, which needs
+`nvidia-ml-py`; torch's allocator gives this process's part. Neither makes a CUDA call, waits
 for a kernel or disturbs the capture of a graph.
 
 Records of kind "device" hold the values; their names are in `wire.Record`.
@@ -25,14 +25,14 @@ from nbdist.shared.wire import CellStart
 INTERVAL_S = 1.0
 MOST_COST = 1e-3  # of a core's time
 
-# What is asked of `torch.cuda`, by a record's name, and times how much.
+# The functions of `torch.cuda`, by a record's name, with a factor.
 _QUESTIONS = {
     "device_pct": ("utilization", 1.0),
     "device_bytes": ("device_memory_used", 1.0),
     "device_c": ("temperature", 1.0),
     "device_w": ("power_draw", 1e-3),
 }
-# What torch's allocator holds in this process, by its own names.
+# Statistics of torch's allocator in this process, by its own names.
 _ALLOCATED = {
     "allocated_bytes": "allocated_bytes.all.current",
     "reserved_bytes": "reserved_bytes.all.current",
@@ -50,8 +50,8 @@ class Gpu:
     """The GPU of this rank.
 
     Args:
-        device: With its index: which one is current, each thread says for itself.
-        cuda: What asks NVML; `torch.cuda` but in tests.
+        device: With its index: the current one differs by thread.
+        cuda: Queries NVML; `torch.cuda` except in tests.
     """
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
@@ -60,9 +60,9 @@ class Gpu:
         self._unknown: dict[str, str] = {}  # the reason, by the names of values
 
     def read(self) -> dict[str, float]:
-        """Return what the GPU is like now; {} before this process uses it. Any thread.
+        """Return the GPU's present state; {} before this process uses it. Any thread.
 
-        What fails once is not asked again: `unknown` says it.
+        A value that failed once is not read again: `unknown` reports it.
         """
         values = self.memory()
         if values:
@@ -71,7 +71,7 @@ class Gpu:
         return values
 
     def memory(self) -> dict[str, float]:
-        """Return its memory alone: what torch holds here, what all programs use, and all of it.
+        """Return only its memory: torch's here, that of all programs, and the total.
 
         {} before this process uses it. Any thread.
         """
@@ -83,7 +83,7 @@ class Gpu:
         return values | self._asked("device_bytes") | {"device_total_bytes": float(total)}
 
     def _asked(self, key: str) -> dict[str, float]:
-        """Return what NVML says of one number; nothing where it is not known."""
+        """Return one value of NVML; nothing if it is not known."""
         if (question := self._questions.get(key)) is None:
             return {}
         name, factor = question
@@ -96,7 +96,7 @@ class Gpu:
 
     @property
     def unknown(self) -> str:
-        """What of the GPU is not known, and why, in a sentence; empty where all is."""
+        """The values of the GPU that are not known, and why, in a sentence; empty if none."""
         if not self._unknown:
             return ""
         *most, last = (_WORDS[key] for key in _WORDS if key in self._unknown)
@@ -105,21 +105,21 @@ class Gpu:
 
 
 class DeviceStats(Component):
-    """What this rank tells of process and GPU.
+    """Reports this rank's process and GPU.
 
     Args:
-        tell: Called with the values of a record.
-        say: Called with a sentence where something is not known, when that changes.
-        gpu: None on a rank without.
+        report: Called with the values of a record.
+        say: Called with a sentence about values that are not known, when they change.
+        gpu: None on a rank without one.
     """
 
     def __init__(
         self,
-        tell: Callable[[dict[str, float]], None],
+        report: Callable[[dict[str, float]], None],
         say: Callable[[str], None],
         gpu: Gpu | None = None,
     ) -> None:
-        self._tell, self._say, self._gpu = tell, say, gpu
+        self._report, self._say, self._gpu = report, say, gpu
         self._said = ""
         self._next_s = math.inf
         self._before_s = self._before_cpu_s = 0.0
@@ -131,7 +131,7 @@ class DeviceStats(Component):
         self._next_s = self._before_s + INTERVAL_S
 
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
-        """Tell no more."""
+        """Stop reporting."""
         self._next_s = math.inf
         return ()
 
@@ -151,7 +151,7 @@ class DeviceStats(Component):
             if (unknown := self._gpu.unknown) != self._said:
                 self._said = unknown
                 self._say(unknown)
-        self._tell(values)
+        self._report(values)
         if self._next_s < math.inf:  # the cell may have ended meanwhile
             spent_s = time.thread_time() - began_s
             self._next_s = now_s + max(INTERVAL_S, spent_s / MOST_COST)

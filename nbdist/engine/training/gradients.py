@@ -1,16 +1,16 @@
 """This rank's share of the squared norm of all gradients, without a collective.
 
-Ranks hold the same gradient (replicated) or parts of one (sharded). Each adds up the squares of
-what it holds, divided by the number of ranks that hold the same; the sum over all ranks is the
+Ranks hold the same gradient (replicated) or parts of one (sharded). Each sums the squares of
+its part, divided by the number of ranks that hold the same; the sum over all ranks is the
 squared norm. Which ranks hold the same:
 
 - a plain tensor: all, as under DDP; in a stage of a pipeline, those that have this stage;
 - a DTensor: those along its replicated dimensions, and of each mesh as there are many.
 
-There is no share where only a collective could tell it (a Partial gradient) or where nobody can
+There is no share if it needs a collective (a Partial gradient) or cannot be computed
 (FSDP1's flat parameters, sparse gradients).
 
-The share is that of the moment at which the optimizer begins, after clipping and unscaling.
+The share is taken when the optimizer begins, after clipping and unscaling.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ from nbdist.engine.compat import torch_hooks, torch_pipeline
 
 
 class Shares:
-    """Shares of optimizers; what is asked of the heap is asked once an optimizer."""
+    """Shares of optimizers; the heap is searched once per optimizer."""
 
     def __init__(self) -> None:
         self._staged: WeakKeyDictionary[Any, dict[int, int]] = WeakKeyDictionary()
@@ -37,7 +37,7 @@ class Shares:
         """
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         stages = self._stages(optimizer)
-        alike: dict[tuple[torch.device, float], list[torch.Tensor]] = defaultdict(list)
+        equal: dict[tuple[torch.device, float], list[torch.Tensor]] = defaultdict(list)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 gradient = parameter.grad
@@ -47,10 +47,10 @@ class Shares:
                 if holders is None or torch_hooks.is_flat_shard(parameter):
                     return None
                 local = torch_hooks.local_part(gradient)
-                alike[local.device, holders].append(local)
+                equal[local.device, holders].append(local)
         squares = [
             torch.nn.utils.get_total_norm(tensors).float().square() / holders
-            for (_, holders), tensors in alike.items()
+            for (_, holders), tensors in equal.items()
         ]
         if not squares:
             return None
@@ -71,9 +71,9 @@ class Shares:
 
 
 def holders_of(gradient: Any, world_size: int) -> float | None:
-    """Return how many of `world_size` ranks hold what this one holds of a gradient.
+    """Return how many of `world_size` ranks hold this one's part of a gradient.
 
-    None where the gradient is the sum of what ranks hold, or is sparse.
+    None where the gradient is the sum of the ranks' parts, or is sparse.
     """
     if gradient.layout != torch.strided:
         return None

@@ -1,8 +1,8 @@
-"""The hooks in torch that watch training; what they see, they tell the cell.
+"""The hooks in torch that observe training, and report to the cell.
 
-Only what the main thread does is watched, and what autograd's threads do of its backward. A hook
-that fails is switched off for the rest of the cell, which says so; it is logged, and named in a
-fact; training goes on. Disabled hooks are taken out of torch.
+Only the main thread is observed, and autograd's threads that run its backward. A hook
+that fails is disabled for the rest of the cell, which says so; it is logged, and named in a
+fact; training continues. Disabled hooks are removed from torch.
 
 A step inside a function that `torch.compile` compiled is not seen.
 """
@@ -36,13 +36,13 @@ from nbdist.engine.training.cell import Cell, RankMachine
 from nbdist.shared.error_text import named
 from nbdist.shared.text import counted
 
-_TELL_PARTS = {"data", "backward"}
+_PARTS_HOOKS = {"data", "backward"}
 
 _log = logging.getLogger("nbdist.training")
 
 
 def _none() -> None:
-    """Stand for a reference to an optimizer."""
+    """Act as a reference to an optimizer."""
 
 
 class Hooks:
@@ -52,7 +52,7 @@ class Hooks:
         self.recorder = recorder
         self.grad_norm = False
         self.is_loading = False  # the main thread waits for a batch
-        # What else to do when a step has ended: replaced, never changed.
+        # Callbacks at the end of a step: replaced, never changed.
         self.on_step: dict[str, Callable[[int], None]] = {}
         self.on_new_optimizer: dict[str, Callable[[torch.optim.Optimizer], None]] = {}
         self._seen: WeakSet[torch.optim.Optimizer] = WeakSet()  # that have stepped in this cell
@@ -61,7 +61,7 @@ class Hooks:
         self._undo: list[torch_hooks.Undo] = []
         self._broken: dict[str, str] = {}  # in this cell: the hook, and its error
         self._main = threading.main_thread().ident
-        self._is_inside = False  # a backward, or a loader: what they call is theirs
+        self._is_inside = False  # a backward, or a loader: calls inside belong to it
         self._guard("processor and memory", self._open_machine)
         self.cell = self._new_cell()
 
@@ -70,11 +70,11 @@ class Hooks:
 
     def _new_cell(self) -> Cell:
         cell = Cell(self.recorder, self._machine, grad_norm=self.grad_norm)
-        cell.knows_parts = _TELL_PARTS.isdisjoint(self._broken)
+        cell.knows_parts = _PARTS_HOOKS.isdisjoint(self._broken)
         return cell
 
     def set_enabled(self, is_enabled: bool) -> None:
-        """Put the hooks in place, or take them out."""
+        """Install the hooks, or remove them."""
         if is_enabled and not self._undo:
             self._undo = [
                 torch_hooks.before_optimizer_step(self._before_optimizer_step),
@@ -91,7 +91,7 @@ class Hooks:
             self._undo = []
 
     def pace(self) -> float:
-        """Return the samples a second that this rank works through; 0: not known."""
+        """Return the samples a second that this rank processes; 0: not known."""
         return 0.0 if self._machine is None else self._machine.pace.now()
 
     def rest_s(self) -> float:
@@ -99,7 +99,7 @@ class Hooks:
         return 0.0 if self._machine is None else self._machine.pace.rest_s()
 
     def begin_cell(self) -> None:
-        """Begin to count at zero, with all hooks: what failed in one cell need not in another."""
+        """Begin to count at zero, with all hooks: a failed one may work in the next cell."""
         self._broken.clear()
         self.cell = self._new_cell()
         graphs.begin_cell()
@@ -109,30 +109,30 @@ class Hooks:
         self._newest = _none
 
     def end_cell(self) -> int:
-        """Record what is still held back; return the steps made."""
+        """Record the steps that are still held; return the steps made."""
         self._guard("loss", self.cell.record_held, wait=True)
         clock.end_cell()
         return self.cell.step
 
     def at_step_end(self, name: str, callback: Callable[[int], None] | None) -> None:
-        """Call `callback` with the number of each step that has ended; None: no more."""
+        """Call `callback` with the number of each step that has ended; None: stop."""
         others = {other: called for other, called in self.on_step.items() if other != name}
         self.on_step = others if callback is None else {**others, name: callback}
 
     @contextmanager
     def unseen(self) -> Iterator[None]:
-        """Watch no backward and no loader; the step that is being made begins anew after it."""
+        """Observe no backward and no loader; the current step begins again after it."""
         was, self._is_inside = self._is_inside, True
         try:
             yield
         finally:
             self._is_inside = was
-            self._guard("step", self.cell.begin_anew)
+            self._guard("step", self.cell.forget_step)
 
     # -- hooks
 
-    # Those that run at every step do their own guarding and clocking: a Python function more costs
-    # microseconds there, for torch's own work has driven it out of the caches.
+    # Those that run at every step do their own guarding and clocking: another Python function costs
+    # microseconds there, for torch's work has evicted it from the caches.
 
     def _before_optimizer_step(
         self, optimizer: torch.optim.Optimizer, args: StepArgs, kwargs: StepKeywords
@@ -141,8 +141,8 @@ class Hooks:
             return None
         began_ns = thread_time_ns() if clock.is_on else 0
         cell = self.cell
-        # Before the step's record is made, for a fact travels with the records that follow it.
-        # What a wrapper such as LocalSGD steps inside is told by the wrapper.
+        # Before the step's record is made, for a fact is sent with the records that follow it.
+        # The inner optimizer of a wrapper such as LocalSGD is reported by the wrapper.
         if self._newest() is not optimizer and not cell.is_stepping:
             self._begin_optimizer(optimizer)
         closure = closure_of(args, kwargs) if kwargs or len(args) > 1 else None
@@ -161,7 +161,7 @@ class Hooks:
         return with_closure(args, kwargs, self._around_closure(optimizer, closure))
 
     def _begin_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Tell of one that has not stepped in this cell."""
+        """Report an optimizer that has not stepped in this cell."""
         self._newest = ref(optimizer)
         if optimizer not in self._seen:
             self._seen.add(optimizer)
@@ -257,7 +257,7 @@ class Hooks:
             clock.add("hooks", thread_time_ns() - began_ns)
 
     def note_loss(self, loss: torch.Tensor) -> None:
-        """Take in a loss whose backward is none that can be seen."""
+        """Note a loss whose backward the hooks cannot see."""
         if self._undo and (get_ident() == self._main or is_mains()) and not is_compiling():
             self._guard("loss", self.cell.note_loss, loss)
 
@@ -293,7 +293,7 @@ class Hooks:
         self._guard("samples", self.cell.note_batch, batch)
 
     def _guard(self, hook: str, action: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Do what a hook does; whatever goes wrong ends the hook and not the training."""
+        """Run a hook's action; an error disables the hook and not the training."""
         if hook in self._broken:
             return None
         try:
@@ -303,18 +303,18 @@ class Hooks:
             return None
 
     def _break(self, hook: str, error: Exception) -> None:
-        """Switch a hook off that has failed, until the cell ends."""
+        """Disable a failed hook until the cell ends."""
         self._broken[hook] = named(error)
-        if hook in _TELL_PARTS:
+        if hook in _PARTS_HOOKS:
             self.cell.knows_parts = False
-        _log.error("The hook on each %s failed and is switched off", hook, exc_info=error)
+        _log.error("The hook on each %s failed and is disabled", hook, exc_info=error)
         self.recorder.fact(**{f"hook_{hook}": f"switched off: {named(error)}"})
 
     def notices(self) -> Iterator[str]:
-        """Yield what is to be said of the cell that has ended."""
+        """Yield the notices of the cell that has ended."""
         if self.cell.replayed:
             steps = counted(self.cell.replayed, "step")
             yield f"{steps} replayed CUDA graphs: what ran inside was not measured."
         if self._broken:
             parts = "; ".join(f"{hook}: {error}" for hook, error in self._broken.items())
-            yield f"Losses, times and alarms of this cell are not whole: watching failed ({parts})."
+            yield f"Losses, times and alarms of this cell are incomplete: a hook failed ({parts})."

@@ -1,6 +1,6 @@
-"""Tell where the main thread's time went in a step: a small machine on moments and events. Pure.
+"""Divide the main thread's time of a step into parts: a state machine on times and events. Pure.
 
-Of what was seen:
+The parts:
 
 - *data*: within a DataLoader's `next`;
 - *backward*: within an outermost `backward()`; optimizers that step within it left out;
@@ -13,19 +13,19 @@ Two cases need a rule. *Which loader trains:* one whose batch was the last befor
 which exactly one batch was taken, and more were to come, since the backward or step before, and
 with gradients enabled; time in any other (an evaluation's) is other. *Gradients without a
 backward* (`torch.autograd.grad`, zero-bubble pipelines): an optimizer that is called with a fresh
-batch, or twice in a row, and saw none, has had its gradients from somewhere: what lies before it is
+batch, or twice in a row, and saw none, has its gradients from elsewhere: the time before it is
 forward.
 
-Time blocked in collectives is taken out of the part it fell into. The parts and it sum to the step.
+Time blocked in collectives is subtracted from its part. The parts and it sum to the step.
 
-All moments and times are nanoseconds. `blocked_ns` is what was blocked since the step began.
+All moments and times are nanoseconds. `blocked_ns` is the blocked time since the step began.
 """
 
 FORWARD, BACKWARD, DATA, OPTIMIZER, OTHER, OPEN = range(6)
 
 
 class PartTimer:
-    """The parts of the step that is being made. Every method on the main thread."""
+    """The parts of the current step. Every method on the main thread."""
 
     def __init__(self) -> None:
         self._at = OTHER
@@ -56,16 +56,16 @@ class PartTimer:
         self._taken.clear()
 
     def enter_optimizer(self) -> bool:
-        """An optimizer steps, where that is not measured; returns as `optimizer_began`."""
+        """An optimizer steps, in a step that is not measured; returns as `optimizer_began`."""
         self._depth += 1
         return self._depth == 1
 
     def enter_closure(self, is_in: bool) -> None:
-        """It calls its closure, or the closure has ended; where that is not measured."""
+        """It calls its closure, or the closure has ended; in a step that is not measured."""
         self._is_in_closure = is_in
 
     def leave_optimizer(self, optimizer: int) -> bool:
-        """An optimizer has stepped, where that is not measured; returns as `optimizer_ended`."""
+        """An optimizer has stepped, in an unmeasured step; returns as `optimizer_ended`."""
         self._depth -= 1
         if self._depth > 0:
             return False
@@ -79,9 +79,9 @@ class PartTimer:
         self._settle(OTHER)
 
     def fetch_ended(self, now_ns: int, blocked_ns: int, loader: int, *, may_train: bool) -> None:
-        """It gave one, or is at its end; `loader` is its number, never that of another.
+        """It returned one, or is exhausted; `loader` is its unique number.
 
-        `may_train` is False at the end, and where no gradients can be made of the batch.
+        `may_train` is False at the end, and when the batch cannot produce gradients.
         """
         if loader not in self._trains:
             clock, waited = self._undecided.get(loader, (0, 0))
@@ -108,9 +108,9 @@ class PartTimer:
             self._taken.clear()
 
     def backward_ended(self, now_ns: int, blocked_ns: int) -> None:
-        """It has ended; `blocked_ns` knows all that it waited."""
+        """It has ended; `blocked_ns` includes all its waits."""
         self._turn(now_ns, blocked_ns, OPEN)
-        self._has_gradients = True  # again, where an optimizer has stepped meanwhile
+        self._has_gradients = True  # again, if an optimizer has stepped meanwhile
 
     @property
     def is_stepping(self) -> bool:
@@ -126,7 +126,7 @@ class PartTimer:
             return False
         self._returns_to = BACKWARD if self._at == BACKWARD else OPEN
         self._turn(now_ns, blocked_ns, OPTIMIZER)
-        if not has_closure:  # what a closure is for is decided in it
+        if not has_closure:  # otherwise the closure decides
             is_fed = bool(self._taken) or optimizer == self._last_optimizer
             self._settle(FORWARD if is_fed and not self._has_gradients else OTHER)
         self._is_in_closure = False
@@ -138,7 +138,7 @@ class PartTimer:
         self._is_in_closure = True
 
     def closure_ended(self, now_ns: int, blocked_ns: int) -> None:
-        """It has them."""
+        """The closure has returned."""
         self._turn(now_ns, blocked_ns, OPTIMIZER)
         self._settle(OTHER if self._has_gradients else FORWARD)
         self._is_in_closure = False
@@ -165,7 +165,7 @@ class PartTimer:
             waited[part] += blocked
         self._undecided.clear()
         self._clock, self._waited, self._blocked_ns = [0] * 6, [0] * 6, 0
-        # Blocked time that is found out afterwards (DDP's, at the end of a backward that an
+        # Blocked time that is found afterwards (DDP's, at the end of a backward that an
         # optimizer's step has cut) may be more than this part has lasted.
         own = [a - b if a > b else 0 for a, b in zip(clock, waited, strict=True)]
         forward, backward, data, optimizer, other, _ = own
@@ -183,31 +183,31 @@ class PartTimer:
         }
 
     def _turn(self, now_ns: int, blocked_ns: int, to: int) -> None:
-        """What was done ends now; `to` begins."""
+        """End the present part; `to` begins."""
         at = self._at
         self._clock[at] += now_ns - self._since_ns
         self._waited[at] += blocked_ns - self._blocked_ns
         self._since_ns, self._blocked_ns, self._at = now_ns, blocked_ns, to
 
     def _settle(self, part: int) -> None:
-        """What was open has been `part`."""
+        """Count the open time as `part`."""
         clock, waited = self._clock, self._waited
         clock[part] += clock[OPEN]
         waited[part] += waited[OPEN]
         clock[OPEN] = waited[OPEN] = 0
 
     def forget_failed(self) -> None:
-        """An optimizer's step without its end: it has raised, and the loop goes on."""
+        """Forget an optimizer's step that raised, while the loop continues."""
         if not self._is_in_closure:
             self._depth = 0
 
 
 def with_stream(parts: dict[str, float], stream_ns: int) -> dict[str, float]:
-    """Return a step's parts when the GPU's compute stream has waited so long in it.
+    """Return a step's parts with the waits of the GPU's compute stream subtracted.
 
-    The host did not stand still meanwhile, it queued, and waited later for what it had queued: so
-    the time is taken out of `other_s` (where a loop reads its loss), then out of `compute_s`. The
-    parts sum to the step as before, and `comm_s` holds no more than these had.
+    The host was not blocked meanwhile: it queued, and waited later for the queued work. So
+    the time is subtracted from `other_s` (where a loop reads its loss), then out of `compute_s`.
+    The parts sum to the step as before, and `comm_s` holds no more than these had.
     """
     left = stream_ns / 1e9
     found = dict(parts)

@@ -1,10 +1,10 @@
-"""What a step takes of the machine: processor time of the main thread, and memory.
+"""Measure a step's resources: processor time of the main thread, and memory.
 
 *Starved* is the time in which the main thread was ready to run and had no core (Linux: the run
-delay of /proc/thread-self/schedstat). A core that a hypervisor takes away is not in it. The file
-is read every 5 ms at most, which costs 5 us: of shorter steps, one tells what several waited.
+delay of /proc/thread-self/schedstat). A core that a hypervisor takes away is not included. The file
+is read every 5 ms at most, which costs 5 us: of shorter steps, one reports the waits of several.
 
-A step looks at memory twice a second at most: CUDA's figures take some 50 us, and wait for nothing.
+Memory is read twice a second at most: CUDA's figures take some 50 us, and wait for nothing.
 """
 
 import os
@@ -30,7 +30,7 @@ class Processor:
         self.take(0)
 
     def take(self, now_ns: int) -> dict[str, float]:
-        """Return `cpu_s` and, where the system tells, `starved_s`, since the last call."""
+        """Return `cpu_s` and, where the system reports it, `starved_s`, since the last call."""
         cpu_ns = thread_time_ns()
         values = {"cpu_s": (cpu_ns - self._cpu_ns) / 1e9}
         self._cpu_ns = cpu_ns
@@ -52,7 +52,7 @@ class Memory:
         self._next_ns = 0
 
     def take(self, now_ns: int) -> dict[str, float]:
-        """Return what is used, empty where this was told less than half a second ago."""
+        """Return the memory in use; empty less than half a second after the last call."""
         if now_ns < self._next_ns:
             return {}
         self._next_ns = now_ns + EVERY_NS
@@ -63,7 +63,7 @@ class Memory:
 
 
 def resident_bytes() -> int:
-    """Return what the system holds of this process in memory, shared pages included. Any thread."""
+    """Return the resident memory of this process, shared pages included. Any thread."""
     try:
         file = os.open(_STATM, os.O_RDONLY)
     except OSError:
@@ -77,7 +77,7 @@ def resident_bytes() -> int:
 
 
 def cuda_values(stats: dict[str, int]) -> dict[str, float]:
-    """Return what a step's record tells of `torch.cuda.memory_stats()`; empty before any use."""
+    """Return a step record's values from `torch.cuda.memory_stats()`; empty before any use."""
     wanted = {
         "cuda_bytes": "allocated_bytes.all.current",
         "cuda_reserved_bytes": "reserved_bytes.all.current",

@@ -1,7 +1,7 @@
-"""Read numbers that tensors hold, a loss among them, without making the main thread wait for a GPU.
+"""Read scalar tensors, such as a loss, without making the main thread wait for a GPU.
 
 On the CPU a number is read at once. On CUDA it is copied to pinned memory behind the work that is
-queued, and read when the copy has come, a step or more later.
+queued, and read when the copy has arrived, a step or more later.
 """
 
 from dataclasses import dataclass, field
@@ -14,13 +14,13 @@ from nbdist.engine.compat.torch_hooks import local_scalar, unscaled
 
 @dataclass(slots=True)
 class Scalars:
-    """Numbers of one step, some of them perhaps still on their way."""
+    """Numbers of one step, some of them perhaps still being copied."""
 
     values: list[float] = field(default_factory=list)
     copies: list[tuple[torch.Tensor, Any]] = field(default_factory=list)  # (pinned, event)
 
     def add(self, scalar: torch.Tensor) -> None:
-        """Take in a real tensor of one element."""
+        """Add a real tensor of one element."""
         if scalar.is_cuda:
             copy = torch.empty(1, dtype=scalar.dtype, pin_memory=True)
             copy.copy_(scalar.detach().reshape(1), non_blocking=True)
@@ -31,7 +31,7 @@ class Scalars:
             self.values.append(scalar.item())
 
     def take(self, others: "Scalars") -> None:
-        """Take over the numbers of others, which then have none."""
+        """Move the numbers of others here."""
         self.values += others.values
         self.copies += others.copies
         others.values, others.copies = [], []
@@ -54,10 +54,10 @@ class Scalars:
 def loss_of(tensors: object) -> torch.Tensor | None:
     """Return the loss that `backward` was called on, unscaled.
 
-    None where it is no loss: several roots, no real scalar, or a sharded one that only a collective
-    could tell.
+    None where it is not a loss: several roots, no real scalar, or a sharded one that needs a
+    collective.
     """
-    if type(tensors) is torch.Tensor:  # most are: neither sharded nor of anybody's own class
+    if type(tensors) is torch.Tensor:  # most are: neither sharded nor of a subclass
         is_loss = tensors.numel() == 1 and tensors.is_floating_point()
         return unscaled(tensors) if is_loss else None
     if not isinstance(tensors, torch.Tensor):

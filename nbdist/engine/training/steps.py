@@ -1,4 +1,4 @@
-"""Decide which call of which optimizer ends a training step, and what a batch holds."""
+"""Decide which call of which optimizer ends a training step, and the size of a batch."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -12,22 +12,22 @@ T = TypeVar("T")
 
 _INDEXES = (torch.int64, torch.int32)
 TURNS = 3  # of optimizers, after which they are known to step in turn
-MAX_AHEAD = 2  # batches that Lightning or Accelerate hold, fetched and not used
+MAX_AHEAD = 2  # batches that Lightning or Accelerate fetch ahead
 
 
 class StepRule:
-    """Tell the optimizer whose `step()` ends a step from those that step within it.
+    """Find the optimizer whose `step()` ends a training step, of several.
 
     The optimizer that steps last in an iteration leads: each of its steps is a training step, and
     those of others before it (a GAN's second network, one optimizer a parameter) belong to it.
-    Which one that is shows when the first one steps again: it led so far, and hands over to the
+    It is known when the first one steps again: that led so far, and hands over to the
     last that stepped in between. So the first step ends early, with the first optimizer, and
-    `is_open` until the leader's next call: what others do until then belongs to it.
+    `is_open` until the leader's next call: the others' calls until then belong to it.
 
     One that steps twice between two steps of the leader takes the lead (a warm-up is over, or one
-    network steps several times for each step of the other). It keeps it, but where they had stepped
-    in turn: a GradScaler has left out a step, and it shows anew who is last. One that was made
-    since the newest step ended leads at once: another training begins.
+    network steps several times for each step of the other). It keeps the lead, unless they had
+    stepped in turn: then a GradScaler has skipped a step, and the last one is found again. One that
+    was made since the newest step ended leads at once: another training begins.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class StepRule:
         self.is_open = False  # whether the newest step may have more to come
 
     def leads(self, optimizer: int) -> bool:
-        """Return whether a call is the leader's own: then it ends a step, as `closes` would say."""
+        """Return whether a call is the leader's: then it ends a step, as `closes` would return."""
         if optimizer != self._leader or self.is_open:
             return False
         if self._others:
@@ -84,7 +84,7 @@ def take_used(fetched: deque[T], backwards: int) -> list[T]:
     """Remove the batches that a step used from those fetched, and return them.
 
     A step uses one batch a backward; frameworks fetch one or two ahead, and those stay. Where
-    several backwards use one batch, or one uses several, what was fetched decides.
+    several backwards use one batch, or one uses several, the number fetched decides.
     """
     count = max(1, backwards, len(fetched) - MAX_AHEAD)
     return [fetched.popleft() for _ in range(min(count, len(fetched)))]
@@ -92,7 +92,7 @@ def take_used(fetched: deque[T], backwards: int) -> list[T]:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a batch holds: samples, and tokens where it is text; 0 where there is none."""
+    """The size of a batch: samples, and tokens if it is text; 0 if there are none."""
 
     samples: int
     tokens: int
@@ -127,14 +127,14 @@ def _tensors(batch: Any, depth: int) -> Iterator[torch.Tensor]:
             yield from _tensors(part, depth - 1)
 
 
-PACE_STEPS = 50  # that are looked back on
+PACE_STEPS = 50  # that are considered
 
 
 class Pace:
     """The pace of one rank over its last steps, also those of earlier cells.
 
-    How many samples a second it works through by itself: forward, backward and data. Waiting for
-    other ranks is no work, and the optimizer's step takes as long for any batch.
+    The samples a second that it processes by itself: forward, backward and data. Waiting for
+    other ranks does not count, and the optimizer's step takes as long for any batch.
     """
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class Pace:
         self._rest_s: deque[float] = deque(maxlen=PACE_STEPS)
 
     def note(self, values: Mapping[str, float]) -> None:
-        """Take in a step's values; one without samples or without `comm_s` tells no pace."""
+        """Add a step's values; one without samples or `comm_s` is ignored."""
         own_s = values.get("compute_s", 0.0) + values.get("data_s", 0.0)
         if "comm_s" in values and "samples" in values and own_s > 0:
             self._seen.append(values["samples"] / own_s)

@@ -1,15 +1,16 @@
-"""Record torch.profiler on this rank for chosen steps of a cell, into a file of its own.
+"""Record torch.profiler on this rank for chosen steps of a cell, into a file.
 
-A cell is recorded from its beginning, for nobody knows yet whether it trains. Its first step drops
-that, unless it was chosen itself; the recording proper runs from the end of the step before the
-first chosen one to the end of the last. A cell without a step keeps what its beginning gave.
+A cell is recorded from its beginning, for it is not known yet whether it trains. Its first step
+drops that, unless it was chosen itself; the recording proper runs from the end of the step before
+the first chosen one to the end of the last. A cell without a step keeps the recording of its
+beginning.
 
 Each step is marked "ProfilerStep#N", as torch's own schedule does, with N as the board counts.
-Moments in the file are the wall clock's; its `nbdist` entry tells how far `perf_counter_ns` is
-from that, by which the notebook brings all ranks to one clock.
+Times in the file are the wall clock's; its `nbdist` entry has the offset of `perf_counter_ns`
+from it, by which the notebook brings all ranks to one clock.
 
-Threads: the main one does everything. A timer ends what lasts too long: it asks the interpreter to
-make a call on the main thread, where torch wants a recording to end.
+Threads: the main one does everything. A timer ends a recording that lasts too long: it asks the
+interpreter to make a call on the main thread, where torch wants a recording to end.
 """
 
 import contextlib
@@ -62,7 +63,7 @@ class Profile:
             rank: This rank.
             first: First step to record, from 1.
             last: Last one.
-            cuda: Whether there is a GPU to look at.
+            cuda: Whether to record a GPU.
         """
         self.why = ""  # there is no file
         self.file = file
@@ -104,7 +105,7 @@ class Profile:
                 self._start(step + 1)
 
     def end(self) -> None:
-        """The cell has ended, however."""
+        """The cell has ended, failed or not."""
         with self._safely():
             if self._undo is not None:
                 self._undo()
@@ -112,13 +113,13 @@ class Profile:
                 self._save("cell")
 
     def end_if_late(self) -> None:
-        """Keep what was recorded, if it has lasted too long."""
+        """Keep the recording, if it has lasted too long."""
         with self._safely():
             if self._torch is not None and time.monotonic() >= self._deadline:
                 self._save("limit")
 
     def _before_another(self, native: Callable[..., Any]) -> Callable[..., Any]:
-        """Give way to a profiler of the cell's own: of two, torch leaves the first with nothing."""
+        """Give way to the cell's own profiler: of two, torch gives the first one nothing."""
 
         @wraps(native)
         def prepare_trace(profiler: Any) -> Any:
@@ -144,7 +145,7 @@ class Profile:
         if torch_hooks.is_profiled():
             self._give_up("the cell has a profiler of its own")
             return
-        # Kineto tells each beginning and end on descriptor 2, but above this level.
+        # Kineto prints each beginning and end to descriptor 2, except above this level.
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")
         profiler = torch.profiler.profile(activities=self._activities)
         self._is_starting = True
@@ -181,7 +182,7 @@ class Profile:
         return profiler
 
     def _drop(self) -> None:
-        """Forget what was recorded before the first step."""
+        """Drop what was recorded before the first step."""
         if self._torch is not None:
             self._stop()
         self.file.unlink(missing_ok=True)
@@ -216,13 +217,13 @@ class Profile:
 
     @contextlib.contextmanager
     def _safely(self) -> Iterator[None]:
-        """Let no interrupt strike in the midst, and no failure reach the training."""
+        """Defer interrupts, and keep failures from the training."""
         came: list[int] = []
         before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
         try:
             yield
         except Exception as error:
-            _log.exception("The cell is not profiled on")
+            _log.exception("Profiling of the cell has ended with an error")
             self._give_up(named(error).splitlines()[0])
             if self._torch is not None:
                 with contextlib.suppress(Exception):
@@ -238,7 +239,7 @@ def _resident_bytes() -> int:
 
 
 def _wall_minus_perf_ns() -> int:
-    """Return how far the wall clock is ahead of `perf_counter_ns`; the closest of a few looks."""
+    """Return how far the wall clock is ahead of `perf_counter_ns`; the best of a few readings."""
     looks = []
     for _ in range(5):
         before, wall, after = time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()
@@ -273,7 +274,7 @@ class Profiler(Component):
         self.current: Profile | None = None
 
     def cell_began(self, start: CellStart) -> None:
-        """Record the steps that were asked for, if any were."""
+        """Record the requested steps, if any."""
         self.current, asked = None, start.profile
         if asked is None:
             return

@@ -1,6 +1,6 @@
-"""Watch training with no change to the loop, and let it say more: what the rest of a rank calls.
+"""Observe training without a change to the loop: the interface for the rest of a rank.
 
-The hooks stand in `hooks.py`, what becomes of them in `cell.py`.
+The hooks are in `hooks.py`, their records in `cell.py`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,35 +18,35 @@ from nbdist.shared.wire import CellStart
 
 
 class Training(Component):
-    """The hooks that watch this rank train, and the steps of the cell that runs, or ran last."""
+    """The hooks that observe this rank's training, and the steps of the current or last cell."""
 
     def __init__(self) -> None:
         self._hooks: Hooks | None = None
-        self._tell_log: Callable[[int, Mapping[str, float]], None] | None = None
+        self._on_log: Callable[[int, Mapping[str, float]], None] | None = None
 
     def install(self, recorder: Recorder) -> None:
-        """Put the hooks in place; their records go to `recorder`."""
+        """Install the hooks; their records go to `recorder`."""
         if self._hooks is None:
             self._hooks = Hooks(recorder)
         self._hooks.recorder = recorder
         self._hooks.set_enabled(True)
 
     def set_enabled(self, is_enabled: bool, *, grad_norm: bool = False) -> None:
-        """Switch the hooks on or off; off, nothing of them is left in torch.
+        """Enable or disable the hooks; disabled ones are removed from torch.
 
-        With `grad_norm`, steps of the cells that begin from here on tell their share of the norm.
+        With `grad_norm`, steps of later cells report their share of the norm.
         """
         if self._hooks is not None:
             self._hooks.grad_norm = grad_norm
             self._hooks.set_enabled(is_enabled)
 
     def at_step_end(self, name: str, callback: Callable[[int], None] | None) -> None:
-        """Call `callback` on the main thread with the number of each step that ends; None: no more.
+        """Call `callback` on the main thread with the number of each step that ends; None: stop.
 
         One that raises is logged, and not called again in this cell, whose end says so.
 
         Args:
-            name: Whose it is; each has one.
+            name: Of the callback; one per name.
             callback: Gets the step's number.
         """
         if self._hooks is not None:
@@ -67,7 +67,7 @@ class Training(Component):
         self.begin_cell()
 
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
-        """Complete the records of the cell's steps; return what is to be said of them."""
+        """Complete the records of the cell's steps; return their notices."""
         self.end_cell()
         return () if self._hooks is None else self._hooks.notices()
 
@@ -77,11 +77,11 @@ class Training(Component):
             self._hooks.begin_cell()
 
     def end_cell(self) -> int:
-        """A cell has ended, however: complete its records, return the steps it made."""
+        """A cell has ended, failed or not: complete its records, return its steps."""
         return 0 if self._hooks is None else self._hooks.end_cell()
 
     def note_loss(self, loss: torch.Tensor) -> None:
-        """Take in the loss of a backward that is made in halves, of which no hook sees the root."""
+        """Note the loss of a backward in two halves, whose root no hook sees."""
         if self._hooks is not None:
             self._hooks.note_loss(loss)
 
@@ -102,7 +102,7 @@ class Training(Component):
         return self._hooks is not None and self._hooks.is_loading
 
     def pace(self) -> float:
-        """Return the samples a second that this rank has worked through by itself; 0: not known."""
+        """Return the samples a second that this rank has processed by itself; 0: not known."""
         return 0.0 if self._hooks is None else self._hooks.pace()
 
     def rest_s(self) -> float:
@@ -111,9 +111,9 @@ class Training(Component):
 
     @contextmanager
     def unseen(self) -> Iterator[None]:
-        """Watch nothing: what is computed in it is no training. Main thread.
+        """Observe nothing within the block: it is not training. Main thread.
 
-        The step that is being made has no times of its own: their beginning is not seen any more.
+        The current step has no times: their beginning is no longer known.
         """
         if self._hooks is None:
             yield
@@ -122,18 +122,18 @@ class Training(Component):
             yield
 
     def log(self, numbers: dict[str, float]) -> None:
-        """Record numbers at the current step, and tell them where no notebook listens."""
+        """Record numbers at the current step, and pass them to the callback of `on_log`, if any."""
         if self._hooks is not None:
             self._hooks.recorder.add("log", self._hooks.cell.step, numbers)
-        if self._tell_log is not None:
-            self._tell_log(self.current_step(), numbers)
+        if self._on_log is not None:
+            self._on_log(self.current_step(), numbers)
 
-    def tell_logs(self, tell: Callable[[int, Mapping[str, float]], None]) -> None:
-        """Call `tell` with the step and the numbers of each `log`, where no notebook listens.
+    def on_log(self, callback: Callable[[int, Mapping[str, float]], None]) -> None:
+        """Call `callback` with the step and the numbers of each `log`, where no notebook listens.
 
-        The step is 0 where nothing counts them.
+        The step is 0 if steps are not counted.
         """
-        self._tell_log = tell
+        self._on_log = callback
 
 
 def log(*unnamed: object, **values: object) -> None:
