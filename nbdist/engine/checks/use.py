@@ -253,8 +253,8 @@ def _place(spread: Spread) -> dict[str, float]:
     if isinstance(spread, Layout):
         part, parts = spread.shape.data_part(rank)
         place = {"part": float(part), "parts": float(parts)}
-        alike = spread.shape.alike
-        return place | ({"stream": float(rank // alike)} if alike > 1 else {})
+        same = spread.shape.same_samples
+        return place | ({"stream": float(rank // same)} if same > 1 else {})
     group = spread.process_group
     place = {"part": float(dist.get_rank(group)), "parts": float(dist.get_world_size(group))}
     ranks = dist.get_process_group_ranks(group)

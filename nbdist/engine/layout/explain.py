@@ -20,14 +20,14 @@ from nbdist.shared.text import name_bytes
 
 @dataclass(frozen=True, slots=True)
 class BatchSize:
-    """A rank's share of a batch: what the bytes of tp, cp and pp follow from."""
+    """A rank's share of a batch, from which the bytes of tp, cp and pp follow."""
 
     samples: int
     tokens: int
 
     @classmethod
     def of(cls, batch: Any) -> "BatchSize":
-        """Return the size of what a model is called with: its first tensor tells.
+        """Return the size of a model's inputs, by their first tensor.
 
         Raises:
             LayoutError: There is no tensor in it.
@@ -49,18 +49,18 @@ class BatchSize:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a layout does to a model, and what it costs; its repr is made for people.
+    """The effect of a layout on a model, and its cost; its repr is for people.
 
     Attributes:
         name: The layout's canonical text.
         shape: Sizes of the axes.
-        axes: What each axis does.
+        axes: A description of each axis.
         size: Of the whole model.
         local: Of what one rank holds before fsdp: with tp, its parts.
         backend: "gloo" or "nccl".
         batch: A rank's share of a batch, where one was given.
-        policies: What was asked for beside the text.
-        inputs: Of blocks that compute again in backward, bytes of what they kept in the last
+        policies: The policies beside the text.
+        inputs: Of blocks that recompute in backward, the bytes that they kept in the last
             forward; 0 before the first.
         compressed: The part of gradients' bytes that `Compress` sends.
     """
@@ -83,17 +83,17 @@ class Explanation:
 
     @property
     def sent_bytes(self) -> float:
-        """What a rank sends in a step with one backward: the sum of `traffic`."""
+        """Bytes that a rank sends in a step with one backward: the sum of `traffic`."""
         return sum(self.traffic.values())
 
     @property
     def traffic(self) -> dict[str, float]:
         """Bytes that a rank sends in a step with one backward, by axis, on average over the ranks.
 
-        `dp` is what copies average, `fsdp` what shards gather and reduce (both with cp, whose ranks
-        share as well). What tp, cp and pp send follows from the batch: without one they are left
-        out, and tp and cp where tp's plan has styles of torch, or where blocks compute in low
-        precision or again.
+        `dp` is for averages of copies, `fsdp` for gathers and reductions of shards (both with cp,
+        whose ranks share too). The bytes of tp, cp and pp follow from the batch: without one they
+        are left out, and tp and cp where tp's plan has styles of torch, or where blocks compute in
+        low precision or again.
         """
         chosen = self.policies.precision
         sent_as = cost.wire(self.local, self.shape, chosen.compute, chosen.reduce)
@@ -115,7 +115,7 @@ class Explanation:
 
     @property
     def _activations(self) -> dict[str, Sent]:
-        """What axes send of activations, where it is known."""
+        """The activations that axes send, where they are known."""
         found = {axis.name: axis.sent(self.shape) for axis in self.axes}
         return {
             name: sent
@@ -125,7 +125,7 @@ class Explanation:
 
     @property
     def levels(self) -> tuple[float, float]:
-        """What a rank sends inside of its group and between groups; no bytes without groups."""
+        """Bytes that a rank sends inside its group and between groups; 0 without groups."""
         size = self.policies.compress.between if self.policies.compress else None
         if size is None:
             return 0.0, 0.0
@@ -137,7 +137,7 @@ class Explanation:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether blocks send over tp and cp what the model's own dtype tells, once each way."""
+        """Whether blocks send over tp and cp in the model's own dtype, once each way."""
         return self.policies.precision.compute == "fp32" and self.policies.checkpoint is None
 
     def __repr__(self) -> str:
@@ -156,7 +156,7 @@ class Explanation:
         return "\n".join(line for line in lines if line)
 
     def _idle(self) -> str:
-        """Say of names in the text that the other axes leave them one rank."""
+        """Name the axes in the text to which the other axes leave one rank."""
         if not self.shape.idle:
             return ""
         names = " and ".join(self.shape.idle)
@@ -169,7 +169,7 @@ class Explanation:
         return "" if share == 1 else f", and 1/{1 / share:.0f} of an optimizer's states for them"
 
     def _sent(self) -> str:
-        """Return what a rank sends; of a batch that is not known, for each of its tokens."""
+        """Return the bytes that a rank sends; per token where the batch is not known."""
         by_axis = [f"{axis} {name_bytes(sent)}" for axis, sent in self.traffic.items()]
         parts = [f"{name_bytes(self.sent_bytes)} a step"] if by_axis else []
         if len(by_axis) > 1 and self.batch is not None:

@@ -79,10 +79,10 @@ def from_pretrained(
 
 
 def _read_source(source: Any, weights: str | Path | None) -> tuple[Callable[[], nn.Module], Path]:
-    """Return what makes the model, and the folder of its weights.
+    """Return a function that makes the model, and the folder of its weights.
 
     Raises:
-        CheckpointError: There is no such folder, or nothing tells what the model is.
+        CheckpointError: There is no such folder, or the model is not specified.
     """
     if isinstance(source, str | Path):
         folder = Path(source).expanduser()
@@ -109,13 +109,13 @@ def _read_source(source: Any, weights: str | Path | None) -> tuple[Callable[[], 
 
 
 def _model_of(folder: Path) -> Callable[[], nn.Module]:
-    """Return what makes the model that a folder's `config.json` names.
+    """Return a function that makes the model of a folder's `config.json`.
 
     Raises:
-        CheckpointError: It names none that transformers has.
+        CheckpointError: transformers has no such model.
     """
     if not folder.is_dir():
-        pretrained_folder.stored_tensors(folder)  # says it
+        pretrained_folder.stored_tensors(folder)  # raises
     instead = "give the function: from_pretrained(lambda: Model(config), layout, weights=folder)"
     if not (folder / pretrained_folder.CONFIG).is_file():
         raise CheckpointError(
@@ -160,7 +160,7 @@ def _fresh_on_rank_0(model: nn.Module, names: tuple[str, ...]) -> dict[str, Any]
 
 
 def _tell(match: Match, folder: Path) -> None:
-    """Say in a line what differs between the folder and the model; rank 0 alone."""
+    """Print the differences between the folder and the model; rank 0 only."""
     if dist.get_rank():
         return
     if match.new:

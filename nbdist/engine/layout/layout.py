@@ -1,4 +1,4 @@
-"""What `nbdist.parallelize` hands out: a `Layout`, which its model holds."""
+"""The `Layout` that `nbdist.parallelize` returns, and that its model holds."""
 
 import copy
 import weakref
@@ -42,18 +42,18 @@ class Layout(Trainable):
         mesh: torch's DeviceMesh: the axes larger than 1, outermost first.
         blocks: Qualified names of the units that fsdp gathers one by one; empty without fsdp.
         size: Bytes and count of the parameters of the whole model.
-        local: The same of what a rank of tp holds of it; without tp, the same as `size`.
-        backend: "gloo" or "nccl": what carries this model's collectives.
-        plan: What tp cuts; None without tp.
-        context: What cp does; None without cp.
-        policies: What was asked for beside the text.
+        local: The same for a rank of tp; without tp, the same as `size`.
+        backend: "gloo" or "nccl": the backend of this model's collectives.
+        plan: The modules that tp cuts; None without tp.
+        context: The plan of cp; None without cp.
+        policies: The policies beside the text.
         skeleton: The plain model as it was, without weights; None where it cannot be copied.
         no_skeleton: Why there is none.
         last_step: The last batch and loss of `step`; `%dist verify` proves with them.
         pipeline: The pipeline's steps; None without pp.
-        proof: What `verify` found last; None before. A run tells it.
-        scaler: A GradScaler, for `Precision("fp16")`; else it passes everything on as it is, so
-            that one loop serves all: `layout.scaler.scale(loss).backward()`,
+        proof: The last result of `verify`; None before. A run reports it.
+        scaler: A GradScaler, for `Precision("fp16")`; otherwise it passes everything on unchanged,
+            so that one loop serves all: `layout.scaler.scale(loss).backward()`,
             `layout.scaler.step(opt)`, `layout.scaler.update()`.
     """
 
@@ -85,11 +85,11 @@ class Layout(Trainable):
         self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the last batch behind: a newcomer has not made that step."""
+        """Leave out the last batch: a new rank has not made that step."""
         return {**self.__dict__, "last_step": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Be known as a living layout on a rank that got it from another one, too."""
+        """Register as a living layout, on a rank that received it from another one."""
         self.__dict__.update(state)
         here.number_after(self._number)
         self._begin()
@@ -102,12 +102,12 @@ class Layout(Trainable):
 
     @property
     def number(self) -> int:
-        """Its place in the order in which layouts were made, also on a rank that got them."""
+        """Its place in the order in which layouts were made, also on a rank that received them."""
         return self._number
 
     @property
     def can_follow(self) -> bool:
-        """Whether all can go on with another number of ranks: each holds the whole of it."""
+        """Whether it can continue with another number of ranks: each holds the whole model."""
         return set(self.shape.axes) == {"dp"} and not self.shape.shards_states
 
     def follow(self) -> None:
@@ -136,11 +136,11 @@ class Layout(Trainable):
         )
 
     def explain(self, batch: Any = None) -> "Explanation":
-        """Return what the layout does to the model and what it costs a rank and step.
+        """Return a description of the layout, and its cost per rank and step.
 
         Args:
             batch: What the model is called with on this rank, as in `step`: its size tells how much
-                tp, cp and pp send. Without one they are told for each token.
+                tp, cp and pp send. Without one they are given per token.
 
         Raises:
             LayoutError: `batch` holds no tensor.
@@ -176,7 +176,7 @@ class Layout(Trainable):
     def load_from(self, other: "Layout | nn.Module | Mapping[str, torch.Tensor] | None") -> None:
         """Copy weights and buffers into this model, by name; dtypes stay this model's. Collective.
 
-        Optimizers keep their state, which is that of other weights: make them anew, or go on where
+        Optimizers keep the state of the old weights: create new ones, or continue if
         the weights are nearly the same.
 
         Args:
@@ -234,7 +234,7 @@ class Layout(Trainable):
         save_pretrained.save(self, plain, Path(folder).expanduser(), file_bytes, self._describe)
 
     def _describe(self, folder: Path) -> None:
-        """Write what transformers wants to know of a model of its own."""
+        """Write the configuration of a model of transformers."""
         config = getattr(self.model, "config", None)
         if config is None or not callable(getattr(config, "save_pretrained", None)):
             return
@@ -308,7 +308,7 @@ class Layout(Trainable):
 
 
 def _whole_batch(inputs: Any) -> list[Any]:
-    """Return a rank's part as it is: without pp it is one forward."""
+    """Return a rank's part unchanged: without pp it is one forward."""
     return [inputs]
 
 
@@ -330,13 +330,13 @@ def _before_load(
 
 
 def attach(layout: Layout) -> None:
-    """Have the model hold its layout, and be copied without it."""
+    """Attach a layout to its model, and have copies of the model leave it out."""
     layout.model.__dict__[_KEY] = layout
     plain_copy.provide(layout.model, layout.name, layout.skeleton, layout.no_skeleton)
 
 
 def layout_facts(known: Layout) -> dict[str, str]:
-    """Return what a run tells of its layout."""
+    """Return the facts of a layout for a run."""
     proven = {} if known.proof is None else {"proof": known.proof.verdict}
     return proven | {
         "layout": known.name,
@@ -347,7 +347,7 @@ def layout_facts(known: Layout) -> dict[str, str]:
 
 
 class Layouts:
-    """The layouts of a process, made here or got from another rank."""
+    """The layouts of a process, made here or received from another rank."""
 
     def __init__(self) -> None:
         self._living: weakref.WeakSet[Layout] = weakref.WeakSet()
@@ -359,7 +359,7 @@ class Layouts:
         return number
 
     def number_after(self, number: int) -> None:
-        """Have the next layout be newer than one that this rank got from another."""
+        """Number the next layout after one that this rank received from another."""
         self._next_number = max(self._next_number, number + 1)
 
     def add(self, layout: Layout) -> None:
@@ -381,10 +381,10 @@ def live_layouts() -> list[Layout]:
 
 
 def data_shard() -> Shard | None:
-    """Return which part of every batch is this rank's, as the newest living layout says."""
+    """Return this rank's part of every batch, by the newest living layout."""
     newest = here.newest()
     if newest is None or newest.shape.world_size != dist.get_world_size():
-        return None  # the group has another size since: whoever scaled it tells what follows
+        return None  # the group has another size since: scaling it has set the part
     return Shard(*newest.shape.data_part(dist.get_rank()))
 
 

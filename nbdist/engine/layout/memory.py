@@ -1,9 +1,9 @@
-"""How much memory this rank may still take: what the machine has, or the container allows."""
+"""The free memory of this rank: of the machine, or within the container's limit."""
 
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
-# Of cgroup versions 2 and 1: the limit, and what is used of it.
+# Of cgroup versions 2 and 1: the limit, and the usage.
 _LIMITS = (
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),

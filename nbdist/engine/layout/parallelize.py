@@ -49,7 +49,7 @@ def parallelize(
 
     Args:
         model: A plain module, on the rank's device or to be moved there. Of `torch.compile(module)`
-            the module inside is spread, and what wraps it goes on compiling it, where it is called:
+            the module inside is spread, and its wrapper still compiles it when called:
             `Layout.step` calls the module, which `module.compile()` compiles in place. Or a
             function that makes one, as `lambda: Model(config)`: the model is `layout.model` then,
             the cell can be run again with any layout, and with shards ranks never hold the whole.
@@ -87,7 +87,7 @@ def with_weights(
     """Spread a model over all ranks, and return how; as `parallelize`.
 
     Args:
-        make: Returns the model, and where its weights come from if it is on meta. Called once the
+        make: Returns the model, and the source of its weights if it is on meta. Called once the
             layout is known to fit the ranks.
         layout: As `parallelize` takes it.
         policies: As `parallelize` takes them.
@@ -184,11 +184,11 @@ def _refuse_meta(model: nn.Module) -> None:
 
 
 def _report_nothing(**_facts: str) -> None:
-    """Where facts go until the rank has a recorder."""
+    """Drop facts until the rank has a recorder."""
 
 
 class AskedLayouts(Component):
-    """The layouts that the newest cell has asked for, as texts.
+    """The layouts that the newest cell has requested, as texts.
 
     Attributes:
         report: Gets facts of a run, as texts by keyword: layout, model, parameters. A rank sets

@@ -1,10 +1,10 @@
-"""`copy.deepcopy` of a spread model: a plain module with its numbers, outside of the layout.
+"""`copy.deepcopy` of a spread model: a plain module with its numbers, outside the layout.
 
 Averages of weights (`torch.optim.swa_utils.AveragedModel`) begin with a copy, and torch refuses to
 copy what `replicate` or `fully_shard` has changed. Where a rank holds all of a model, the copy is
 made of its skeleton, which knows neither hooks nor groups; shards are refused in words.
 
-What stands in a model's `__deepcopy__` travels with it to a newcomer, as all that is in it does.
+A model's `__deepcopy__` is copied with it to a new rank, like its other attributes.
 """
 
 import copy
@@ -50,7 +50,7 @@ def _refuse(layout: str, why: str, _memo: dict[int, Any] | None = None) -> None:
 
 
 def _copy(model: nn.Module, layout: str, skeleton: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """Return the skeleton with weights, buffers, modes and plain values of now. No collective.
+    """Return the skeleton with present weights, buffers, modes and plain values. No collective.
 
     Args:
         model: The live one.
@@ -62,7 +62,7 @@ def _copy(model: nn.Module, layout: str, skeleton: nn.Module, memo: dict[int, An
     held = dict(model.named_parameters(remove_duplicate=False))
     if changed := sorted(bare.keys() ^ held.keys()):
         _refuse(layout, f"{changed[0]} was added or taken away after parallelize")
-    # Whatever else refers to a weight of the skeleton's, as recurrent layers do, gets the copy.
+    # Other references to a weight of the skeleton, as in recurrent layers, get the copy.
     filled: dict[int, Any] = {id(bare[name]): copy.deepcopy(held[name], memo) for name in bare}
     buffers = dict(model.named_buffers(remove_duplicate=False))
     for name, buffer in skeleton.named_buffers(remove_duplicate=False):
@@ -77,7 +77,7 @@ def _copy(model: nn.Module, layout: str, skeleton: nn.Module, memo: dict[int, An
 
 
 def _take_over(made: nn.Module, live: nn.Module, memo: dict[int, Any]) -> None:
-    """Give a part of the copy what has changed in the live one since it was spread."""
+    """Update a part of the copy with changes of the live one since it was spread."""
     memo[id(live)] = made
     vars(made).update({name: v for name, v in vars(live).items() if type(v) in _PLAIN})
     for name, buffer in live.named_buffers(recurse=False, remove_duplicate=False):

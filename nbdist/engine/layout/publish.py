@@ -33,12 +33,12 @@ _NAME = re.compile(r"[^/:@'\"\s][^/:@'\"\n]{0,200}")
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A model on its way into MLflow's registry.
+    """A model that will be in MLflow's registry.
 
     Attributes:
         name: In the registry.
         alias: That the new version gets; None for none.
-        version: Is given by MLflow when the cell's run is sent, so it is not known yet.
+        version: MLflow sets it when the cell's run is sent, so it is not known yet.
         uri: Under which MLflow finds it then: by the alias, else the newest version.
     """
 
@@ -60,21 +60,21 @@ class Published:
 
 @dataclass(slots=True)
 class Place:
-    """Where published models go from a rank.
+    """The destination of models that a rank publishes.
 
     Attributes:
-        folder: Where models lie until the notebook takes them.
-        tell: Gets what the notebook must know of one.
+        folder: The folder of models until the notebook takes them.
+        report: Called with a model's facts for the notebook.
         is_tracked: Returns whether the cell that runs is tracked.
     """
 
     folder: Path
-    tell: Callable[[dict[str, Any]], None]
+    report: Callable[[dict[str, Any]], None]
     is_tracked: Callable[[], bool]
 
 
 class Publishing:
-    """How a process publishes: through the notebook, from when its rank has joined."""
+    """How a process publishes: through the notebook, once its rank has joined."""
 
     def __init__(self) -> None:
         self.place: Place | None = None
@@ -83,7 +83,7 @@ class Publishing:
 def publish(
     model: nn.Module | Layout, name: str, *, example: Any = None, alias: str | None = None
 ) -> Published:
-    """Publish one consolidated model in MLflow's registry, from however it is spread. Collective.
+    """Publish one consolidated model in MLflow's registry, in any layout. Collective.
 
         nbdist.publish(model, "small-gpt", example=x, alias="candidate")  # on all ranks
 
@@ -119,9 +119,9 @@ def publish(
             return None
         return _write(place.folder, name, alias, plain, _example(layout, example))
 
-    told = each(write, kind=PublishError)
-    if told is not None:
-        place.tell(told)
+    facts = each(write, kind=PublishError)
+    if facts is not None:
+        place.report(facts)
     return Published(name, alias)
 
 
@@ -188,7 +188,7 @@ def _example(layout: Layout | None, example: Any) -> Any:
 def _write(
     home: Path, name: str, alias: str | None, plain: nn.Module, example: Any
 ) -> dict[str, Any]:
-    """Write the program and a request to try into a folder of their own; return what it is."""
+    """Write the program and a request to try into a folder of their own; return its facts."""
     program, sample = exported.export(plain, example)
     folder = home / f"{time.time_ns()}"
     try:

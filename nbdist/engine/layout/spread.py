@@ -1,10 +1,10 @@
 """Spread a model in place: equal weights first, then axis by axis.
 
-plan     each axis finds what it will do, on the whole model, from the innermost outwards
-cut      blocks hold less, or compute otherwise
-         policies stand around blocks
+plan     each axis plans its changes, on the whole model, from the innermost outwards
+cut      blocks hold less, or compute differently
+         policies wrap blocks
 share    gradients are averaged, or shards made
-finish   what stands around all of it
+finish   wrappers of the whole model
 """
 
 from collections.abc import Iterable
@@ -39,8 +39,8 @@ def spread(
     Args:
         model: With its weights, or on meta where `source` is given.
         shape: Sizes of the axes.
-        policies: What was asked for beside.
-        source: Where the weights of a model on meta come from.
+        policies: The policies beside the text.
+        source: The source of the weights of a model on meta.
     """
     device_type, backend = _device_type(model)
     axes = axes_of(shape)
@@ -86,7 +86,7 @@ def spread(
 
 
 def _size(model: nn.Module, blocks: dict[str, nn.Module]) -> cost.ModelSize:
-    """Return what of a model lies on this rank."""
+    """Return the size of a model's part on this rank."""
     return cost.ModelSize(
         parameter_bytes=_bytes(model.parameters()),
         gradient_bytes=_bytes(p for p in model.parameters() if p.requires_grad),
@@ -96,7 +96,7 @@ def _size(model: nn.Module, blocks: dict[str, nn.Module]) -> cost.ModelSize:
 
 
 def _device_type(model: nn.Module) -> tuple[str, str]:
-    """Return where the model shall be and what carries its collectives.
+    """Return the model's device type and the backend of its collectives.
 
     A model on a GPU stays there. One on the CPU moves to the GPU where the group has nccl, as
     nbdist starts it with one GPU a rank.

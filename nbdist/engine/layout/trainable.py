@@ -1,6 +1,6 @@
-"""How a spread model is trained: a step, the parts of a batch, gradients, the optimizer.
+"""Training of a spread model: a step, the parts of a batch, gradients, the optimizer.
 
-Main thread, all ranks alike.
+Main thread, on all ranks.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +31,7 @@ LossFunction = Callable[[Any, Any], torch.Tensor]
 
 
 class Trainable:
-    """What of a layout trains its model; `Layout` tells of the attributes."""
+    """The training methods of a layout; see `Layout` for the attributes."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Trainable:
         `Precision("fp16")` the loss is scaled, and `layout.scaler` steps the optimizer.
 
         Args:
-            x: What the model is called with: a dict is keywords, `model(**x)`, a tuple or list is
+            x: The model's inputs: a dict is keywords, `model(**x)`, a tuple or list is
                 arguments, `model(*x)`, all else the one argument; `(x,)` gives a tuple or dict as
                 it is. The first tensor's length is the number of samples.
             y: The targets, in any form that `loss_fn` takes.
@@ -78,7 +78,7 @@ class Trainable:
             of which `loss_fn` makes a mean, and None on ranks without the last stage.
 
         Raises:
-            LayoutError: Shares must be weighted, and nothing tells how many samples there are; or,
+            LayoutError: Shares must be weighted, and the number of samples is unknown; or,
                 under ddp, a parameter got no gradient.
         """
         resume.weigh_newest()
@@ -184,7 +184,7 @@ class Trainable:
         Args:
             kind: A class of optimizers, such as `torch.optim.AdamW`.
             params: Parameters, or groups of them with options of their own; all by itself.
-            options: What `kind` takes.
+            options: The arguments of `kind`.
 
         Raises:
             LayoutError: The number of ranks has changed since the layout was made, and "zero1" does

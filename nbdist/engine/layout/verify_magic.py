@@ -1,7 +1,7 @@
-"""Prove a layout when the notebook asks, with what it was last called with.
+"""Prove a layout when the notebook asks, with its last inputs.
 
-What `layout.step` was called with is a batch and a loss. Where a loop calls the model itself,
-inputs are guessed from the first layers. No loss is known then; gradients are what is proven, and
+The arguments of `layout.step` are a batch and a loss. Where a loop calls the model itself,
+inputs are guessed from the first layers. No loss is known then; gradients are proven, and
 any loss has some: the outputs are added with fixed weights.
 
 Main thread, in a cell on all ranks.
@@ -33,7 +33,7 @@ def verify(handle: str | None, names: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         handle: Name of a layout, or of its model, among `names`; None takes the newest.
-        names: Those of the rank's cells.
+        names: The namespace of the rank's cells.
     """
     try:
         proof, how = _prove(_find_on_all(handle, names))
@@ -43,12 +43,12 @@ def verify(handle: str | None, names: dict[str, Any]) -> dict[str, Any]:
 
 
 def traffic(names: dict[str, Any]) -> dict[str, Any]:
-    """Return `{"name", "bytes"}`: what the newest layout says a rank sends a step, or `{"error"}`.
+    """Return `{"name", "bytes"}`: bytes a rank sends a step in the newest layout, or `{"error"}`.
 
-    Collective. What tp, cp and pp send follows from the batch of the last `layout.step`.
+    Collective. The bytes of tp, cp and pp follow from the batch of the last `layout.step`.
 
     Args:
-        names: Those of the rank's cells.
+        names: The namespace of the rank's cells.
     """
     try:
         layout = _find_on_all(None, names)
@@ -56,13 +56,13 @@ def traffic(names: dict[str, Any]) -> dict[str, Any]:
         return {"error": [error.what, error.why, error.do]}
     inputs = None if layout.last_step is None else layout.last_step[0]
     changed = [axis for axis in ("tp", "cp", "pp") if getattr(layout.shape, axis) > 1]
-    told = layout.explain(inputs).traffic
-    untold = [axis for axis in changed if axis not in told]
-    if untold:
-        why = f"bytes over {' and '.join(untold)} follow from a batch, and layout.step has not run"
+    known = layout.explain(inputs).traffic
+    unknown = [axis for axis in changed if axis not in known]
+    if unknown:
+        why = f"bytes over {' and '.join(unknown)} follow from a batch, and layout.step has not run"
         do = "compute with layout.step, or compare with the last run: %dist expect bytes 1 %"
         return {"error": [f"It is not known what layout {layout.name} sends.", why, do]}
-    return {"name": layout.name, "bytes": sum(told.values())}
+    return {"name": layout.name, "bytes": sum(known.values())}
 
 
 def _find_on_all(handle: str | None, names: dict[str, Any]) -> Layout:
@@ -131,7 +131,7 @@ def _prove(layout: Layout) -> tuple[Proof, str]:
 
 
 def _prove_with_guess(layout: Layout) -> tuple[Proof, str]:
-    """Return a proof with inputs that nobody has given, and how they were made.
+    """Return a proof with guessed inputs, and how they were made.
 
     Raises:
         LayoutError: The model does not run with them, or uses a part of its parameters only.
@@ -174,7 +174,7 @@ def _prove_with_guess(layout: Layout) -> tuple[Proof, str]:
 
 
 def _words(given: Any) -> str:
-    """Return what a batch is made of: dtypes and shapes."""
+    """Return a batch in words: dtypes and shapes."""
     if isinstance(given, torch.Tensor):
         return f"{str(given.dtype).removeprefix('torch.')} {tuple(given.shape)}"
     if isinstance(given, Mapping):
@@ -185,7 +185,7 @@ def _words(given: Any) -> str:
 
 
 def _several(inputs: Inputs, part: int) -> Inputs:
-    """Return inputs with more samples, each another one, and others in each part of a batch.
+    """Return inputs with more samples, all different, also between parts of a batch.
 
     Ranks with the same samples have the same gradients, whether these are averaged or not.
     """

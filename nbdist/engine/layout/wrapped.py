@@ -1,7 +1,7 @@
-"""A model is spread once: by nbdist, or by another library, and whoever comes second is told.
+"""A model is spread once: by nbdist or by another library; a second spreading is refused.
 
-Other libraries keep working on top of a layout where they can leave the model as it is, and beside
-it, on models of their own. Where neither goes, one sentence says so, before anything is changed.
+Other libraries keep working on top of a layout where they can leave the model unchanged, and beside
+it, on models of their own. Where neither is possible, an error says so, before anything is changed.
 """
 
 import gc
@@ -27,14 +27,14 @@ _WRAPPERS = {
 
 
 def look_on() -> None:
-    """Have torch, Accelerate and DeepSpeed ask here before they spread a model, or clip."""
+    """Have torch, Accelerate and DeepSpeed check here before they spread a model, or clip."""
     torch_wrappers.here.before_wrapping(refuse_again)
     torch_wrappers.here.before_clipping(refuse_own_norm)
     third_parties.adapt(is_spread, refuse_own_samples, refuse_saving, refuse_again)
 
 
 def wrapper_of(model: nn.Module) -> str | None:
-    """Return who has spread a model, by the name its user knows; None if nobody but nbdist has."""
+    """Return which library has spread a model, in words; None if none but nbdist has."""
     kind = type(model)
     named = _WRAPPERS.get((kind.__module__, kind.__name__))
     if named is not None:
@@ -47,10 +47,10 @@ def wrapper_of(model: nn.Module) -> str | None:
 
 
 def refuse_wrapped(model: nn.Module) -> None:
-    """Refuse to give a layout to what another library has spread.
+    """Refuse a layout for a model that another library has spread.
 
     Raises:
-        LayoutError: It has, and this is who.
+        LayoutError: Names the library.
     """
     by = wrapper_of(model)
     if by is not None:
@@ -79,7 +79,7 @@ def refuse_again(by: str, module: nn.Module) -> None:
 
 
 def refuse_own_norm(parameters: list[torch.Tensor]) -> None:
-    """Refuse that torch clips gradients of a pipeline, by the norm of this rank's stages alone.
+    """Refuse torch's clipping of a pipeline's gradients, which uses the norm of this rank's stages.
 
     Raises:
         LayoutError: A layout with pp has spread any of these parameters.
@@ -119,7 +119,7 @@ def is_spread(model: nn.Module) -> bool:
 
 
 def refuse_own_samples(optimizer: Optimizer) -> None:
-    """Refuse that Accelerate shares out batches for a model whose ranks must share samples (tp).
+    """Refuse Accelerate's split of batches for a model whose ranks must share samples (tp).
 
     Raises:
         LayoutError: The optimizer's model has such a layout.
@@ -129,7 +129,7 @@ def refuse_own_samples(optimizer: Optimizer) -> None:
 
 
 def refuse_saving(model: nn.Module) -> None:
-    """Refuse that the Trainer, which saves on rank 0 alone, writes checkpoints of shards.
+    """Refuse checkpoints of shards by the Trainer, which saves on rank 0 only.
 
     Raises:
         LayoutError: The model's parameters are shards.

@@ -46,7 +46,9 @@ def settle(newcomers: Sequence[int], own: Collection[int]) -> dict[int, tuple[in
     # One that is left from before the number of ranks changed spreads nothing any more.
     shapes = [layout.shape for layout in live_layouts()]
     world_size = dist.get_world_size()
-    mine = max((shape.alike for shape in shapes if shape.world_size == world_size), default=1)
+    mine = max(
+        (shape.same_samples for shape in shapes if shape.world_size == world_size), default=1
+    )
     heard = rendezvous.exchange("draw alike", str(mine), rendezvous.FORM_TIMEOUT_S)
     alike = max(int(text) for text in heard.values())
     if alike == 1:

@@ -1,7 +1,7 @@
-"""What an axis of a layout answers: how it changes a model, and what people should know of it.
+"""The interface of a layout's axis: how it changes a model, and its description.
 
-One object for each axis of each layout. By itself an axis does nothing and says nothing, so each
-overrides only what concerns it. `registry` lists them.
+One object for each axis of each layout. The base class does nothing, so each axis
+overrides only what it needs. `registry` lists them.
 """
 
 from dataclasses import dataclass, field
@@ -19,21 +19,21 @@ from nbdist.engine.layout.policies.policies import Policies
 
 @dataclass
 class Spreading:
-    """A model while it is spread: what axes are given, and what they leave to each other.
+    """A model while it is spread: the input of axes, and their results for each other.
 
     Attributes:
         model: On its device, with the same weights on every rank.
         shape: Sizes of the axes.
-        policies: What was asked for beside.
+        policies: The policies beside the text.
         mesh: torch's DeviceMesh.
-        blocks: By name, in order: what the model repeats, and of that what this rank has.
+        blocks: The model's repeated blocks that this rank has, by name, in order.
         skeleton: The plain model as it was, without weights; None where it cannot be copied.
         no_skeleton: Why there is none.
-        runs: Blocks that follow each other on this rank; empty where all do.
+        runs: Blocks that follow each other on this rank; empty if all do.
         begins: Names of blocks with which a stage of a pipeline begins.
         cut: Names of the modules that tp has cut here.
-        plan: What tp cuts; None without tp.
-        context: What cp does; None without cp.
+        plan: The modules that tp cuts; None without tp.
+        context: The plan of cp; None without cp.
         pipeline: The pipeline's steps; None without pp.
     """
 
@@ -54,7 +54,7 @@ class Spreading:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a rank sends over an axis of activations, forward and backward.
+    """The activations that a rank sends over an axis, forward and backward.
 
     Attributes:
         nbytes: For one token or sample of its batch.
@@ -66,7 +66,7 @@ class Sent:
 
 
 class Axis:
-    """One axis of one layout. Main thread; all ranks alike.
+    """One axis of one layout. Main thread, on all ranks.
 
     Attributes:
         name: As in the layout's text.
@@ -83,31 +83,31 @@ class Axis:
         """Refuse a model that is compiled as a whole: wrapped by `torch.compile`, or in place."""
 
     def check_device(self, shape: MeshShape, device_type: str, backend: str) -> None:
-        """Refuse a kind of device, or what carries its collectives. No collective."""
+        """Refuse a device type or a backend. No collective."""
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model that the axis cannot spread. No collective."""
 
     def plan(self, work: Spreading) -> None:
-        """Find out what will be done, on the whole model; change nothing."""
+        """Plan the changes, on the whole model; change nothing."""
 
     def cut(self, work: Spreading) -> None:
-        """Change what blocks hold and compute, before policies stand around them."""
+        """Change the parameters and the computation of blocks, before policies wrap them."""
 
     def share(self, work: Spreading) -> None:
-        """Have gradients averaged, or shards made, of what this rank holds then."""
+        """Average gradients, or make shards, of this rank's parameters."""
 
     def finish(self, work: Spreading) -> None:
-        """Stand around all that the other axes have done."""
+        """Wrap the changes of all other axes."""
 
     def sent(self, shape: MeshShape) -> Sent | None:
-        """Return what is sent of activations, where that is known."""
+        """Return the activations that are sent, if known."""
         return None
 
     def summary(self, shape: MeshShape) -> str:
-        """Return what people should know of it in any case, or nothing."""
+        """Return a short description, or nothing."""
         return ""
 
     def details(self) -> str:
-        """Return what they may look up: the last lines of an explanation."""
+        """Return details: the last lines of an explanation."""
         return ""

@@ -19,7 +19,7 @@ from nbdist.shared.errors import LayoutError
 
 
 class ReplicaAxis(Axis):
-    """Replicas of the model: over `dp`, over `cp`, or on a rank alone; of fsdp's shards none."""
+    """Replicas of the model: over `dp`, over `cp`, or on a single rank; none of fsdp's shards."""
 
     name = "dp"
 
@@ -29,7 +29,7 @@ class ReplicaAxis(Axis):
         return shape.fsdp == 1
 
     def check(self, model: nn.Module) -> None:
-        """Refuse what DDP cannot do.
+        """Refuse models that DDP cannot train.
 
         Raises:
             LayoutError: No parameter requires a gradient.
@@ -63,7 +63,7 @@ class ReplicaAxis(Axis):
 
 
 def _levels(policy: Compress, mesh: DeviceMesh) -> TwoLevels | None:
-    """Return the groups that gradients are averaged inside of first. Collective."""
+    """Return the groups inside which gradients are averaged first. Collective."""
     if policy.between is None:
         return None
     assert policy.between != "hosts", "parallelize has counted the ranks of a host"

@@ -1,6 +1,6 @@
 """The `fsdp` axis: parameters, gradients and optimizer states cut into shards (FSDP2).
 
-Each block is one unit, gathered for its forward and its backward; what is left (embeddings, head)
+Each block is one unit, gathered for its forward and its backward; the rest (embeddings, head)
 is the root's unit. With a `dp` axis beside it the mesh is 2-D: shards inside, replicas outside.
 """
 
@@ -32,7 +32,7 @@ class ShardAxis(Axis):
     _blocks: tuple[str, ...] = ()
 
     def check(self, model: nn.Module) -> None:
-        """Refuse what FSDP cannot do or would do silently wrong.
+        """Refuse models that FSDP cannot train, or would train wrongly in silence.
 
         Raises:
             LayoutError: The model is a bare list, or has a parameter that is a scalar, has hooks or
@@ -114,8 +114,8 @@ def apply(
             forward and gather them again in backward. The root keeps its own, for backward
             begins with them (torch's default). False keeps all: ZeRO-2's traffic. After a
             forward without gradients, which no backward follows, all are given back.
-        in_precision: What units are gathered in, compute in, and average in.
-        offloaded: Where their shards lie between uses.
+        in_precision: The precision in which units are gathered, compute, and average.
+        offloaded: The memory of their shards between uses.
     """
     precision.keep_statistics(model, in_precision)
     model.register_forward_hook(_own_outputs)  # before fully_shard, whose hook looks at them
@@ -139,7 +139,7 @@ def apply(
 
 
 def _give_back(model: nn.Module, _args: object, _outputs: object) -> None:
-    """Give back what a forward without gradients has gathered.
+    """Free the parameters that a forward without gradients has gathered.
 
     torch keeps it for a backward. The next forward would compute with it though the shards have
     been trained since, and an optimizer made meanwhile would hold it in the place of shards.

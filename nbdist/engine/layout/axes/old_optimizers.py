@@ -21,7 +21,7 @@ def refuse(model: nn.Module, axis: str) -> None:
         if found:
             raise LayoutError(
                 f"An optimizer ({type(found[0]).__name__}) already holds this model's parameters.",
-                why=f"{axis} replaces parameters by shards; that optimizer would go on stepping "
+                why=f"{axis} replaces parameters by shards; that optimizer would keep stepping "
                 "the old ones and train nothing, without an error",
                 do="delete it, parallelize the model, and make the optimizer after that",
             )

@@ -1,13 +1,13 @@
-"""Parts of an FSDP unit that the model calls from outside of it.
+"""Parts of an FSDP unit that the model calls from outside it.
 
 diffusers' DiT ends with `self.transformer_blocks[0].norm1.emb(...)`: a part of a block, after the
-block has given its gathered parameters back. torch would compute with a shard, and say "mixed
+block has given its gathered parameters back. torch would compute with a shard, and raise "mixed
 torch.Tensor and DTensor". Such a block stays gathered until its backward. One of which a part is
 called before the block itself cannot be helped: in backward the block's gradients are averaged
 before that part's are there.
 
-Seen in the first forward that trains, then the hooks are taken out. Compiled models are not looked
-at: there the hooks stay and are traced to nothing, for one whose hooks change is compiled again.
+Detected in the first forward that trains, then the hooks are removed. Compiled models are not
+checked: there the hooks stay and are traced to nothing, for a change of hooks would recompile.
 Main thread.
 """
 
@@ -58,9 +58,9 @@ class _Watch:
         self._running.clear()
 
     def _has_seen(self, *_: Any) -> None:
-        """Take the hooks out after a forward without an error.
+        """Remove the hooks after a forward without an error.
 
-        After one torch goes through its own table of hooks, and a hook that is taken out then would
+        After one torch goes through its own table of hooks, and a hook that is removed then would
         hide the error behind "OrderedDict mutated during iteration".
         """
         if torch.is_grad_enabled() and not self._is_traced() and not self._is_compiled:
@@ -112,7 +112,7 @@ class _Watch:
 
 
 def watch(model: nn.Module, units: Mapping[str, nn.Module]) -> None:
-    """See in the first forward which parts of units are called from outside of them.
+    """Detect in the first forward the parts of units that are called from outside.
 
     Args:
         model: The root, sharded.

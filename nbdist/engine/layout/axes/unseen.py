@@ -1,8 +1,8 @@
-"""Under FSDP2, what its hooks do not see: refused in words, before an optimizer steps.
+"""Refuse gradients that FSDP2's hooks do not see, before an optimizer steps.
 
-A unit reduces its gradients where a backward passes through its outputs. One that reaches weights
-in another way, as that of a gradient penalty does, leaves them whole and unreduced: they would
-count one step later. So would those that a backward was told not to send, where none follows that
+A unit reduces its gradients where a backward passes through its outputs. A backward that reaches
+weights in another way, as that of a gradient penalty, leaves them whole and unreduced: they would
+count one step later. So would those of a backward with sending disabled, if none follows that
 sends them. And autograd computes with gathered parameters, so a hook on what an optimizer sees is
 never called.
 
@@ -21,9 +21,9 @@ from nbdist.shared.errors import LayoutError
 
 
 class Unseen:
-    """What one process watches: steps look at gradients after backwards that may leave some alone.
+    """The checks of one process: a step checks gradients after backwards that may skip some.
 
-    Few do, but for those of accumulation. Hooks are looked for once an optimizer.
+    Few do, except for those of accumulation. Hooks are searched once per optimizer.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ def _refuse_unreduced(names: list[str]) -> None:
         raise LayoutError(
             f"Gradients of {named(names)} have not been averaged, and this step would miss them.",
             why="a backward came to them through torch.autograd.grad(create_graph=True) alone, or "
-            "was told to send nothing, and none followed that sends",
+            "was set to send nothing, and none followed that sends",
             do="around such a grad, model.set_reshard_after_backward(False) before it and (True) "
             "behind, and add 0 * out.sum() to the penalty, of the model's output; of several "
             "backwards have the last one send: layout.accumulate(n), to its end",

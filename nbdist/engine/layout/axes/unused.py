@@ -1,16 +1,16 @@
-"""Under `ddp`, gradients that DDP would not average: refused in words, before an optimizer steps.
+"""Refuse gradients that DDP would not average, before an optimizer steps.
 
-DDP's reducer sends a bucket of gradients when all of them are there. Where one never comes it has
-averaged nothing that counts, and torch says so in the next forward: one step too late, and in words
-of an option that a layout does not have. fsdp, tp and pp go on without such a gradient; where ranks
-leave out different ones, what fsdp sends is refused (`tap/purpose`).
+DDP's reducer sends a bucket of gradients when all of them are there. If one never comes it has
+averaged nothing useful, and torch says so in the next forward: one step too late, and in terms
+of an option that a layout does not have. fsdp, tp and pp continue without such a gradient; where
+ranks leave out different ones, fsdp's collective is refused (`tap/purpose`).
 
-A reducer averages what was trained when it was made. Where parameters have been frozen or thawed
-since, the next forward makes another one, when ranks have told each other what they train. What has
-come into the model since is refused.
+A reducer averages the parameters that were trained when it was made. Where parameters have been
+frozen or thawed since, the next forward makes another one, when ranks have exchanged what they
+train. Parameters that have been added since are refused.
 
-Main thread. No collective but there: each rank sees its own backward. Where one rank alone leaves a
-parameter out, the others wait in the reducer, and are freed when this one raises.
+Main thread. No collective except there: each rank sees its own backward. Where one rank alone
+leaves a parameter out, the others wait in the reducer, and are freed when this one raises.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ _SHOWN = 4  # names in an error
 
 
 def refuse(model: nn.Module) -> None:
-    """Refuse to go on with gradients of which DDP still waits for some.
+    """Refuse to continue with gradients of which DDP still waits for some.
 
     Raises:
         LayoutError: The last backward has left parameters out; the text names them.
@@ -63,11 +63,11 @@ def named(names: list[str]) -> str:
 
 
 def before_forward(model: nn.Module, _args: object) -> None:
-    """Have the backward of this forward average all that is trained, as a hook of the model's.
+    """Have this forward's backward average all trained parameters, as a hook of the model.
 
     Raises:
-        LayoutError: The last backward has left parameters out, or what the reducer sends is
-            remembered by bucket; or ranks train different parameters, on all of them.
+        LayoutError: The last backward has left parameters out, or the reducer's compression
+            keeps state by bucket; or ranks train different parameters, on all of them.
     """
     if torch.is_grad_enabled():
         refuse(model)
@@ -75,7 +75,7 @@ def before_forward(model: nn.Module, _args: object) -> None:
 
 
 def _follow_trained(model: nn.Module) -> None:
-    """Make the reducer anew where other parameters are trained than it was made for."""
+    """Re-create the reducer if other parameters are trained than it was made for."""
     reducer = torch_modules.reducer_of(model)
     if reducer is None or not torch_reducers.trains_others(reducer):
         return
@@ -95,7 +95,7 @@ def _follow_trained(model: nn.Module) -> None:
 def _refuse_unlike(model: nn.Module, group: dist.ProcessGroup) -> None:
     """Refuse ranks whose reducers would average different parameters with each other. Collective.
 
-    All come here in one forward: after a fault, `ddp_buckets` sees to it. A rank that alone has
+    All come here in one forward: after a fault, `ddp_buckets` ensures it. A rank that alone has
     changed what it trains meets another collective of the others, which the tap refuses.
     """
     own = [name for name, p in model.named_parameters() if p.requires_grad]
@@ -117,12 +117,12 @@ def _refuse_unlike(model: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 class Unused:
-    """The models of one process whose gradients a step asks for, and the optimizers it knows."""
+    """The models of one process whose gradients a step checks, and the optimizers checked."""
 
     def __init__(self) -> None:
         self._models: WeakSet[nn.Module] = WeakSet()
         self._checked: WeakSet[Optimizer] = WeakSet()  # what they train was there at parallelize
-        # A weak set takes some microseconds a step to say that it is empty.
+        # Checking whether a weak set is empty takes some microseconds a step.
         self._is_used = False
 
     def watch(self, model: nn.Module) -> None:
@@ -131,7 +131,7 @@ class Unused:
         self._models.add(model)
 
     def before_step(self, optimizer: Optimizer, _args: Any, _keywords: Any) -> None:
-        """Refuse a step on gradients that are not averaged; others' models do not matter to it."""
+        """Refuse a step on gradients that are not averaged; other models do not matter."""
         if not self._is_used:
             return
         for model in list(self._models):

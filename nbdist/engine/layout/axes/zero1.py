@@ -2,7 +2,7 @@
 
 Each rank has the states of a part of the parameters, changes that part in a step and broadcasts it
 (Rajbhandari et al., "ZeRO", 2020, section 5.1). An optimizer of torch would hold all states on
-every rank and train rightly, so nobody would see that nothing is saved: it is refused.
+every rank and train correctly, so the lack of a saving would not show: it is refused.
 """
 
 from collections.abc import Iterable
@@ -54,7 +54,7 @@ class SharedStates:
         self._models: WeakSet[nn.Module] = WeakSet()
         self._sharing: WeakSet[Any] = WeakSet()  # ZeroRedundancyOptimizers
         self._checked: WeakSet[Optimizer] = WeakSet()
-        self._is_used = False  # a weak set takes a microsecond a step to say that it is empty
+        self._is_used = False  # checking whether a weak set is empty takes a microsecond
 
     def watch(self, model: nn.Module) -> None:
         """Have every optimizer refused, at its first step, that keeps all states of `model`."""
@@ -69,7 +69,7 @@ class SharedStates:
         """
         if not self._is_used or optimizer in self._checked:
             return
-        # A ZeroRedundancyOptimizer, whoever made it; it steps before the one inside it.
+        # Any ZeroRedundancyOptimizer; it steps before the one inside it.
         if hasattr(optimizer, "consolidate_state_dict"):
             self._sharing.add(optimizer)
         elif not any(one.optim is optimizer for one in self._sharing):

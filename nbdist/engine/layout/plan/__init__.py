@@ -1,1 +1,1 @@
-"""What a layout is: its mesh, blocks, inputs and cost, before a model is spread."""
+"""The description of a layout: its mesh, blocks, inputs and cost, before a model is spread."""

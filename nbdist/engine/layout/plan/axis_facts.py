@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AxisFacts:
-    """What is true of an axis, whatever its size.
+    """The properties of an axis of any size.
 
     Attributes:
         shares_batch: Its ranks have different samples; those of other axes have the same.
         averages: Gradients are averaged over its ranks, which count among the shards of fsdp, or
             without fsdp among the replicas of dp.
-        draws_alike: Its ranks draw the same random numbers.
+        draws_same: Its ranks draw the same random numbers.
         cuts_model: A rank holds a part of the parameters.
         changes_forward: Blocks run otherwise than they are written, which is tried on the whole
             model first.
@@ -32,7 +32,7 @@ class AxisFacts:
 
     shares_batch: bool = False
     averages: bool = False
-    draws_alike: bool = False
+    draws_same: bool = False
     cuts_model: bool = False
     changes_forward: bool = False
     sends_in_blocks: bool = False
@@ -43,9 +43,9 @@ FACTS = {
     "pp": AxisFacts(cuts_model=True, changes_forward=True, can_offload=False),
     "dp": AxisFacts(shares_batch=True, averages=True),
     "fsdp": AxisFacts(shares_batch=True, averages=True, cuts_model=True),
-    "cp": AxisFacts(averages=True, draws_alike=True, changes_forward=True, sends_in_blocks=True),
+    "cp": AxisFacts(averages=True, draws_same=True, changes_forward=True, sends_in_blocks=True),
     "tp": AxisFacts(
-        draws_alike=True,
+        draws_same=True,
         cuts_model=True,
         changes_forward=True,
         sends_in_blocks=True,

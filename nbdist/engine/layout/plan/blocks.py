@@ -1,4 +1,4 @@
-"""Find what a model repeats: the blocks that are sharded one by one.
+"""Find a model's repeated blocks, which are sharded one by one.
 
 FSDP gathers the parameters of one unit at a time; a model that is one single unit is gathered
 whole, and nothing is saved while it runs. The units are the elements of the outermost lists of
@@ -19,7 +19,7 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
     A block is an element of a `ModuleList`, `Sequential` or `ModuleDict` that holds at least two
     elements of one class; it has parameters and parts of its own (a bare `Linear` is no block).
     Lists inside a block stay in the block. A block that shares a parameter with something
-    outside of it is none: sharded alone, the other place would keep the unsharded tensor.
+    outside it is none: if it were sharded, the other place would keep the unsharded tensor.
     """
     blocks = dict(_outermost(model, ""))
     owners: Counter[int] = Counter()

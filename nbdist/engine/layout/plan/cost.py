@@ -1,4 +1,4 @@
-"""What a layout costs: bytes a rank holds and sends. Closed formulas, pure.
+"""The cost of a layout: bytes a rank holds and sends. Closed formulas, pure.
 
 P bytes of parameters, n ranks in a ring: an all-gather or a reduce-scatter of P sends
 (n - 1) / n * P a rank, an all-reduce twice that. gloo's reduce-scatter is an all-reduce.
@@ -26,7 +26,7 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """What passes the wire for one byte of parameters, and for one of gradients."""
+    """The bytes sent for one byte of parameters, and for one of gradients."""
 
     gathered: float = 1.0
     reduced: float = 1.0
@@ -52,7 +52,7 @@ MIN_COMPRESSION = 2.0  # a matrix that PowerSGD would make less small is sent wh
 
 
 def power_sgd_share(shapes: Iterable[Sequence[int]], rank: int) -> float:
-    """Return what PowerSGD sends of gradients of these shapes, as a part of the whole."""
+    """Return the fraction of gradients of these shapes that PowerSGD sends."""
     whole, sent = 0, 0
     for shape in shapes:
         rows, count = (shape[0] if shape else 1), math.prod(shape)
@@ -73,7 +73,7 @@ def shared_bytes(
         size: The model's size.
         shape: `dp` and `fsdp` count, and `cp`, whose ranks share as those of `fsdp` do, or of `dp`
             where there are no shards. With `tp` the size is that of a rank's parts.
-            What else an axis sends, of activations, it tells itself.
+            The axis itself reports the activations it sends.
         backend: "gloo" or "nccl".
         sent: In what precision.
     """
@@ -98,7 +98,7 @@ def two_level_bytes(
             compressed ones.
         groups: How many there are. An all-reduce of a slice of compressed ones.
         backend: "gloo" or "nccl".
-        compressed: What is sent of one byte between groups.
+        compressed: The fraction of bytes that is sent between groups.
     """
     scatter = 2 if backend == "gloo" else 1
     sent = compressed * gradients
@@ -114,7 +114,7 @@ def resident_bytes(size: ModelSize, shape: MeshShape) -> float:
 
 
 def state_share(shape: MeshShape) -> float:
-    """Return which part of the optimizer's states for its parameters a rank keeps.
+    """Return the fraction of its optimizer's states that a rank keeps.
 
     An optimizer with k numbers a parameter keeps k * P bytes of them on one process.
     """

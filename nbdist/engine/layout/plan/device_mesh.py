@@ -1,4 +1,4 @@
-"""The DeviceMeshes of layouts: one a shape and process group, shared, for each makes new groups.
+"""The DeviceMeshes of layouts: one per shape and process group, shared, for each makes new groups.
 
 Gradients are averaged over all ranks but those of pp and tp. Those of cp see parts of the same
 samples; they count among the shards of fsdp, and without it among the replicas of dp, as a dim of
@@ -25,11 +25,11 @@ class Meshes:
         )
 
     def get(self, device_type: str, dims: Mapping[str, int]) -> DeviceMesh:
-        """Return the mesh of these dims, made where there is none yet. Collective."""
+        """Return the mesh of these dims, made if there is none yet. Collective."""
         made = self._made.setdefault(_world(), {})
         key = (device_type, tuple(dims.items()))
-        # A newcomer may have come without it: nobody can tell it of a dim whose ranks all died in
-        # the cell that made the mesh. Then all ranks make it anew.
+        # A new rank may not have it: no living rank knows a dim whose ranks all died in the cell
+        # that made the mesh. Then all ranks make a new one.
         held = [False] * dist.get_world_size()
         dist.all_gather_object(held, key in made)
         if not all(held):
@@ -38,18 +38,18 @@ class Meshes:
         return made[key]
 
     def hand_over(self) -> dict[str, tuple[Any, DeviceMesh]]:
-        """Return the meshes: a newcomer makes no new groups where others do not."""
+        """Return the meshes: a new rank makes no new groups where others do not."""
         made = self._made.get(_world(), {})
         return {str(i): (key, mesh) for i, (key, mesh) in enumerate(made.items())}
 
-    def take_over(self, told: dict[str, tuple[Any, DeviceMesh]]) -> None:
-        """Share, on a newcomer, the meshes that `hand_over` returned."""
-        whole = {key: made for key, made in told.values() if isinstance(made, DeviceMesh)}
+    def take_over(self, meshes: dict[str, tuple[Any, DeviceMesh]]) -> None:
+        """Share, on a new rank, the meshes that `hand_over` returned."""
+        whole = {key: made for key, made in meshes.values() if isinstance(made, DeviceMesh)}
         self._made.setdefault(_world(), {}).update(whole)
 
 
 def device_mesh(device_type: str, shape: MeshShape) -> DeviceMesh:
-    """Return the mesh, one a shape and process group: each new one would make new groups.
+    """Return the mesh, one per shape and process group: each new one would make new groups.
 
     Collective.
     """

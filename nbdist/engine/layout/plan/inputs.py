@@ -1,4 +1,4 @@
-"""What a model is called with, as one value.
+"""The inputs of a model, as one value.
 
 One rule for batches and examples, wherever they are given: a dict is keywords, a tuple or list is
 the arguments, all else is the one argument. A model whose one argument is a tuple or dict gets it
@@ -15,13 +15,13 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a forward is called with."""
+    """The arguments of a forward."""
 
     args: tuple[Any, ...]
     keywords: dict[str, Any]
 
     def run(self, model: Callable[..., Any]) -> Any:
-        """Return what the model makes of them."""
+        """Return the model's output."""
         return model(*self.args, **self.keywords)
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Inputs":
@@ -31,7 +31,7 @@ class Inputs:
 
     @property
     def samples(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
         return samples_in((self.args, self.keywords))
 
     def split(self, samples: int, count: int) -> "list[Inputs]":
@@ -54,7 +54,7 @@ def as_tree(given: Any) -> Any:
 
 
 def samples_in(tree: Any) -> int:
-    """Return how many samples a tree holds: the length of its first tensor; 0 without one."""
+    """Return the number of samples of a tree: the length of its first tensor; 0 without one."""
     return next((len(t) for t in tree_leaves(tree) if isinstance(t, torch.Tensor) and t.dim()), 0)
 
 

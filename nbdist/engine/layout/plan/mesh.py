@@ -4,7 +4,7 @@ Pure: no torch, no process group. The number of ranks is an argument.
 
 `"zero1"` is `dp` whose optimizer states are cut over the replicas. `"hsdp"` is `dp` beside `fsdp`:
 a number beside it (`"hsdp dp=4"`, `"hsdp fsdp=8"`) leaves the rest to the other axis. Without one,
-shards lie inside a host and replicas between hosts, so that only gradients cross the slow network;
+shards are inside a host and replicas between hosts, so that only gradients cross the slow network;
 on one host there are 2 replicas.
 """
 
@@ -24,7 +24,7 @@ from nbdist.engine.layout.plan.misfit import (
     unknown,
 )
 
-# A name stands for an axis that takes the rest of the ranks, unless a number is given beside it.
+# A name is an axis that takes the rest of the ranks, unless a number is given beside it.
 NAMES = {"ddp": "dp", "zero1": "dp", "fsdp": "fsdp", "zero3": "fsdp", "zero2": "fsdp"}
 HSDP = "hsdp"  # a name for two axes
 
@@ -35,7 +35,7 @@ class MeshShape:
 
     `reshard_after_forward` concerns `fsdp` only: True gives the gathered parameters back after
     forward (ZeRO-3), False keeps them until backward has used them (ZeRO-2's traffic).
-    `shards_states` concerns `dp` alone: replicas share the optimizer's states (ZeRO-1).
+    `shards_states` concerns only `dp`: replicas share the optimizer's states (ZeRO-1).
     `idle` are the names that were asked for and have one rank, so that they do nothing.
     """
 
@@ -82,12 +82,12 @@ class MeshShape:
 
     @property
     def shards(self) -> int:
-        """Over how many ranks parameters are cut: fsdp's, with those of cp."""
+        """The number of ranks over which parameters are cut: fsdp's, with those of cp."""
         return self._averaging // self.dp if self.fsdp > 1 else 1
 
     @property
     def replicas(self) -> int:
-        """How many such sets of ranks there are; without fsdp those of cp count here."""
+        """The number of such sets of ranks; without fsdp those of cp count here."""
         return self._averaging // self.shards
 
     @property
@@ -105,12 +105,12 @@ class MeshShape:
         return any(FACTS[axis].changes_forward for axis in self.axes)
 
     @property
-    def alike(self) -> int:
-        """How many neighbours have the same samples and draw the same random numbers."""
-        return math.prod(size for axis, size in self.sizes.items() if FACTS[axis].draws_alike)
+    def same_samples(self) -> int:
+        """The number of neighbours with the same samples and random numbers."""
+        return math.prod(size for axis, size in self.sizes.items() if FACTS[axis].draws_same)
 
     def data_part(self, rank: int) -> tuple[int, int]:
-        """Return (index, count): which part of every batch is a rank's.
+        """Return (index, count): a rank's part of every batch.
 
         `dp` and `fsdp` share a batch; ranks that differ in another axis work on the same samples.
         """

@@ -1,6 +1,6 @@
 """A layout's text that does not fit, and what to write instead: only what fits. Pure.
 
-Advice is tried before it is given. Each layout in it, which stands in double quotes, must read as a
+Advice is tried before it is given. Each layout in it, in double quotes, must parse as a
 mesh of the same ranks.
 """
 
@@ -22,7 +22,7 @@ class Misfit(Exception):
         what: One sentence, what is wrong.
         why: The cause, where `what` does not say it.
         tries: Pieces of advice, the best first.
-        do: What is said where none of them fits.
+        do: The advice if none of them fits.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Misfit(Exception):
 
 
 def unknown(word: str, words: Sequence[str], known: Sequence[str]) -> Misfit:
-    """Return that one of a layout's words is none of those that are known."""
+    """Return the misfit of an unknown word in a layout."""
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     correct = re.compile(rf"^{re.escape(word)}(?==|$)")
     return Misfit(

@@ -2,13 +2,13 @@
 
 Ranks that share a weight compute the same activations between its parts, so dropout there must drop
 the same on all of them; ranks that work on other samples should drop others. torch's own tracker of
-random numbers works for operations on DTensors on a GPU alone, and most of a forward works on plain
+random numbers works only for operations on DTensors on a GPU, and most of a forward works on plain
 tensors, so the generators themselves are aligned, on the CPU and on the GPU. Where a rank holds a
 part (heads of an attention, with sequence parallel also parts of the sequence) all ranks of a group
 draw the same numbers for their parts.
 
-Ranks of cp compute alike what lies outside of the blocks, and inside of them different tokens:
-there each draws from a stream of its own (`apart`).
+Ranks of cp compute the same outside the blocks, and on different tokens inside them:
+there each draws from its own stream (`independent`).
 """
 
 from collections.abc import Iterator
@@ -41,13 +41,13 @@ def align(mesh: DeviceMesh, group: int) -> None:
 
 
 @contextmanager
-def apart(mesh: DeviceMesh, *, is_on: bool) -> Iterator[None]:
-    """Have each rank of the mesh draw other random numbers, and go on alike after it.
+def independent(mesh: DeviceMesh, *, is_on: bool) -> Iterator[None]:
+    """Let each rank of the mesh draw different random numbers in the block, and the same after it.
 
     All of it follows from the stream that the ranks share, so nothing else has to be saved, and
-    what is computed again from there draws the same. Where something was drawn that stream moves on
-    by one number, else it stays where it is: what a loop draws beside a model without dropout (a
-    shuffle, noise) is what it would be in one process.
+    what is computed again from there draws the same. If numbers were drawn that stream advances
+    by one number, otherwise it stays: numbers that a loop draws beside a model without dropout (a
+    shuffle, noise) are the same as in one process.
 
     Args:
         mesh: Ranks that share a stream, and work on different parts of the same samples.
@@ -56,7 +56,7 @@ def apart(mesh: DeviceMesh, *, is_on: bool) -> Iterator[None]:
     if not is_on:
         yield
         return
-    # A compiler breaks its graph here in any case; left alone, it says nothing about it.
+    # A compiler breaks its graph here in any case; excluded, it logs nothing about it.
     draw = _draw_uncompiled if torch.compiler.is_compiling() else _draw
     on_gpu = mesh.device_type == "cuda"
     shared = _states(on_gpu)
@@ -72,7 +72,7 @@ def apart(mesh: DeviceMesh, *, is_on: bool) -> Iterator[None]:
 
 
 def _states(on_gpu: bool) -> list[torch.Tensor]:
-    """Return where the generators stand: the CPU's, and that of this rank's GPU."""
+    """Return the states of the generators: the CPU's, and that of this rank's GPU."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if on_gpu else [])]
 
 
@@ -91,7 +91,7 @@ _draw_uncompiled = torch_hooks.left_alone(_draw)
 
 
 def seed_part(step: int, part: int) -> None:
-    """Begin the stream of one part of a batch in a proof's step: alike wherever it is computed."""
+    """Begin the stream of one part of a batch in a proof's step: equal wherever it is computed."""
     torch.manual_seed(mix(step, part))
 
 
@@ -103,14 +103,14 @@ def _of_first(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
 
 @contextmanager
 def of_place(*place: int, device_type: str) -> Iterator[None]:
-    """Draw a place's own numbers for one step, such as a pipeline stage's dropout.
+    """Use a place's own random numbers for one step, such as a pipeline stage's dropout.
 
-    The rank's own stream goes on by one number: ranks that draw alike (samples that a cell makes)
-    go on doing so, and what a step draws follows from where the stream stood before it.
+    The rank's stream advances by one number: ranks that draw the same (samples that a cell makes)
+    continue to do so, and a step's numbers follow from the state of the stream before it.
 
     Args:
-        place: Numbers that say where: another place draws others.
-        device_type: "cuda" has a stream of its own there.
+        place: Numbers that identify the place: others draw differently.
+        device_type: "cuda" has its own stream there.
     """
     base = _draw()
     devices = [torch.cuda.current_device()] if device_type == "cuda" else []

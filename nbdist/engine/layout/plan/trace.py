@@ -36,7 +36,7 @@ _FIRST_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
-    """One call of a module that has parameters of its own, in a forward."""
+    """One call, in a forward, of a module that has its own parameters."""
 
     name: str
     module: Any
@@ -46,7 +46,7 @@ class ModuleCall:
 def find_inputs(
     model: nn.Module, example: Any, policy: str = "TensorParallel", tokens: int = _TOKENS
 ) -> tuple[Inputs, list[ModuleCall]]:
-    """Return inputs with which the model runs, and what they made it call.
+    """Return inputs with which the model runs, and the calls of its forward.
 
     Args:
         model: Not changed.
@@ -77,7 +77,7 @@ def find_inputs(
         "planned.",
         why=f"{type(first).__name__}: {first_line(first)}"
         if first
-        else "it has no layer that tells what it takes",
+        else "no layer shows which inputs it takes",
         do=f"parallelize(model, layout, {policy}(example=batch)), {BATCH}" + plan,
     ) from first
 
@@ -128,7 +128,7 @@ def run_on_fakes(model: nn.Module, inputs: Inputs, parts: dict[str, torch.Size])
 
 
 def _trace(model: nn.Module, inputs: Inputs) -> list[ModuleCall]:
-    """Return the calls of modules with parameters of their own, in order."""
+    """Return the calls of modules with their own parameters, in order."""
     calls: list[ModuleCall] = []
     hooks = []
     for name, module in model.named_modules():
@@ -190,7 +190,7 @@ def _size(shape: tuple[int, ...]) -> int:
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Take back what a forward leaves in its modules, such as a table that it makes once.
+    """Undo the changes of a forward in its modules, such as a table that it makes once.
 
     A fake one would be found there by the next forward. What a module holds in a list or a dict of
     its own is not looked into.
@@ -216,7 +216,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
 def numberless() -> Iterator[None]:
     """Have torch's own modules ask no numbers of tensors, and log no shape that does not fit.
 
-    We tell it in words.
+    We report it ourselves.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was = log.disabled
@@ -234,7 +234,7 @@ def first_line(error: BaseException | None) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Return the innermost line of the model's own code, for torch's own says nothing to people."""
+    """Return the innermost line of the model's own code, for torch's own does not help the user."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not origins.is_of(f.filename, "torch", "nbdist")]
     return f"line {own[-1].lineno} of {own[-1].filename}, {own[-1].line}" if own else "its forward"

@@ -12,7 +12,7 @@ from torch import nn
 
 
 class Around:
-    """Stands in the place of a module's forward; what stood there is `inner`."""
+    """Replaces a module's forward; the former one is `inner`."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -26,7 +26,7 @@ class Around:
         return self.inner(*args, **keywords)
 
     def inner(self, *args: Any, **keywords: Any) -> Any:
-        """Call what stood in the forward's place before."""
+        """Call the former forward."""
         if self._native is not None:
             return self._native(*args, **keywords)
         return type(self._module).forward(self._module, *args, **keywords)

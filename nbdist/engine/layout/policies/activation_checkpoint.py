@@ -1,10 +1,10 @@
-"""Activation checkpointing: blocks keep their inputs alone, and run again in backward.
+"""Activation checkpointing: blocks keep only their inputs, and run again in backward.
 
 torch's checkpoint without reentrant autograd, around the block's own forward: hooks of fsdp and tp
-stand outside and are not called again, `state_dict` keys stay, and dropout draws the same numbers.
+are outside and are not called again, `state_dict` keys stay, and dropout draws the same numbers.
 
-Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; what `selective` keeps
-is what torchtitan keeps.
+Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; `selective` keeps
+the same as torchtitan.
 """
 
 import functools
@@ -47,7 +47,7 @@ _KEPT = {
         "wait_tensor",
     ),
 }
-# A cache of keys and values would be written a second time: transformers leaves it out as well.
+# A cache of keys and values would be written a second time: transformers leaves it out too.
 _CACHES = {
     "past_key_values": None,
     "past_key_value": None,
@@ -67,10 +67,10 @@ def check(
     blocks: dict[str, nn.Module],
     halving: str | None,
 ) -> None:
-    """Refuse a model that has no blocks, and what a schedule of a pipeline cannot do.
+    """Refuse a model without blocks, and what a pipeline's schedule cannot do.
 
     Args:
-        policy: What was asked for.
+        policy: The policy.
         model: Only for the error.
         blocks: By name.
         halving: The schedule of the pipeline, where it makes backwards in two halves.
@@ -102,7 +102,7 @@ def apply(
     Args:
         policy: Which ones, and how.
         blocks: By name.
-        can_compile: False has `torch.compile` leave these blocks as they are: inside of its own
+        can_compile: False has `torch.compile` leave these blocks as they are: inside its own
             checkpoint it can neither exchange parameters, as tp does, nor draw numbers, as cp, nor
             end a forward early, as pp.
     """
@@ -113,12 +113,12 @@ def apply(
 
 
 class Checkpointed(Around):
-    """A block's forward, of which nothing is kept but what goes in.
+    """A block's forward, of which only the inputs are kept.
 
     Main thread, and autograd's where it runs again.
 
     Attributes:
-        input_bytes: What the last forward kept as its inputs; 0 before the first.
+        input_bytes: Bytes of the inputs that the last forward kept; 0 before the first.
     """
 
     def __init__(
@@ -140,8 +140,8 @@ class Checkpointed(Around):
             if keywords.get(name):
                 keywords[name] = nothing
         if torch.compiler.is_compiling():
-            # The compiler has a checkpoint of its own, in which a block's buffers change once. Of
-            # contexts it takes a partial alone: a plain function it has not looked at yet.
+            # The compiler has its own checkpoint, in which a block's buffers change once. Of
+            # contexts it accepts only a partial: it has not traced a plain function yet.
             kept: Any = {"context_fn": functools.partial(_selective)} if self._is_selective else {}
             return checkpoint(self.inner, *args, use_reentrant=False, **kept, **keywords)
         self.input_bytes = sum(
@@ -166,7 +166,7 @@ _uncompiled = torch_hooks.left_alone(_call)
 
 
 class _Again(AbstractContextManager[None]):
-    """Stands around a block that computes again; may be entered anew.
+    """Wraps a block that computes again; may be entered again.
 
     Schedules that make backwards in halves compute a block twice. Running statistics follow a batch
     once, however often the block sees it.
@@ -177,14 +177,14 @@ class _Again(AbstractContextManager[None]):
         self._kept: list[torch.Tensor] = []
 
     def __enter__(self) -> None:
-        # Outside of what looks at each operator.
+        # Outside the modes that see each operator.
         self._kept = [buffer.clone() for buffer in self._buffers]
         self._inner.__enter__()
 
     def __exit__(self, *error: Any) -> None:
         self._inner.__exit__(*error)
         for buffer, value in zip(self._buffers, self._kept, strict=True):
-            # `.data` has a version counter of its own: nothing that backward uses has changed.
+            # `.data` has its own version counter: nothing that backward uses has changed.
             buffer.data.copy_(value)
         self._kept = []
 

@@ -1,21 +1,21 @@
 """Send less of the gradients over the `dp` axis: communication hooks of DDP's reducer.
 
 Rounding halves the bytes. torch has such hooks; its bf16 one is refused on CPUs by its name, and
-none of them gives back what rounding took away.
+none of them adds back the rounding errors.
 
-*Error feedback*: what a rank's rounding left out is added to its next gradient before that is
+*Error feedback*: a rank's rounding error is added to its next gradient before that is
 rounded, so that nothing is lost for good, only sent later.
 
-In two levels (`Compress(between=...)`) a group of near ranks first sums up as it is, and it is the
+In two levels (`Compress(between=...)`) a group of near ranks first sums up unrounded, and it is the
 group's sum that is rounded, each rank's slice of it, and remembered for the next step.
 
-PowerSGD is torch's own (Vogels et al., 2019).
+PowerSGD is torch's (Vogels et al., 2019).
 
 Source: Seide et al., "1-Bit Stochastic Gradient Descent", 2014; Karimireddy et al., "Error Feedback
 Fixes SignSGD", 2019.
 
-Threads: hooks are called by autograd, on the main thread or one of its own, one bucket at a time;
-the copy at the end is made by a thread of the backend.
+Threads: hooks are called by autograd, on the main thread or one of its threads, one bucket at a
+time; the copy at the end is made by a thread of the backend.
 """
 
 import sys
@@ -37,13 +37,13 @@ from nbdist.engine.layout.policies.two_levels import TwoLevels, done
 from nbdist.shared.errors import LayoutError
 
 if TYPE_CHECKING:
-    Bucket = Any  # torch's types do not tell
+    Bucket = Any  # torch's types lack it
 else:
     Bucket = dist.GradBucket  # DDP looks at a hook's annotations
 
 
 def check(policy: Compress, precision: Precision, shape: MeshShape) -> None:
-    """Refuse what has no reducer to send less, and what compression would spoil.
+    """Refuse layouts without a reducer, and those that compression would corrupt.
 
     Raises:
         LayoutError: Another layout than copies, or a precision that does not go with it.
@@ -112,8 +112,8 @@ def round_to(
 def switched(ddp: torch.nn.parallel.DistributedDataParallel, *, is_on: bool) -> Iterator[list[str]]:
     """Have hooks compress from their first step on, or send gradients as they are.
 
-    Gives the names of hooks that are not known, and do what they do. What hooks remember of a step
-    is for the caller to put back.
+    Yields the names of unknown hooks, which run unchanged. The caller restores the state of
+    hooks.
     """
     unknown = []
     with ExitStack() as stack:
@@ -137,17 +137,17 @@ def _reducer(model: nn.Module) -> torch.nn.parallel.DistributedDataParallel:
 
 
 class Rounding:
-    """What the hook remembers: what rounding has left out, in the order of the reducer's buckets.
+    """The state of the hook: rounding errors, in the order of the reducer's buckets.
 
     `reset` goes back to the state at a boundary, so its tensors are replaced and never written
     into.
 
     Attributes:
-        errors: By bucket, what was not sent of the last mean share; flat. In two levels, of this
+        errors: By bucket, the unsent part of the last mean share; flat. In two levels, of this
             rank's slice.
         is_on: False sends shares as they are.
         orders: By bucket, the places of its parameters in `parameters`.
-        loose: By place, what belongs to no bucket any more: the reducer lays its buckets anew.
+        loose: By place, parts that no longer belong to a bucket: the reducer rebuilds its buckets.
     """
 
     def __init__(
@@ -167,16 +167,16 @@ class Rounding:
         self.loose: dict[int, torch.Tensor] = {}
 
     def round(self, share: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-        """Return what is sent of a share, and remember the rest."""
+        """Return the part of a share that is sent, and keep the rest."""
         if not self.is_on:
             return share
         if not self.use_error_feedback:
             return share.to(self.dtype)
         index, order = bucket.index(), self._order_of(bucket)
         if self.orders.get(index) != order:
-            self._lay_anew(index, order, share)
+            self._rebuild(index, order, share)
         due = share + self.errors[index]
-        # fp16 ends at 65504: what is above is sent later, too.
+        # fp16 ends at 65504: larger values are sent later, too.
         limit = torch.finfo(self.dtype).max
         sent = due.clamp(-limit, limit).to(self.dtype)
         self.errors[index] = due - sent
@@ -186,12 +186,12 @@ class Rounding:
         places = {id(p): place for place, p in enumerate(self.parameters)}
         return tuple(places[id(p)] for p in bucket.parameters())
 
-    def _lay_anew(self, index: int, order: tuple[int, ...], like: torch.Tensor) -> None:
+    def _rebuild(self, index: int, order: tuple[int, ...], like: torch.Tensor) -> None:
         for old, places in self.orders.items():
             sizes = [self.parameters[place].numel() for place in places]
             errors = self.errors[old]
             if self.levels is not None:
-                # Slices lie anew, so ranks inside tell each other all of them: new buckets come to
+                # Slices have moved, so ranks inside exchange all of them: new buckets come to
                 # all ranks in one step.
                 errors = self.levels.gather(errors, sum(sizes))
             self.loose |= dict(zip(places, errors.split(sizes), strict=True))
@@ -204,7 +204,7 @@ class Rounding:
 
 
 def rounded_all_reduce(state: Rounding, bucket: Bucket) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket in the state's dtype; the sum is rounded as well, where ranks add it up."""
+    """Average a bucket in the state's dtype; the sum is rounded too, where ranks add it up."""
     share = bucket.buffer().div_(dist.get_world_size())
     sent = state.round(share, bucket)
     work: Any = dist.all_reduce(sent, async_op=True)
@@ -218,11 +218,11 @@ def rounded_all_reduce(state: Rounding, bucket: Bucket) -> torch.futures.Future[
 
 
 def rounded_between(state: Rounding, bucket: Bucket) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket in two levels: as it is inside of groups, in the state's dtype between."""
+    """Average a bucket in two levels: unrounded inside groups, in the state's dtype between."""
     assert state.levels is not None
     whole = bucket.buffer().div_(dist.get_world_size())
     sent = state.round(state.levels.reduce(whole), bucket)
     state.levels.exchange(sent)
-    # Gathered as it was rounded: nothing is lost by that, and inside it is fewer bytes as well.
+    # Gathered as rounded: nothing is lost by that, and it sends fewer bytes inside too.
     whole.copy_(state.levels.gather(sent, whole.numel()))
     return done(whole)

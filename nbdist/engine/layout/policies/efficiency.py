@@ -25,7 +25,7 @@ def _must_be_count(given: object, what: str, other: str = "") -> None:
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """In which numbers a model computes: `parallelize(model, "fsdp=4", Precision("bf16"))`.
+    """The precision in which a model computes: `parallelize(model, "fsdp=4", Precision("bf16"))`.
 
     Parameters, gradients and optimizer states keep the dtype that the model was built with, and
     what the model returns is float32, so that the loss is made of that.
@@ -47,7 +47,7 @@ class Precision:
 
     @property
     def words(self) -> str:
-        """What computes and what is averaged, in a few words."""
+        """The precision of computation and averages, in a few words."""
         averaged = f", gradients averaged in {self.reduce}" if self.reduce != "fp32" else ""
         return f"in {self.compute}{averaged}" if self.compute != "fp32" else averaged[2:]
 
@@ -62,9 +62,9 @@ FULL = Precision("fp32")  # what holds where nothing is asked for
 
 @dataclass(frozen=True, slots=True)
 class ActivationCheckpoint:
-    """Which blocks forget their activations, and compute them again in backward.
+    """Blocks that drop their activations, and compute them again in backward.
 
-    A block is an element of the model's repeated lists. It keeps its inputs alone: less memory, for
+    A block is an element of the model's repeated lists. It keeps only its inputs: less memory, for
     up to one more forward. The numbers are the same to the bit; dropout draws the same again.
 
     Attributes:
@@ -82,7 +82,7 @@ class ActivationCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Compress:
-    """How gradients are made smaller on their way over dp: `Compress("powersgd", rank=4)`.
+    """Compression of gradients over dp: `Compress("powersgd", rank=4)`.
 
     Attributes:
         method: "bf16" or "fp16" rounds each number; "powersgd" sends each matrix as the product of
@@ -126,7 +126,7 @@ class Compress:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """What waits in the host's memory and not on the GPU: `parallelize(model, "zero3", Offload())`.
+    """Tensors kept in the host's memory: `parallelize(model, "zero3", Offload())`.
 
     It comes back when it is needed: more memory on the GPU, for time on the way.
 

@@ -1,9 +1,9 @@
 """Keep in the host's memory what a GPU does not need just now.
 
-Shards: torch's CPUOffloadPolicy. They lie in pinned memory, are copied for each gather, gradients
+Shards: torch's CPUOffloadPolicy. They are in pinned memory, are copied for each gather, gradients
 come back, and the optimizer steps on the CPU.
 
-Activations: what autograd saves inside a block's forward goes to pinned memory, and comes back in
+Activations: tensors that autograd saves in a block's forward go to pinned memory, and comes back in
 backward, as in `torch.autograd.graph.save_on_cpu`. That moves the weights that autograd saves as
 well; here they stay, for they are on the GPU anyway, or will be gathered there.
 
@@ -35,11 +35,11 @@ def check(
     layout: str,
     has_factory: bool,
 ) -> None:
-    """Refuse what has no shards or blocks to offload, and what does not go together.
+    """Refuse models without shards or blocks to offload, and policies that do not go together.
 
     Args:
-        policy: What is asked for.
-        checkpoint: What else is, of activations.
+        policy: The policy.
+        checkpoint: The policy of activations.
         shape: Sizes of the axes.
         blocks: The model's, by name.
         layout: The text that `shape` was read from.
@@ -88,7 +88,7 @@ def _without_shards(layout: str, ranks: int) -> LayoutError:
 
 
 def check_device(device_type: str) -> None:
-    """Refuse a model that lies in the host's memory already.
+    """Refuse a model that is in the host's memory already.
 
     Raises:
         LayoutError: It does.
@@ -101,7 +101,7 @@ def check_device(device_type: str) -> None:
 
 
 def for_units(policy: Offload | None) -> OffloadPolicy:
-    """Return where the shards of fsdp's units lie between their uses."""
+    """Return the policy of memory for the shards of fsdp's units."""
     if policy is None or not policy.parameters:
         return OffloadPolicy()
     return CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
@@ -114,7 +114,7 @@ def apply(blocks: Iterable[nn.Module]) -> None:
 
 
 class Offloaded(Around):
-    """A block's forward, whose activations wait in the host's memory. Main thread."""
+    """A block's forward, whose activations are kept in the host's memory. Main thread."""
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Run the block."""
@@ -125,7 +125,7 @@ class Offloaded(Around):
 
 
 def _to_host(staying: set[int], saved: Tensor) -> Tensor | tuple[torch.device, Tensor]:
-    """Return what is kept of a tensor: itself, or a copy that is under way on the GPU's stream."""
+    """Return the kept form of a tensor: itself, or a copy in progress on the GPU's stream."""
     if not saved.is_cuda or _storage(saved) in staying:
         return saved
     there = torch.empty_like(saved, device="cpu", pin_memory=True)

@@ -1,4 +1,4 @@
-"""What a layout's text leaves open: small frozen values that `parallelize` takes beside it."""
+"""Policies of a layout beside its text: small frozen values that `parallelize` takes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -17,14 +17,14 @@ from nbdist.shared.errors import LayoutError
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """How the `tp` axis cuts a model: `parallelize(model, "dp=2 tp=2", TensorParallel(...))`.
+    """The cuts of the `tp` axis: `parallelize(model, "dp=2 tp=2", TensorParallel(...))`.
 
-    Without it the plan is the model's own (`tp_plan` of transformers), else it is found by tracing
+    Without it the plan is the model's own (`tp_plan` of transformers), or it is found by tracing
     one forward; `layout.explain()` shows it.
 
     Attributes:
-        plan: Your own plan, which then counts alone. Keys are names of modules, in which `*`
-            stands for one part of a name, as in `"blocks.*.attn.q"`. Values are words ("column",
+        plan: Your own plan, which replaces any other. Keys are names of modules, in which `*`
+            matches one part of a name, as in `"blocks.*.attn.q"`. Values are words ("column",
             "row", "vocab", "head"; those of transformers are understood) or torch's
             `ParallelStyle` objects.
         sequence: Between attention and mlp each rank keeps its part of the sequence (dim 1), so
@@ -35,7 +35,7 @@ class TensorParallel:
             `torch.distributed.tensor.parallel.loss_parallel()`, its backward too.
         example: One small batch to trace with: a tensor, a tuple of arguments or a dict of
             keywords. By itself, token ids or features of the sizes that the model's first
-            layers tell.
+            layers show.
     """
 
     plan: Mapping[str, Any] | None = None
@@ -44,7 +44,7 @@ class TensorParallel:
     example: Any = field(default=None, compare=False)
 
     def __str__(self) -> str:
-        """Return what is the same when the same is asked for again: styles have no equality."""
+        """Return an equal value for an equal policy: styles have no equality."""
         plan = sorted(map(str, self.plan.items())) if self.plan is not None else None
         return f"plan={plan} sequence={self.sequence} loss={self.loss}"
 
@@ -55,7 +55,7 @@ SPLITS = ("parameters", "time")
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """How the `pp` axis works: `parallelize(model, "pp=2", Pipeline(microbatches=16))`.
+    """The schedule of the `pp` axis: `parallelize(model, "pp=2", Pipeline(microbatches=16))`.
 
     Attributes:
         schedule: "1f1b"; "gpipe" (all forwards, then all backwards); "interleaved" and
@@ -63,8 +63,9 @@ class Pipeline:
             where a rank has the first and the last of them).
         microbatches: Equal parts that a rank's share of a batch is cut into. None, the default,
             takes the number nearest to 8 that divides the share and that the schedule can order.
-        split: What the stages are balanced by: "parameters", which is the default, or "time", of a
-            forward and backward of each block; or the first block of each stage, by name or number.
+        split: The measure that balances the stages: "parameters", which is the default, or "time",
+            of a forward and backward of each block; or the first block of each stage, by name or
+            number.
         example: One small batch to look at the forward with: a tensor, a tuple of arguments or a
             dict of keywords. By itself, token ids, features or pixels that the first layers take.
 
@@ -95,13 +96,13 @@ class Pipeline:
             )
 
     def __str__(self) -> str:
-        """Return the same text where the same is asked for."""
+        """Return an equal text for an equal policy."""
         return f"schedule={self.schedule} microbatches={self.microbatches} split={self.split}"
 
 
 @dataclass(frozen=True, slots=True)
 class ContextParallel:
-    """How the `cp` axis cuts sequences: `parallelize(model, "dp=2 cp=2", ContextParallel(...))`.
+    """The method of the `cp` axis: `parallelize(model, "dp=2 cp=2", ContextParallel(...))`.
 
     Each rank has its part of a sequence (dim 1) while blocks run; attention, found by its call of
     `scaled_dot_product_attention`, sees all of it. What comes before the first block and after the
@@ -129,7 +130,7 @@ class ContextParallel:
             )
 
     def __str__(self) -> str:
-        """Return what is the same when the same is asked for again."""
+        """Return an equal value for an equal policy."""
         return f"method={self.method} loss={self.loss}"
 
 
@@ -155,11 +156,11 @@ class Policies:
         return next((example for example in given if example is not None), None)
 
     def __str__(self) -> str:
-        """Return the same text where the same is asked for."""
+        """Return an equal text for an equal policy."""
         return " ".join(f"{f.name}: {getattr(self, f.name)}" for f in fields(self))
 
 
-# Where each policy stands among `Policies`, and the axis without which it means nothing.
+# The field of each policy in `Policies`, and the axis that it needs.
 _PLACES: dict[type, tuple[str, str | None]] = {
     TensorParallel: ("tensor", "tp"),
     Pipeline: ("pipeline", "pp"),
@@ -172,10 +173,10 @@ _PLACES: dict[type, tuple[str, str | None]] = {
 
 
 def read(given: tuple[object, ...], shape: MeshShape) -> Policies:
-    """Return what `parallelize` was given beside the text.
+    """Return the policies that `parallelize` was given.
 
     Raises:
-        LayoutError: A policy that is none, two of a kind, or one for an axis that is not there.
+        LayoutError: Not a policy, two of a kind, or one for a missing axis.
     """
     chosen: dict[str, Any] = {}
     for policy in given:

@@ -1,4 +1,4 @@
-"""Mixed precision: what a model computes in, and in what its gradients are averaged.
+"""Mixed precision: the dtypes in which a model computes, and its gradients are averaged.
 
 Under fsdp the units themselves are gathered in the low precision (torch's MixedPrecisionPolicy);
 elsewhere autocast chooses operator by operator. Parameters and optimizer states stay as they are.
@@ -27,7 +27,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def check(model: nn.Module, policy: Precision) -> None:
-    """Refuse what a loss scale cannot do.
+    """Refuse layouts that cannot use a loss scale.
 
     Raises:
         LayoutError: Parameters are trained in fp16.
@@ -48,10 +48,10 @@ def _is_half(parameter: nn.Parameter) -> bool:
 
 
 def for_units(policy: Precision) -> MixedPrecisionPolicy:
-    """Return how a unit of fsdp is gathered, computes and averages.
+    """Return the dtypes in which a unit of fsdp is gathered, computes and averages.
 
     Only the root's outputs are made float32 (`for_root`): a block's go into the next block, whose
-    parameters are of the low precision as well.
+    parameters are of the low precision too.
     """
     if policy.compute == "fp32":
         return MixedPrecisionPolicy(reduce_dtype=reduce_dtype(policy))
@@ -66,7 +66,7 @@ def for_root(policy: Precision) -> MixedPrecisionPolicy:
 
 
 def reduce_dtype(policy: Precision) -> torch.dtype | None:
-    """Return in what gradients are averaged; None for that of the gradients themselves."""
+    """Return the dtype in which gradients are averaged; None for their own."""
     return None if policy.reduce == "fp32" else DTYPES[policy.reduce]
 
 
@@ -114,7 +114,7 @@ def keep_statistics(model: nn.Module, policy: Precision) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Imitation:
-    """How a layout computes, for a run of the plain model that shows dtypes: on fake tensors.
+    """The layout's precision, for a run of the plain model that shows dtypes, on fake tensors.
 
     Attributes:
         low: In what it computes; None: as it was built.
@@ -145,7 +145,8 @@ class Imitation:
         """Compute so, while it is on.
 
         Args:
-            units: Of fsdp, the root as well: what they are given is made low, as their weights are.
+            units: Of fsdp, with the root: their inputs are cast to low precision, like their
+                weights.
             device_type: Where.
         """
         if self.low is None:
@@ -193,6 +194,6 @@ class Scaler(torch.amp.GradScaler):
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
         """Step the optimizer, unless a rank has found an overflow."""
         if self.is_enabled() and not torch_modules.is_unscaled(self, optimizer):
-            # By ourselves: torch leaves fused optimizers to look alone.
+            # By ourselves: torch leaves the check to fused optimizers.
             self.unscale_(optimizer)
         return super().step(optimizer, *args, **kwargs)

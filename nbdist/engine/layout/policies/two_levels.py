@@ -26,7 +26,7 @@ from nbdist.shared.errors import LayoutError
 
 
 def group_size(policy: Compress, world_size: int, ranks_on_host: int) -> int:
-    """Return how many ranks make a group.
+    """Return the number of ranks in a group.
 
     Raises:
         LayoutError: That makes no two equal groups, or groups of one rank.
@@ -52,7 +52,7 @@ class TwoLevels:
     """The groups of this rank: the one it is inside of, and those that have its slice elsewhere."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
-        # The mesh and not its groups: a newcomer gets the mesh with groups of its own.
+        # The mesh and not its groups: a new rank gets the mesh with its own groups.
         self._mesh = mesh
 
     def reduce(self, whole: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class TwoLevels:
         return whole[:count]
 
     def own_part(self, whole: Tensor) -> Tensor:
-        """Return this rank's slice of what all ranks inside have alike, as `reduce` cuts it."""
+        """Return this rank's slice of a tensor equal inside the group, as `reduce` cuts it."""
         padded = self._padded(whole)
         return padded.chunk(self._size)[self._mesh.get_local_rank("inside")].clone()
 

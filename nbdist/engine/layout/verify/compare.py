@@ -1,4 +1,4 @@
-"""What a rank finds while a layout is proven: its own parts compared with one process's tensors.
+"""The findings of a rank while a layout is proven: its parts compared with one process's tensors.
 
 Each rank keeps what it finds; `conclude` puts all together.
 """
@@ -43,7 +43,7 @@ class Findings:
         noise: Noise,
         allowed: float,
     ) -> None:
-        """Compare what this rank has of a tensor with the whole of one process. No collective."""
+        """Compare this rank's part of a tensor with the whole of one process. No collective."""
         mine = torch_hooks.local_part(live.detach())
         theirs = full_tensors.part_of(full, live)
         if mine.shape != theirs.shape:
@@ -60,7 +60,7 @@ class Findings:
         errors: Iterable[tuple[str, torch.Tensor]],
         smallest: float,
     ) -> None:
-        """Compare what this rank has of gradients in low precision. Collective as the iterables.
+        """Compare this rank's parts of gradients in low precision. Collective as the iterables.
 
         Args:
             step: Which.
@@ -89,7 +89,7 @@ class Findings:
     def note(
         self, what: str, name: str, step: int, by: float, floor: float, allowed: float
     ) -> None:
-        """Keep a distance; `Difference` tells what the arguments are."""
+        """Record a distance; see `Difference` for the arguments."""
         self.is_bit_equal &= by == 0
         self._found.append(Difference(what, name, step, self._rank, by, floor, allowed))
 
@@ -103,7 +103,7 @@ class Findings:
         unreached: Iterable[str],
         one_piece: OnePiece | None,
     ) -> Proof:
-        """Put together what all ranks have found; the same on every rank. Collective."""
+        """Combine the findings of all ranks; the same on every rank. Collective."""
         mine = (_nearest(self._found), self.is_bit_equal, list(notes), list(terms))
         everyone: list[tuple[list[Difference], bool, list[str], list[str]]]
         everyone = [mine] * dist.get_world_size()

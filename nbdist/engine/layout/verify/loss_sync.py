@@ -1,7 +1,7 @@
 """Have the ranks of a proof meet between forward and backward.
 
-A rank whose loss fails, is none, or does not reach a parameter, would leave its peers in a backward
-that waits for it. Here all know of it before any of them has begun.
+A rank whose loss fails, is invalid, or does not reach a parameter, would leave its peers in a
+backward that waits for it. Here all know of it before any of them has begun.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,7 +44,7 @@ def checked(loss_fn: LossFunction) -> LossFunction:
 
 
 class Midway:
-    """A loss function at whose end all ranks meet. Collective: all ranks have a loss."""
+    """A loss function that ends with an exchange. Collective: all ranks have a loss."""
 
     def __init__(self, model: nn.Module, loss_fn: LossFunction) -> None:
         """Know the parameters by name.
@@ -61,7 +61,7 @@ class Midway:
         """Return the loss.
 
         Raises:
-            LayoutError: It fails on some rank, or is none there; on all ranks.
+            LayoutError: It fails on some rank, or returns no loss there; on all ranks.
             UnlikeError: Ranks reach different parameters; on all ranks.
         """
         failed: Exception | None = None
@@ -79,9 +79,9 @@ class Midway:
             reached = set() if wrong else self._reached(loss)
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, (wrong, reached))
-        for rank, (told, _) in enumerate(everyone):
-            if told:
-                raise _refusal(f"On rank {rank} loss_fn {told}.") from failed
+        for rank, (complaint, _) in enumerate(everyone):
+            if complaint:
+                raise _refusal(f"On rank {rank} loss_fn {complaint}.") from failed
         missing = _missing([there for _, there in everyone], list(self._names.values()))
         if missing:
             raise UnlikeError(missing)
@@ -97,7 +97,7 @@ class Midway:
 
 
 def _missing(reached: list[set[str]], names: list[str]) -> dict[int, list[str]]:
-    """Return by rank what it does not reach, and another one does."""
+    """Return the parameters that a rank does not reach, and another one does, by rank."""
     anywhere = set().union(*reached)
     return {
         rank: [name for name in names if name in anywhere - there]

@@ -1,4 +1,4 @@
-"""One process in the layout's precision: what autocast, fsdp's units and rounding do, by itself.
+"""One process in the layout's precision: autocast, fsdp's casts and rounding without ranks.
 
 So that what is left to compare is what the layout does, and not what low precision does.
 """
@@ -36,7 +36,7 @@ class Lowered:
             policy: In what it computes, and in what gradients are averaged.
             units: Names of the blocks that fsdp gathers in low precision, beside the root; None
                 where autocast chooses.
-            device_type: Where it lies.
+            device_type: Its device type.
         """
         self.scale = 1.0
         self.epsilon = epsilon_of(policy)

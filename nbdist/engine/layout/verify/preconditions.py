@@ -1,4 +1,4 @@
-"""What a proof asks before its first step: can it be made, and do all ranks bring what they must.
+"""The preconditions of a proof: whether it is possible, and whether all ranks bring their inputs.
 
 Main thread, all ranks.
 """
@@ -28,7 +28,7 @@ SOURCE = 0  # the rank that computes in one process
 
 
 class Provable(LayoutFacts, Protocol):
-    """What must be known of a layout to prove it."""
+    """The facts of a layout that a proof needs."""
 
     policies: Policies
     scaler: Scaler
@@ -43,10 +43,10 @@ class Provable(LayoutFacts, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is computed in a step.
+    """The computation of a step.
 
     Attributes:
-        inputs: This rank's; whatever the two functions take, made of tensors and plain values.
+        inputs: This rank's; arguments of the two functions, made of tensors and plain values.
         samples: How many there are in it.
         loss_fn: Makes the mean loss of `(model(x), y)`.
         live: Runs forward and backward on the live model; returns the detached loss, None where
@@ -64,7 +64,7 @@ class Task:
 
 
 def refuse(layout: Provable) -> nn.Module:
-    """Return the plain model without weights; refuse what cannot be proven. All ranks alike.
+    """Return the plain model without weights; refuse what cannot be proven. On all ranks.
 
     Raises:
         LayoutError: With the reason.
@@ -132,7 +132,7 @@ def compare_modes(live: nn.Module, plain: nn.Module) -> tuple[dict[str, float], 
 
 
 def gather_parts(layout: Provable, task: Task) -> list[tuple[Any, float]]:
-    """Return, on rank 0, what the ranks bring, each part once, with its weight. Collective.
+    """Return, on rank 0, the ranks' inputs, each part once, with its weight. Collective.
 
     Raises:
         LayoutError: Ranks that work on the same samples bring others; on all ranks.
@@ -144,9 +144,9 @@ def gather_parts(layout: Provable, task: Task) -> list[tuple[Any, float]]:
     mine = (_digest(on_cpu), task.samples, on_cpu if first_of[part] == rank else None)
     everyone: list[Any] | None = [None] * world if rank == SOURCE else None
     dist.gather_object(mine, everyone, dst=SOURCE)
-    told: list[Any] = [None]
+    differing: list[Any] = [None]
     if everyone is not None:
-        told[0] = next(
+        differing[0] = next(
             (
                 (first_of[part], rank)
                 for rank in range(world)
@@ -155,10 +155,10 @@ def gather_parts(layout: Provable, task: Task) -> list[tuple[Any, float]]:
             ),
             None,
         )
-    dist.broadcast_object_list(told, src=SOURCE)
-    if told[0] is not None:
+    dist.broadcast_object_list(differing, src=SOURCE)
+    if differing[0] is not None:
         raise LayoutError(
-            f"Ranks {told[0][0]} and {told[0][1]} have different samples.",
+            f"Ranks {differing[0][0]} and {differing[0][1]} have different samples.",
             why=f'under "{layout.name}" they work on the same ones',
             do="take batches from nbdist.loader, which gives them the same",
         )

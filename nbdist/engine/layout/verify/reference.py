@@ -1,10 +1,10 @@
 """The same steps in one process: the plain model, on the same split, in the same order.
 
-One model in the layout's own dtype is what the layout is compared with. A second one in float64 and
-more from weights moved by half a unit of their last place say how far right results lie apart (see
-`report`). Each part of the batch is a forward of its own, as on the ranks: batch norm sees what it
+The layout is compared with one model in its own dtype. A second one in float64 and
+more from weights moved by half a unit of their last place show how far correct results differ (see
+`report`). Each part of the batch is a separate forward, as on the ranks: batch norm sees what it
 sees there. In low precision the first one computes as the layout does (`low_precision`), and the
-second one is how far all that computes so lies from the truth.
+second one shows the error of such a computation.
 """
 
 import copy
@@ -28,10 +28,10 @@ from nbdist.shared.errors import LayoutError
 
 MOVE = 0.01  # by which share of their norm a step changes the weights
 _LEAST_SCALE = 2.0**-24  # of a loss
-# Of round-off: `report` tells why so many. Norms, as in low precision, hardly differ by luck.
+# Samples of round-off: `report` says why so many. Norms, as in low precision, hardly vary.
 _SAMPLES, _SAMPLES_OF_NORMS = 4, 2
 
-# Pieces that are computed in one, without gradients: this takes the room of about one with them.
+# Pieces computed in one, without gradients: this takes the memory of about one with them.
 _PIECES = 4
 
 LossOf = Callable[[nn.Module, Any], torch.Tensor]
@@ -42,7 +42,8 @@ class Part:
     """One rank's part of the batch.
 
     Attributes:
-        pieces: What `LossOf` takes, one a forward: micro-batches with pp, else all at once.
+        pieces: The arguments of `LossOf`, one per forward: micro-batches with pp, otherwise all at
+            once.
         weight: Its number of samples, in units of the mean part's.
     """
 
@@ -82,13 +83,13 @@ class Reference:
         self._random = torch.Generator().manual_seed(0)
 
     def step(self, step: int, scale: float = 1.0) -> dict[str, Noise]:
-        """Compute the gradients of a step; return what round-off makes of each tensor.
+        """Compute the gradients of a step; return the round-off of each tensor.
 
-        What has none of them is left out: a parameter that the loss does not depend on. The losses
+        A parameter without a gradient, on which the loss does not depend, is left out. The losses
         of the parts are under "loss 0", "loss 1", and so on.
 
         Args:
-            step: Which, from 1.
+            step: Its number, from 1.
             scale: The largest of the loss; `scale` is then the one at which nothing overflows.
 
         Raises:
@@ -115,7 +116,7 @@ class Reference:
         losses = [noise[f"loss {part}"] for part in range(len(self._parts))]
         self.spread = spread_of(losses, self._epsilon)
         if self.spread is not LossSpread.ROUND_OFF:
-            # The twins have moved on by gradients of their own: ask the same weights once more.
+            # The twins have moved by their own gradients: compute the same weights once more.
             _set(buffers, before)
             again = _noise(mine, [self._run(self.model, self._parts, step)])
             repeated = [again[f"loss {part}"] for part in range(len(self._parts))]
@@ -249,7 +250,7 @@ class Reference:
 
     @contextmanager
     def _moved(self) -> Iterator[None]:
-        """Have weights moved by half a unit of their last place, up or down by chance."""
+        """Move weights by half a unit of their last place, up or down at random."""
         trained = [p for p in self.model.parameters() if p.is_floating_point()]
         tensors = [*trained, *self.model.buffers()]
         kept = [tensor.detach().clone() for tensor in tensors]
@@ -264,7 +265,7 @@ class Reference:
             _set(tensors, kept)
 
     def _unit(self, parameter: nn.Parameter) -> float:
-        """Return the relative size of a last place: that of low precision if nothing else tells."""
+        """Return the relative size of a last place: that of low precision if there is no other."""
         own = float(torch.finfo(parameter.dtype).eps)
         alone = self._lowered is not None and self._double is None
         return max(own, self._lowered.epsilon) if alone and self._lowered else own
@@ -279,7 +280,7 @@ class Reference:
 
 
 def _refuse_infinite(found: Mapping[str, torch.Tensor]) -> None:
-    """Refuse numbers of which nothing can be said.
+    """Refuse numbers that are not finite.
 
     Raises:
         LayoutError: Names the first.
@@ -309,7 +310,7 @@ def _in_double(parts: Sequence[Part]) -> list[Part]:
 def _noise(
     mine: Mapping[str, torch.Tensor], others: Sequence[Mapping[str, torch.Tensor]]
 ) -> dict[str, Noise]:
-    """Return how far the others are from what was computed, by tensor."""
+    """Return the distance of the others from the result, by tensor."""
     return {
         name: Noise(
             max(_distance(value, other[name]) for other in others if name in other),

@@ -1,4 +1,4 @@
-"""The one process of a proof: rank 0 computes on the parts of all ranks, and all ranks are told.
+"""The one process of a proof: rank 0 computes on the parts of all ranks and sends the results.
 
 Main thread, all ranks.
 """
@@ -27,7 +27,7 @@ from nbdist.shared.errors import LayoutError
 
 @dataclass(frozen=True, slots=True)
 class ReferenceStep:
-    """What rank 0 tells all ranks of a step in one process.
+    """Rank 0's report to all ranks of a step in one process.
 
     Attributes:
         noise: By tensor.
@@ -60,16 +60,16 @@ class Alone:
         """Collect the weights. Collective.
 
         Args:
-            layout: What is proven.
+            layout: The layout to prove.
             bare: Its model as it was, without weights.
-            places: What the layout holds.
-            task: What is computed.
+            places: The tensors of the layout.
+            task: The computation.
             gathered: On rank 0, the parts of the batch with their weights.
         """
         self._layout = layout
         self._task = task
         self._gathered = gathered
-        self._told = ReferenceStep()
+        self._last = ReferenceStep()
         self._reference: Reference | None = None
         self.model = self._filled(bare, places)
 
@@ -114,31 +114,31 @@ class Alone:
         return plain
 
     def step(self, step: int) -> ReferenceStep:
-        """Have rank 0 compute a step; returns what all must know of it. Collective.
+        """Compute a step on rank 0, and return its report on all ranks. Collective.
 
         Raises:
             LayoutError: It cannot be computed; on all ranks.
         """
-        told: list[Any] = [None]
+        sent: list[Any] = [None]
         failed: Exception | None = None
         if self.model is not None:
             try:
-                told[0] = self._compute(step, self.model)
+                sent[0] = self._compute(step, self.model)
             except LayoutError as error:
-                failed, told[0] = error, (error.what, error.why, error.do)
+                failed, sent[0] = error, (error.what, error.why, error.do)
             except Exception as error:
                 failed = error
-                told[0] = (
+                sent[0] = (
                     "The plain model does not run in one process with this batch and loss.",
                     f"{type(error).__name__}: {(text_of(error).splitlines() or [''])[0]}",
                     "verify((x, y), loss_fn) calls loss_fn(model(x), y)",
                 )
-        dist.broadcast_object_list(told, src=SOURCE)
-        if not isinstance(told[0], ReferenceStep):
-            what, why, do = told[0]
+        dist.broadcast_object_list(sent, src=SOURCE)
+        if not isinstance(sent[0], ReferenceStep):
+            what, why, do = sent[0]
             raise LayoutError(what, why=why, do=do) from failed
-        self._told = told[0]
-        return self._told
+        self._last = sent[0]
+        return self._last
 
     def _compute(self, step: int, model: nn.Module) -> ReferenceStep:
         if self._reference is None:
@@ -152,7 +152,7 @@ class Alone:
             )
         scaler = self._layout.scaler
         noise = self._reference.step(step, scaler.get_scale() if scaler.is_enabled() else 1.0)
-        rate = self._told.rate or self._reference.pace()
+        rate = self._last.rate or self._reference.pace()
         reference = self._reference
         return ReferenceStep(
             noise,
@@ -165,7 +165,7 @@ class Alone:
 
     def _lower(self, plain: nn.Module) -> Lowered:
         layout = self._layout
-        # Those of the plain model: with pp a rank's own layout has a part of them.
+        # Those of the plain model: with pp a rank's layout has only a part of them.
         units = list(find_blocks(plain)) if layout.shape.fsdp > 1 else None
         return Lowered(plain, layout.policies.precision, units, layout.mesh.device_type)
 

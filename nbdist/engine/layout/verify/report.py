@@ -1,4 +1,4 @@
-"""What a proof says: how far a layout is from one process, and how far it may be. Pure.
+"""The result of a proof: the distances of a layout from one process, and their limits. Pure.
 
 Two right programs differ by round-off, for they add in another order. How much that is depends on
 the model, so it is measured and not guessed: one process computes the same gradients in float64,
@@ -38,7 +38,7 @@ _WIDTH = 100  # of its lines
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """What round-off makes of one tensor.
+    """The round-off of one tensor.
 
     Attributes:
         floor: The largest distance of two right results, or the norm of all distances.
@@ -51,17 +51,17 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far one tensor of one rank is from one process.
+    """The distance of one tensor of one rank from one process.
 
     Attributes:
         what: "gradient", "weight", "buffer", "loss" or "dropout" (the probability of a module).
         name: Of the parameter or buffer, in the plain model.
         step: From 1; 0 is before the first.
         rank: Whose.
-        by: The largest distance, or the norm of all; nan where a result is none, infinite where
-            there is none, or one of another shape.
+        by: The largest distance, or the norm of all; nan where a result is nan, infinite where
+            it is missing, or of another shape.
         floor: The noise floor.
-        allowed: What it may be.
+        allowed: Its limit.
     """
 
     what: str
@@ -79,7 +79,7 @@ class Difference:
 
     @property
     def share(self) -> float:
-        """The distance in units of what is allowed; infinite where a result is no number."""
+        """The distance in units of what is allowed; infinite where a result is not a number."""
         if self.by == 0:
             return 0.0
         share = self.by / self.allowed if self.allowed else math.inf
@@ -102,7 +102,7 @@ class OnePiece:
         count: Pieces of the batch.
         loss: Of those in one.
         mean: Of their own losses, weighted by samples.
-        allowed: How far the two may be apart.
+        allowed: The limit of their difference.
         failed: Why they cannot be computed in one; "" where they can.
     """
 
@@ -115,12 +115,12 @@ class OnePiece:
 
     @property
     def is_mean(self) -> bool:
-        """Whether how the batch is cut makes no difference to the loss."""
+        """Whether the cut of the batch makes no difference to the loss."""
         return abs(self.loss - self.mean) <= self.allowed
 
     @property
     def verdict(self) -> str:
-        """What a proof on pieces does not say, in a clause."""
+        """The limit of a proof on pieces, in a clause."""
         if self.failed:
             return "not compared with the batch in one piece"
         return f"in one piece the batch has another loss, {self.loss:.6g} and not {self.mean:.6g}"
@@ -142,7 +142,7 @@ class OnePiece:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What `layout.verify` found; printed, it tells people.
+    """The result of `layout.verify`; print it to read it.
 
     Attributes:
         layout: The layout's name.
@@ -150,9 +150,9 @@ class Proof:
         is_bit_equal: Whether every gradient, buffer and loss of every rank is the same to the bit.
         worst: Of each tensor the difference that is nearest to what is allowed, or furthest beyond.
         losses: For each step the mean over the split, of the layout and of one process.
-        first: The first difference that is not allowed; None where there is none.
+        first: The first difference that is not allowed; None if there is none.
         ranks: Those that have it.
-        notes: What a reader must know beside it.
+        notes: Further remarks for the reader.
         terms: Under which both computed, such as "in bf16".
         unreached: Parameters that are trained, and of which this loss makes no gradient.
         one_piece: The batch in one piece, where its loss is another or could not be computed.
@@ -244,14 +244,14 @@ def some_of(names: Sequence[str]) -> str:
 
 
 def allowances(noise: Mapping[str, Noise], smallest: float) -> dict[str, float]:
-    """Return how far each tensor may be from one process.
+    """Return the limit of each tensor's distance from one process.
 
     A floor can be small by luck, of a tensor of few elements; so none counts for less than the
     usual one, relative to its values.
 
     Args:
         noise: By tensor.
-        smallest: The relative error below which nothing is told apart: the dtype's epsilon.
+        smallest: The smallest relative error that counts: the dtype's epsilon.
     """
     relative = [n.floor / n.scale for n in noise.values() if n.scale > 0 and n.floor < n.scale]
     usual = max(smallest, statistics.median(relative)) if relative else smallest
@@ -261,7 +261,7 @@ def allowances(noise: Mapping[str, Noise], smallest: float) -> dict[str, float]:
 def norm_allowances(
     noise: Mapping[str, Noise], sizes: Mapping[str, int], smallest: float
 ) -> dict[str, float]:
-    """Return how far norms may be from those of one process, in low precision.
+    """Return the limits of norms' distances from one process, in low precision.
 
     Args:
         noise: By tensor, as norms.
@@ -276,7 +276,7 @@ def norm_allowances(
 
 
 class LossSpread(Enum):
-    """What the distances of one process's losses can be.
+    """The kinds of distances between one process's losses.
 
     ROUND_OFF: Those of two orders of adding.
     DRIFT: More, though the same weights give the same losses: round-off has grown.
@@ -289,7 +289,7 @@ class LossSpread(Enum):
 
 
 def spread_of(losses: Iterable[Noise], epsilon: float) -> LossSpread:
-    """Return what the distances of losses can be; DRIFT may be CHANCE."""
+    """Return the kind of the losses' distances; DRIFT may be CHANCE."""
     is_small = all(noise.floor <= math.sqrt(epsilon) * noise.scale for noise in losses)
     return LossSpread.ROUND_OFF if is_small else LossSpread.DRIFT
 
@@ -306,7 +306,7 @@ def judge(
     *,
     is_bit_equal: bool,
 ) -> Proof:
-    """Return the proof of what all ranks have found."""
+    """Return the proof from the findings of all ranks."""
     everything = sorted(found, key=lambda d: -d.share)
     wrong = [d for d in everything if not d.is_allowed]
     first = min(wrong, key=lambda d: (d.step, -d.share), default=None)

@@ -1,4 +1,4 @@
-"""Leave a model and a rank as they were: what shadow steps change is put back, however they end.
+"""Leave a model and a rank as they were: changes of shadow steps are undone, even after an error.
 
 Nothing here is a collective, so that it works where a peer has died. An interrupt waits until all
 is back.
@@ -29,7 +29,7 @@ _LONGEST_S = 10.0  # that an interrupt waits for the weights to be back
 def unharmed(model: nn.Module) -> Iterator[None]:
     """Put back parameters, buffers, gradients, modes, what modules and hooks hold, random numbers.
 
-    Steps within it are no steps of a training: nobody counts or shows them.
+    Steps within it do not train: they are not counted or shown.
     """
     full_tensors.settle(model)
     kept = _Kept(model)
@@ -144,7 +144,7 @@ def _backward(
     create_graph: bool = False,
     inputs: Any = None,
 ) -> None:
-    """Do what `Tensor.backward` does, which would ask the mode again."""
+    """Run the code of `Tensor.backward`, which would call the mode again."""
     torch.autograd.backward(loss, gradient, retain_graph, create_graph, inputs=inputs)
 
 

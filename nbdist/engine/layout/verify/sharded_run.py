@@ -59,7 +59,7 @@ class ShardedRun:
         return loss
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Return by name what this rank has of the gradients, cut as parameters are."""
+        """Return this rank's parts of the gradients by name, cut like parameters."""
         return {name: _gradient(p) for name, p in self.model.named_parameters()}
 
     @torch.no_grad()

@@ -1,11 +1,11 @@
 """Prove a layout: some steps on the live model, the same in one process, and all put back.
 
     rank 0      the plain model, with the layout's weights, on the parts of all ranks (`reference`)
-    all ranks   the live model on their own part; then each compares what it holds of every
+    all ranks   the live model on their own part; then each compares its part of every
                 gradient with rank 0's, and moves its weights by plain SGD, as rank 0 does
 
-Each rank compares its own part or copy, so a difference on one rank alone is found, and named with
-it. Steps do not use the user's optimizer: what is proven is what it is given.
+Each rank compares its own part or copy, so a difference on a single rank is found, and named with
+it. Steps do not use the user's optimizer: its inputs are what is proven.
 
 Main thread, all ranks.
 """
@@ -51,7 +51,7 @@ from nbdist.shared.text import counted
 
 
 def verify(layout: Provable, task: Task, steps: int) -> Proof:
-    """Return how far the layout is from one process. Collective; changes nothing.
+    """Return the distance of the layout from one process. Collective; changes nothing.
 
     Raises:
         LayoutError: It cannot be proven: no plain model, no room for it, or other inputs on ranks
@@ -98,7 +98,7 @@ class _Run:
         self._made = 0  # steps
 
     def make(self, bare: nn.Module, steps: int) -> None:
-        """Make the steps and keep what is found. Collective."""
+        """Make the steps and keep the findings. Collective."""
         unlike, self._notes = compare_modes(self._layout.model, bare)
         for name, by in unlike.items():
             self._findings.note("dropout", name, 0, by, 0.0, 0.0)
@@ -112,9 +112,9 @@ class _Run:
             )
         with without_dropout(*models), NoDropout(), self._uncompressed() as is_compressed:
             for step in range(1, steps + 1):
-                told = alone.step(step)
-                self._refuse_chance(told, step)
-                if told.spread is LossSpread.DRIFT:
+                reference = alone.step(step)
+                self._refuse_chance(reference, step)
+                if reference.spread is LossSpread.DRIFT:
                     self._notes.append(
                         "Round-off grows fast in this model, as with batch norm on few "
                         f"samples: after {counted(self._made, 'step')} one process in float64 is "
@@ -123,23 +123,23 @@ class _Run:
                     self._terms += ["without compression"] if is_compressed else []
                     break
                 self._made = step
-                self._note_pieces(told.one_piece, step)
-                self._refuse_unreached(told)
+                self._note_pieces(reference.one_piece, step)
+                self._refuse_unreached(reference)
                 try:
-                    loss = self._live.step(step, told.scale)
+                    loss = self._live.step(step, reference.scale)
                 except UnlikeError as error:
-                    self._note_missing(step, error.missing, told.noise)
+                    self._note_missing(step, error.missing, reference.noise)
                     raise
-                self._compare_losses(step, loss, told)
-                self._compare_gradients(step, told, alone)
-                self._compare_buffers(step, told.noise, alone.buffers)
+                self._compare_losses(step, loss, reference)
+                self._compare_gradients(step, reference, alone)
+                self._compare_buffers(step, reference.noise, alone.buffers)
                 if step == steps and is_compressed:
-                    percent = 100 * self._live.changed_by_compression(step, told.scale)
+                    percent = 100 * self._live.changed_by_compression(step, reference.scale)
                     self._terms.append(
                         f"without compression, which changes gradients by {percent:.2g} % here"
                     )
-                self._live.move(told.rate)
-                alone.move(told.rate)
+                self._live.move(reference.rate)
+                alone.move(reference.rate)
         if alone.float64_failed:
             self._notes.append(
                 "float64 could not be used, so the noise floor is that of weights moved by half a "
@@ -147,7 +147,7 @@ class _Run:
             )
 
     def conclude(self) -> Proof:
-        """Put together what all ranks have found. Collective."""
+        """Combine the findings of all ranks. Collective."""
         if self._is_low and not self._findings.is_bit_equal:
             self._notes.append(
                 "Norms of gradients are compared: in low precision single numbers err by more."
@@ -182,8 +182,8 @@ class _Run:
 
     # -- a step
 
-    def _refuse_chance(self, told: ReferenceStep, step: int) -> None:
-        if told.spread is LossSpread.CHANCE:
+    def _refuse_chance(self, reference: ReferenceStep, step: int) -> None:
+        if reference.spread is LossSpread.CHANCE:
             raise LayoutError(
                 "The model does not compute the same twice in one process, so it cannot be "
                 "verified.",
@@ -191,7 +191,7 @@ class _Run:
                 "such as a counter in Python, or draws random numbers outside of dropout",
                 do="make what changes a buffer, or leave it out of the comparison",
             )
-        if told.spread is LossSpread.DRIFT and step == 1:
+        if reference.spread is LossSpread.DRIFT and step == 1:
             raise LayoutError(
                 "Round-off grows too far in this model to verify it with this batch.",
                 why="one process computes another loss from weights moved by half a unit "
@@ -201,7 +201,7 @@ class _Run:
             )
 
     def _note_pieces(self, one_piece: OnePiece | None, step: int) -> None:
-        """Keep on which pieces both compute, and whether in one piece the loss is another."""
+        """Note the pieces on which both compute, and whether the loss in one piece differs."""
         if one_piece is None:
             return
         if step == 1 and self._layout.shape.pp > 1:
@@ -209,15 +209,15 @@ class _Run:
         if not one_piece.is_mean:
             self._one_piece = self._one_piece or one_piece
 
-    def _refuse_unreached(self, told: ReferenceStep) -> None:
-        """Know what gets no gradient; refuse that where a reducer would wait for it."""
+    def _refuse_unreached(self, reference: ReferenceStep) -> None:
+        """Note parameters without a gradient; refuse them if a reducer would wait for one."""
         trained = [name for name, place in self._places.items() if place.is_trained]
-        self._unreached = [name for name in trained if name not in told.noise]
+        self._unreached = [name for name in trained if name not in reference.noise]
         if self._unreached and torch_modules.reducer_of(self._layout.model) is not None:
             raise LayoutError(
                 f"This batch and loss do not use {some_of(self._unreached)}.",
                 why=f'under "{self._layout.name}" a backward waits for the gradient of every '
-                "parameter that is trained, so a training step would fail as well",
+                "parameter that is trained, so a training step would fail too",
                 do="layout.verify((x, y), loss_fn) with what uses all, or freeze the rest "
                 "(requires_grad_(False)) before parallelize",
             )
@@ -232,7 +232,7 @@ class _Run:
             return
         with compress.switched(reducer, is_on=False) as unknown:
             self._notes += [
-                f"The communication hook {name} was on: what it changes is compared as well."
+                f"The communication hook {name} was on: its changes are compared too."
                 for name in unknown
             ]
             yield not unknown
@@ -250,10 +250,12 @@ class _Run:
             floor = noise[name].floor if name in noise else 0.0
             self._findings.note("gradient", name, step, math.inf, floor, MULTIPLE * floor)
 
-    def _compare_losses(self, step: int, loss: torch.Tensor | None, told: ReferenceStep) -> None:
+    def _compare_losses(
+        self, step: int, loss: torch.Tensor | None, reference: ReferenceStep
+    ) -> None:
         value = math.nan if loss is None else float(loss)
         if loss is not None:
-            expected, own = told.losses[self._part], told.noise[f"loss {self._part}"]
+            expected, own = reference.losses[self._part], reference.noise[f"loss {self._part}"]
             floor = max(own.floor, _epsilon(loss.dtype) * own.scale)
             allowed = allowances({"": Noise(floor, own.scale)}, 0)[""]
             if self._is_low:
@@ -267,10 +269,10 @@ class _Run:
             if not math.isnan(loss)
         }
         live = sum(of_parts.values()) / len(of_parts) if of_parts else math.nan
-        self._losses.append((live, sum(told.losses) / len(told.losses)))
+        self._losses.append((live, sum(reference.losses) / len(reference.losses)))
 
-    def _compare_gradients(self, step: int, told: ReferenceStep, alone: Alone) -> None:
-        trained = {n: p for n, p in self._places.items() if p.is_trained and n in told.noise}
+    def _compare_gradients(self, step: int, reference: ReferenceStep, alone: Alone) -> None:
+        trained = {n: p for n, p in self._places.items() if p.is_trained and n in reference.noise}
         live = self._live.gradients()
         if self._is_low:
             self._findings.compare_norms(
@@ -281,7 +283,7 @@ class _Run:
                 self._epsilon,
             )
             return
-        noise = {name: told.noise[name] for name in trained}
+        noise = {name: reference.noise[name] for name in trained}
         allowed = allowances(noise, self._epsilon)
         for name, full in full_tensors.from_rank_0(trained, alone.gradients, self._device):
             if name in live:

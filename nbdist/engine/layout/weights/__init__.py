@@ -1,1 +1,1 @@
-"""Weights and buffers: alike on all ranks, whole by their names, from and into files."""
+"""Weights and buffers: equal on all ranks, whole by their names, from and into files."""

@@ -1,6 +1,6 @@
 """Make the ranks hold the same model before it is spread.
 
-FSDP shards what each rank holds and asks nobody: with different initial weights the model would
+FSDP shards each rank's weights without a check: with different initial weights the model would
 be mixed from the ranks' parts, without an error. DDP broadcasts parameters. We do one thing for
 every layout: compare the models' shapes, then give every rank what rank 0 holds.
 """
@@ -65,7 +65,7 @@ def first_difference(table: Table, device_type: str) -> tuple[int, Table, Table]
 def _name_row(here: Table, there: Table, rank: int) -> str:
     for (name, mine), (other_name, theirs) in zip(here, there, strict=False):
         if name != other_name:
-            return f"{name} stands where rank {rank} has {other_name}."
+            return f"Rank {rank} has {other_name} in the place of {name}."
         if mine != theirs:
             return f"{name} is {mine} on rank {_SOURCE} and {theirs} on rank {rank}."
     # Two rows are what was asked for.

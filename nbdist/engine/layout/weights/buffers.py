@@ -1,7 +1,7 @@
 """Keep running statistics one thing while a model trains: every rank gets rank 0's buffers.
 
 What is saved with a model counts; buffers that are not (masks, tables) are constants and stay at
-home. Small buffers lie end to end in one tensor of bytes, whatever their dtypes, so that a step
+home. Small buffers are packed in one tensor of bytes, whatever their dtypes, so that a step
 costs one broadcast and a few calls, and no Python for each of them.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.tap import purpose
 
-_SMALL_BYTES = 1 << 20  # a larger buffer is sent from where it lies: no second one is kept
+_SMALL_BYTES = 1 << 20  # a larger buffer is sent in place: no copy is kept
 
 
 class BufferSync:
@@ -25,7 +25,7 @@ class BufferSync:
 
     So that running statistics are one thing: `DistributedDataParallel` broadcasts them before each
     forward, in evaluation too. After the forward leaves the same numbers on rank 0, equal ones on
-    the others, and no collective in evaluation, which a rank may then do alone.
+    the others, and no collective in evaluation, which a single rank may then do.
 
     With groups, where a forward is a part of a step, `sync` is called at the end of it instead, and
     the first rank of each group gives.
@@ -39,7 +39,7 @@ class BufferSync:
             model.register_forward_hook(self._after_forward)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel without the packed bytes, which a copy lays anew beside its own buffers."""
+        """Leave out the packed bytes, which a copy packs again from its own buffers."""
         return {**self.__dict__, "_packed": None}
 
     def _after_forward(self, module: nn.Module, _args: object, _output: object) -> None:
@@ -96,13 +96,13 @@ class _Packed:
                 torch_modules.broadcast_coalesced([b.data for b in self._large], 0, group)
         if any(places):
             for buffers, rooms in self._lists:
-                # `.data` has a version counter of its own: backward does not use the running
+                # `.data` has its own version counter: backward does not use the running
                 # statistics, and must not refuse because they have changed.
                 torch._foreach_copy_([buffer.data for buffer in buffers], rooms)
 
 
 def replicated_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the buffers that `BufferSync` keeps alike, by qualified name."""
+    """Yield the buffers that `BufferSync` keeps equal, by qualified name."""
     for name, module, own_name in _saved_buffers(model):
         yield name, getattr(module, own_name)
 

@@ -1,6 +1,6 @@
 """A plain model as one program that needs none of its classes (torch.export).
 
-A notebook's own classes exist nowhere else: a server cannot unpickle them, and runs this instead.
+A notebook's classes exist nowhere else: a server cannot unpickle them, and runs this instead.
 """
 
 import copy
@@ -13,12 +13,12 @@ from torch.utils._pytree import tree_leaves
 
 from nbdist.shared.errors import PublishError
 
-_TOLERANCE = 1e-4  # of the largest value: what the program may differ by
+_TOLERANCE = 1e-4  # of the largest value: the limit of the program's error
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedModel:
-    """What torch.export made, and what it takes and returns: dtypes, and shapes with -1 for any."""
+    """A program of torch.export, its inputs and outputs: dtypes, and shapes with -1 for any."""
 
     exported: Any
     inputs: tuple[str, list[int]]
@@ -89,7 +89,7 @@ def export(model: nn.Module, example: Any) -> tuple[ExportedModel, torch.Tensor]
 
     Args:
         model: Plain, on the CPU; put in evaluation mode.
-        example: What it is called with.
+        example: Its inputs.
 
     Raises:
         PublishError: The model does not run with the example, or cannot be exported, with
@@ -125,7 +125,7 @@ def export(model: nn.Module, example: Any) -> tuple[ExportedModel, torch.Tensor]
         raise PublishError(
             "The exported program computes something else than the model in evaluation mode.",
             why="something in forward is not a function of its input: random numbers, or state",
-            do="publish a module whose forward depends on its input alone",
+            do="publish a module whose forward depends only on its input",
         )
     return ExportedModel(exported, _facts(exported, "input"), _facts(exported, "output")), x[:1]
 

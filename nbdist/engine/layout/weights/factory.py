@@ -5,7 +5,7 @@ the same code, and each parameter goes to the meta device as soon as a module ge
 filled: so they never have more of it than one parameter. Buffers and plain tensors are real on all
 ranks, for code may read them while it builds (`linspace(...).tolist()` for rates of dropout).
 
-With shards alone, weights then go from rank 0 into the ranks' shards, one at a time. Other axes
+With only shards, weights then go from rank 0 into the ranks' shards, one at a time. Other axes
 prove their plans on the whole model first, and so every rank makes room for it.
 """
 
@@ -29,7 +29,7 @@ Weights = dict[str, torch.Tensor]  # by name; empty but on rank 0
 
 
 class WeightSource(Protocol):
-    """Where the weights of a model on meta come from, while it is spread. All ranks alike."""
+    """The source of the weights of a model on meta, while it is spread. On all ranks."""
 
     def planning(
         self, model: nn.Module, shape: MeshShape, device_type: str
@@ -37,10 +37,10 @@ class WeightSource(Protocol):
         """Have numbers in the model, as far as axes prove their plans with some. Collective."""
 
     def fill(self, model: nn.Module, shape: MeshShape, device_type: str, *, shared: bool) -> None:
-        """Give what is still on meta room and its weights, before or behind `Axis.share`.
+        """Allocate and fill tensors that are still on meta, before or after `Axis.share`.
 
         Collective. Does so once: where gradients are averaged by a reducer, which needs room,
-        before; else behind, when ranks have their parts alone.
+        before; otherwise after, when ranks have only their parts.
         """
 
 
@@ -56,7 +56,7 @@ class FromRank0:
 
     @contextmanager
     def planning(self, model: nn.Module, shape: MeshShape, device_type: str) -> Iterator[None]:
-        """Fill the whole model on every rank, but where shards alone are made."""
+        """Fill the whole model on every rank, unless only shards are made."""
         if not is_thin(shape):
             meta_copy.materialise(model, device_type)
             fill(model, self._weights, device_type)
@@ -71,7 +71,7 @@ class FromRank0:
 def build(factory: Callable[[], Any], *, with_weights: bool = True) -> tuple[nn.Module, Weights]:
     """Return a model with its parameters on meta, and rank 0's weights. Collective.
 
-    Random numbers go on as if every rank had built all of it; without weights, as if none had.
+    Random numbers continue as if every rank had built all of it; without weights, as if none had.
 
     Raises:
         LayoutError: The factory failed on a rank, or made something else.
@@ -94,7 +94,7 @@ def build(factory: Callable[[], Any], *, with_weights: bool = True) -> tuple[nn.
         failed = error
     _agree(model, failed, with_weights)
     if with_weights:
-        _go_on_alike(before)
+        _synchronize_draws(before)
     else:
         torch.set_rng_state(before)
     return model, weights
@@ -118,7 +118,7 @@ def fill(model: nn.Module, weights: Mapping[str, torch.Tensor], device_type: str
 
 @contextmanager
 def _without_weights() -> Iterator[None]:
-    """Have modules that are built here keep no weights. Main thread: the hook is torch's own."""
+    """Drop the weights of modules built here. Main thread: the hook is torch's."""
 
     def on_meta(_module: nn.Module, _name: str, parameter: nn.Parameter) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta or nn.parameter.is_lazy(parameter):
@@ -139,13 +139,13 @@ def _agree(model: Any, failed: Exception | None, with_weights: bool) -> None:
     Raises:
         LayoutError: With what has happened, and where.
     """
-    told = None
+    problem = None
     if failed is not None:
-        told = f"{type(failed).__name__}: {(str(failed).splitlines() or [''])[0]}"
+        problem = f"{type(failed).__name__}: {(str(failed).splitlines() or [''])[0]}"
     elif not isinstance(model, nn.Module):
-        told = f"it returned a {type(model).__name__}"
+        problem = f"it returned a {type(model).__name__}"
     everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, told)
+    dist.all_gather_object(everyone, problem)
     rank = next((rank for rank, text in enumerate(everyone) if text is not None), None)
     if rank is not None:
         who = f"ranks other than {_SOURCE}" if with_weights else "ranks"
@@ -159,8 +159,8 @@ def _agree(model: Any, failed: Exception | None, with_weights: bool) -> None:
         ) from failed
 
 
-def _go_on_alike(before: torch.Tensor) -> None:
-    """Draw from here on as rank 0 does, on ranks that drew like it before the model was built."""
+def _synchronize_draws(before: torch.Tensor) -> None:
+    """Continue rank 0's random numbers on ranks that drew the same before the model was built."""
     states: list[Any] = [(before, torch.get_rng_state())]
     dist.broadcast_object_list(states, src=_SOURCE)
     there_before, there_after = states[0]

@@ -1,7 +1,7 @@
 """Weights from files, straight into what each rank holds of a model on meta.
 
-Each rank reads its own parts, and nobody has the whole: a weight that several ranks cut is read by
-each of them where its part lies. Plans are proven on stand-ins. What the folder does not have is
+Each rank reads its own parts, and no rank has the whole: a weight that several ranks cut is read by
+each of them at its part. Plans are proven on stand-ins. What the folder does not have is
 made on rank 0 and sent.
 """
 
@@ -30,7 +30,7 @@ class FromFiles:
     """Weights of a folder, and on rank 0 those that it does not have.
 
     Args:
-        match: What lies where.
+        match: The place of each weight.
         fresh: The new ones by name; empty but on rank 0.
         facts: Of the new ones, the same on every rank.
     """
@@ -42,7 +42,7 @@ class FromFiles:
 
     @contextmanager
     def planning(self, model: nn.Module, shape: MeshShape, device_type: str) -> Iterator[None]:
-        """Put stand-ins in the model where axes run it."""
+        """Put stand-ins in the model for axes that run it."""
         if shape.changes_forward:
             with stand_in.lent(model, device_type):
                 yield
@@ -50,7 +50,7 @@ class FromFiles:
             yield
 
     def fill(self, model: nn.Module, shape: MeshShape, device_type: str, *, shared: bool) -> None:
-        """Make room for what this rank holds, and read into it.
+        """Allocate this rank's parts, and read into them.
 
         Raises:
             CheckpointError: A rank could not read; the same on all.
@@ -79,7 +79,7 @@ class FromFiles:
 
 @torch.no_grad()
 def _read(held: Mapping[str, torch.Tensor], stored: Mapping[str, StoredTensor]) -> None:
-    """Read what this rank holds, in the order in which it lies on the disk."""
+    """Read this rank's parts, in their order on the disk."""
     wanted = [name for name in stored if name in held]
     wanted.sort(key=lambda name: (stored[name].path, stored[name].begin))
     with ExitStack() as opened:
@@ -92,7 +92,7 @@ def _read(held: Mapping[str, torch.Tensor], stored: Mapping[str, StoredTensor]) 
                     opened.callback(os.close, files[source.path])
                 offsets, shape = torch_checkpoint.part_of(held[name])
                 local = torch_hooks.local_part(held[name].detach())
-                assert local.shape == shape, "torch tells where the local part lies"
+                assert local.shape == shape, "torch gives the place of the local part"
                 read_box(files[source.path], source, offsets, local)
             except OSError as error:
                 raise unreadable(source.path, error) from error

@@ -1,6 +1,6 @@
-"""What a layout holds, whole: one tensor at a time, by the names of the plain model; and back.
+"""The whole tensors of a layout: one at a time, by the names of the plain model; and back.
 
-A rank needs room for one whole tensor beside its own parts, or for `_PACK_BYTES` of small ones.
+A rank needs memory for one whole tensor beside its own parts, or for `_PACK_BYTES` of small ones.
 With pp a tensor comes from a stage that has it. The way back begins on rank 0.
 """
 
@@ -23,7 +23,7 @@ _PACK_BYTES = 1 << 20  # sent at once
 
 
 class LayoutFacts(Protocol):
-    """What must be known of a layout: how its model lies over which ranks."""
+    """The facts of a layout: how its model is spread, and over which ranks."""
 
     model: nn.Module
     shape: MeshShape
@@ -32,7 +32,7 @@ class LayoutFacts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """What is known of one tensor of the plain model.
+    """The facts of one tensor of the plain model.
 
     Attributes:
         shape: Of the whole.
@@ -67,7 +67,7 @@ def names(model: nn.Module, *, duplicates: bool = False) -> dict[str, torch.Tens
 def places(
     model: nn.Module, *, duplicates: bool = False, meta: bool = False
 ) -> dict[str, TensorFacts]:
-    """Return what is known of the tensors that a model has here; of those on meta if asked."""
+    """Return the facts of a model's tensors on this rank; of those on meta if asked."""
     saved = model.state_dict().keys()
     return {
         name: TensorFacts(
@@ -83,9 +83,9 @@ def places(
 
 
 def settle(model: nn.Module) -> None:
-    """Have every parameter be what an optimizer sees: shards, also after a forward alone.
+    """Make every parameter the shard that an optimizer sees, also after forwards alone.
 
-    Forwards gather anew from then on, as they must when weights have been changed. No collective.
+    Later forwards gather again, as they must when weights have changed. No collective.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -93,7 +93,7 @@ def settle(model: nn.Module) -> None:
 
 
 def table(spread: LayoutFacts, *, duplicates: bool = False) -> dict[str, TensorFacts]:
-    """Return what the layout holds, over all of its ranks; with pp in the order of stages.
+    """Return the layout's tensors over all its ranks; with pp in the order of stages.
 
     Collective with pp, where each rank has the names of its stages.
     """
@@ -115,7 +115,7 @@ def table(spread: LayoutFacts, *, duplicates: bool = False) -> dict[str, TensorF
 def tensors(spread: LayoutFacts) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every parameter and buffer, whole and on every rank. Collective; all take all.
 
-    What lies here whole is yielded as it is, without a copy. Tied ones come once.
+    Tensors that are whole here are yielded without a copy. Tied ones come once.
     """
     known = table(spread)
     held = names(spread.model)
@@ -143,7 +143,7 @@ def whole_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def put(target: torch.Tensor, full: torch.Tensor) -> None:
-    """Overwrite what this rank has of a tensor by its part of `full`. No collective."""
+    """Overwrite this rank's part of a tensor by its part of `full`. No collective."""
     torch_hooks.local_part(target.detach()).copy_(part_of(full, target))
 
 
@@ -166,8 +166,8 @@ def from_rank_0(
     """Yield rank 0's tensors of these names, on every rank. Collective; all take all.
 
     Args:
-        wanted: The same on every rank: what is sent, in this order.
-        source: Looked into on rank 0 alone.
+        wanted: The tensors to send, in this order; the same on every rank.
+        source: Read on rank 0 only.
         device_type: Where they are sent and come out.
     """
     for pack in _packs(wanted.items()):
@@ -185,7 +185,7 @@ def from_rank_0(
 
 
 def _packs(items: Iterable[tuple[str, TensorFacts]]) -> Iterator[list[tuple[str, TensorFacts]]]:
-    """Yield what is sent at once: small ones together, a large one by itself."""
+    """Yield the tensors that are sent at once: small ones together, a large one by itself."""
     pack: list[tuple[str, TensorFacts]] = []
     filled = 0
     for name, place in items:
@@ -201,7 +201,7 @@ def _packs(items: Iterable[tuple[str, TensorFacts]]) -> Iterator[list[tuple[str,
 def _from_stage(
     spread: LayoutFacts, place: TensorFacts, tensor: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return a tensor whole on the ranks of all stages: its own sends it to those beside it."""
+    """Return a whole tensor on the ranks of all stages: its stage sends it to the others."""
     group = spread.mesh.get_group("pp")
     if spread.mesh.get_local_rank("pp") == place.stage:
         assert tensor is not None, "the table says that this stage has it"

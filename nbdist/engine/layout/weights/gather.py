@@ -1,4 +1,4 @@
-"""Put what a layout holds together on rank 0, as the plain model's `state_dict` has it.
+"""Gather a layout's tensors on rank 0, as in the plain model's `state_dict`.
 
 Keys, their order and what is tied are those of the plain model, so that it loads the result with
 `strict=True`, and a file of it needs neither ranks nor nbdist. As torch's `get_model_state_dict`
@@ -21,12 +21,13 @@ _TARGET = 0  # the rank that gets it
 def state_of(spread: LayoutFacts, plain: nn.Module | None) -> dict[str, Any]:
     """Return the plain model's state on rank 0, an empty dict on others. Collective.
 
-    A rank needs room for one whole tensor beside its own parts; rank 0 for all of them, on the CPU.
+    A rank needs memory for one whole tensor beside its own parts; rank 0 for all of them, on the
+    CPU.
 
     Args:
-        spread: What holds the weights.
+        spread: The layout of the weights.
         plain: Its skeleton, which knows what is tied on ranks of other stages; None takes the
-            model itself, which every rank has where there is none.
+            model itself, if every rank has it whole.
     """
     is_target = dist.get_rank() == _TARGET
     held: dict[str, torch.Tensor] = {}

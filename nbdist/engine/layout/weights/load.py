@@ -49,9 +49,9 @@ def from_one(target: LayoutFacts, source: nn.Module | Mapping[str, torch.Tensor]
             held = {name: value for name, value in items if isinstance(value, torch.Tensor)}
             given = {name: TensorFacts(t.shape, t.dtype) for name, t in held.items()}
         has_parts = any(_is_cut(tensor) for tensor in held.values())
-    told = [(given, has_parts)]
-    dist.broadcast_object_list(told, src=0)
-    given, has_parts = told[0]
+    sent = [(given, has_parts)]
+    dist.broadcast_object_list(sent, src=0)
+    given, has_parts = sent[0]
     if has_parts:
         raise LayoutError(
             "These weights are parts of tensors, as the state dict of a spread model is.",
@@ -68,8 +68,8 @@ def refuse_whole(
     It would fail in its midst. Shards for shards, and the names of this rank's stages, it takes.
 
     Args:
-        target: What they are meant for.
-        state: What it got.
+        target: The target model.
+        state: The loaded state.
         prefix: Of names there.
         elsewhere: Names of other stages that it would not take.
 
@@ -102,7 +102,7 @@ def _copy(
     _check(full_tensors.table(target, duplicates=True), given)
     held = full_tensors.names(target.model, duplicates=True)
     for name, full in source:
-        # With pp this rank has the names of its stages; constants may be of one side alone.
+        # With pp this rank has the names of its stages; constants may be on one side only.
         tensor = held.get(name)
         if tensor is not None and not tensor.is_meta and tensor.shape == full.shape:
             full_tensors.put(tensor, full)
@@ -124,7 +124,7 @@ def _with_aliases(
 
 
 def _check(wanted: Mapping[str, TensorFacts], given: Mapping[str, TensorFacts]) -> None:
-    """Refuse, on every rank alike, what does not fit by name and shape.
+    """Refuse, on every rank, what does not fit by name and shape.
 
     Raises:
         LayoutError: With the first few names of each kind.

@@ -1,7 +1,7 @@
-"""A copy of the plain model without its weights: what a model was before it was spread.
+"""A copy of the plain model without its weights, from before it was spread.
 
 Weights are on the meta device, where they take no memory, and so are large buffers. All else is a
-copy of its own, so that nothing that happens to the live model happens to it.
+separate copy, so that changes of the live model do not reach it.
 """
 
 import copy
@@ -12,13 +12,13 @@ from torch import nn
 
 from nbdist.shared.error_text import named
 
-LARGEST_BUFFER_BYTES = 1 << 20  # larger ones are left out; `full_tensors` can tell them
+LARGEST_BUFFER_BYTES = 1 << 20  # larger ones are left out; `full_tensors` can gather them
 
 
 def copy_without_weights(model: nn.Module) -> tuple[nn.Module | None, str]:
     """Return (the copy, ""), or (None, why there is none). No collective; changes nothing.
 
-    Tied parameters stay tied; modes, flags and hooks of the user's own are copied.
+    Tied parameters stay tied; modes, flags and hooks of the user are copied.
     """
     try:
         memo: dict[int, Any] = {id(p): on_meta(p) for p in model.parameters()}

@@ -25,7 +25,7 @@ _SHOWN = 3  # names in an error
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Return what lies in a folder, by name.
+    """Return the tensors in a folder, by name.
 
     Raises:
         CheckpointError: It, or a file of it, is missing or damaged.
@@ -44,13 +44,13 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     raise CheckpointError(
         f"{folder} holds neither {SINGLE} nor {INDEX}.",
         why=f"it holds {_few(others)}" if others else "there is no file of safetensors in it",
-        do=f"name a single file {SINGLE}; weights of torch.save are written anew by "
+        do=f"name a single file {SINGLE}; weights of torch.save are converted by "
         "safetensors.torch.save_file(state, path)",
     )
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return what a JSON file of a folder says.
+    """Return the contents of a JSON file of a folder.
 
     Raises:
         CheckpointError: It is missing, or not JSON.
@@ -90,7 +90,7 @@ def _of_index(folder: Path, index: Mapping[str, Any]) -> dict[str, StoredTensor]
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where each weight of a model comes from.
+    """The source of each weight of a model.
 
     Attributes:
         stored: By the model's own name, of parameters and saved buffers; tied ones once.
@@ -111,14 +111,14 @@ def match(
     new: Sequence[str] = (),
     skip: Sequence[str] = (),
 ) -> Match:
-    """Return which stored tensor each weight of a model is.
+    """Return the stored tensor of each weight of a model.
 
     Of a transformers model a new head may be missing, and an old one may be left over: all that is
     beside its body.
 
     Args:
         model: The plain one; weights may be on meta.
-        stored: What lies in the folder.
+        stored: The tensors in the folder.
         new: Patterns of names that the folder need not have, or not in this shape.
         skip: Patterns of names of the folder that are not wanted.
 
@@ -157,7 +157,7 @@ def match(
     extra = [
         name
         for name in left
-        if own.get(name, name) not in held  # else a constant of the model, which older files hold
+        if own.get(name, name) not in held  # else a constant of the model, in older files
         and not (body and _is_beside(name, stored, body))
         and not _may_be_left(name, model)
     ]
@@ -184,7 +184,7 @@ def _renamed(stored: Mapping[str, str], wanted: Iterable[str], body: str) -> dic
 
 
 def _is_beside(name: str, stored: Iterable[str], body: str) -> bool:
-    """Return whether it is of the head of a model whose body lies in the folder, too."""
+    """Return whether it is of the head of a model whose body is in the folder too."""
     return not name.startswith(f"{body}.") and any(n.startswith(f"{body}.") for n in stored)
 
 

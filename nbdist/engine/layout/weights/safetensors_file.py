@@ -1,8 +1,8 @@
-"""Files of safetensors: what is in them, and a box of a tensor read into memory that is there.
+"""Files of safetensors: their contents, and reads of a box of a tensor into existing memory.
 
 A file is 8 bytes of the header's length, the header (JSON: by name dtype, shape and where the bytes
 lie), and the bytes. Tensors are read by plain reads at offsets, a few MiB at a time: the library of
-that name maps files into memory, and pages that are mapped count as a process's own. Any thread.
+that name maps files into memory, and mapped pages count as a process's own. Any thread.
 """
 
 import json
@@ -79,7 +79,7 @@ def _stored(path: Path, header: Any, data: int, size: int) -> Iterator[tuple[str
             word, shape = facts["dtype"], tuple(int(n) for n in facts["shape"])
             begin, end = facts["data_offsets"]
         except (KeyError, TypeError, ValueError) as error:
-            raise _broken(path, f"its header does not tell where {name} lies") from error
+            raise _broken(path, f"its header does not say where {name} is") from error
         if word not in _DTYPES:
             raise CheckpointError(
                 f"{name} in {path} has the dtype {word}, which nbdist does not read.",
@@ -96,7 +96,7 @@ def _stored(path: Path, header: Any, data: int, size: int) -> Iterator[tuple[str
 def header_of(
     tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], metadata: Mapping[str, str]
 ) -> bytes:
-    """Return what a file begins with whose tensors lie end to end in this order.
+    """Return the header of a file whose tensors are stored end to end in this order.
 
     Raises:
         CheckpointError: There is no word for a dtype.
@@ -124,7 +124,7 @@ def read_box(file: int, stored: StoredTensor, offsets: Sequence[int], target: to
 
     Args:
         file: A descriptor of the file.
-        stored: What lies there.
+        stored: The stored tensor.
         offsets: The first index in each dim.
         target: Of the part's shape; on any device, of any dtype.
 
@@ -203,7 +203,7 @@ def bytes_of(tensor: torch.Tensor) -> Any:
 
 
 def unreadable(path: Path, error: OSError) -> CheckpointError:
-    """Return what is said of a file that cannot be read."""
+    """Return the error of a file that cannot be read."""
     return CheckpointError(
         f"{path} cannot be read: {error.strerror or error}.",
         why="every rank reads its own parts of the weights",

@@ -1,7 +1,7 @@
-"""Write what a layout holds into files of safetensors, one weight at a time.
+"""Write a layout's weights into files of safetensors, one at a time.
 
 Each weight is put together on all ranks, and rank 0 appends it to a file whose header it has
-written before, for shapes are known: nobody has room for more than one whole weight. Files get
+written before, for shapes are known: no rank needs memory for more than one whole weight. Files get
 their names when all of them are complete.
 """
 
@@ -29,7 +29,7 @@ _PARTIAL = ".partial"  # what a file ends in until all are complete
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Which tensors stand in which file, by its name, in the order in which they are written."""
+    """The tensors of each file, by its name, in the order in which they are written."""
 
     files: dict[str, dict[str, TensorFacts]]
     metadata: dict[str, str]
@@ -45,7 +45,7 @@ def save(
     """Write the weights and saved buffers of a layout. Collective.
 
     Args:
-        spread: What holds them.
+        spread: The layout of the weights.
         plain: Its skeleton, which knows what is tied.
         folder: Made on rank 0 where it is not there; its former weights are replaced.
         file_bytes: The most bytes of a file, but of one with a single weight.
@@ -66,7 +66,7 @@ def save(
         except Exception as error:
             failed = error
     for _ in tensors:
-        pass  # other ranks give theirs, and go on giving where rank 0 cannot write
+        pass  # other ranks send theirs, even if rank 0 cannot write
 
     def commit() -> None:
         try:
@@ -88,7 +88,7 @@ def save(
 
 
 def _planned(table: Mapping[str, TensorFacts], plain: nn.Module, file_bytes: int) -> _Plan:
-    """Return what goes where; refuse what has no word before anything is written."""
+    """Return the tensors of each file; refuse unsupported dtypes before anything is written."""
     held = full_tensors.names(plain, duplicates=True)
     state = plain.state_dict()
     extra = [key for key, value in state.items() if key not in held and value is not None]
@@ -110,7 +110,7 @@ def _planned(table: Mapping[str, TensorFacts], plain: nn.Module, file_bytes: int
         SINGLE if count == 1 else f"model-{i:05d}-of-{count:05d}.safetensors": shard
         for i, shard in enumerate(shards, 1)
     }
-    # As safetensors.torch.save_model tells of tied weights, which stand in a file once.
+    # As safetensors.torch.save_model records tied weights, which are in a file once.
     kept = {id(held[name]): name for name in table if name in held}
     tied = {
         name: kept[id(held[name])]
@@ -125,7 +125,7 @@ def _planned(table: Mapping[str, TensorFacts], plain: nn.Module, file_bytes: int
 def _write(
     plan: _Plan, folder: Path, tensors: Iterator[tuple[str, torch.Tensor]], written: list[Path]
 ) -> None:
-    """Write the files under names of their own; `written` gets them."""
+    """Write the files under temporary names; `written` gets them."""
     for file_name, shard in plan.files.items():
         path = folder / (file_name + _PARTIAL)
         written.append(path)

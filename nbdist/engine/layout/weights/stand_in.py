@@ -1,7 +1,7 @@
-"""Numbers that stand for weights while a plan is proven, and take next to no memory.
+"""Placeholder values of weights while a plan is proven, with almost no memory.
 
 tp, cp and pp prove on the whole model that they compute the same. Which numbers they do it with
-does not matter, as long as no two features are alike: each parameter is a view of a short row of
+does not matter, as long as no two features are equal: each parameter is a view of a short row of
 random ones, in which every row of the parameter begins two numbers after the one before it.
 """
 
@@ -19,7 +19,7 @@ _LARGE_BYTES = 1 << 20  # a forward copies such a view into one piece, and frees
 
 @contextmanager
 def lent(model: nn.Module, device: torch.device | str) -> Iterator[None]:
-    """Put stand-ins in the place of parameters on meta, the same on every rank; tied ones alike."""
+    """Replace parameters on meta by stand-ins, the same on every rank; tied ones stay tied."""
     made: dict[int, nn.Parameter] = {}
     places: list[tuple[nn.Module, str, nn.Parameter]] = []
     for module in model.modules():

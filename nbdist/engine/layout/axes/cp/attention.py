@@ -3,7 +3,7 @@
     ulysses  each rank gets the whole sequence of some heads, and gives its result back by parts
     gather   each rank gets all keys and values, and works on its own rows of the result
 
-Calls of `scaled_dot_product_attention` are caught by a mode that is on while a block runs, so no
+Calls of `scaled_dot_product_attention` are intercepted by a mode while a block runs, so no
 model is changed for it.
 
 Sources: Jacobs et al., "DeepSpeed Ulysses", 2023; Dubey et al., "The Llama 3 Herd of Models", 2024,
@@ -42,7 +42,7 @@ class WholeSequence(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Take the place of a call of attention, and of no other."""
+        """Replace calls of attention, and no others."""
         if func is not CALL:
             return func(*args, **(kwargs or {}))
         return self._call(*args, **(kwargs or {}))
@@ -67,7 +67,7 @@ class WholeSequence(TorchFunctionMode):
 
 
 def check_kind(model: nn.Module) -> None:
-    """Refuse torch's own attention module, which is one function to whoever looks on.
+    """Refuse torch's own attention module, which is one function to the mode.
 
     Raises:
         LayoutError: The model has one.
@@ -195,7 +195,7 @@ def _whole_mask(mask: Tensor, length: int, mesh: DeviceMesh) -> Tensor:
     """Return a mask of all rows and keys: one that came with the sequence has been cut with it.
 
     Raises:
-        LayoutError: It was made of the part's rows and keys, so most of it is not there.
+        LayoutError: It was made of the part's rows and keys, so most of it is missing.
     """
     if mask.dim() > 1 and mask.shape[-2] == mask.shape[-1] == length:
         raise LayoutError(

@@ -1,9 +1,9 @@
 """The `cp` axis: blocks work on a part of the sequence, attention on all of it.
 
     embedding  ─▶ cut ─▶ block ─▶ block ─▶ ... ─▶ gather ─▶ norm, head, loss
-    on all of it         on the part, but attention         on all of it, on each rank alike
+    on all of it         on the part, but attention         on all of it, equal on each rank
 
-Every rank of cp gets the same samples, and so the loop stays what it was. A plan is found on fake
+Every rank of cp gets the same samples, and so the loop does not change. A plan is found on fake
 tensors, proven by a small forward, and only then applied.
 """
 
@@ -32,13 +32,13 @@ _FEWEST = 2  # tokens a rank: of one row of attention some models no longer say 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What cp does to one model.
+    """The plan of cp for one model.
 
     Attributes:
         method: "ulysses" or "gather".
         calls: Calls of attention in a forward.
-        token_bytes: What one token of a batch makes a rank send over cp, forward and backward.
-        hidden: By block, where the stream of hidden states stands among what it is given.
+        token_bytes: Bytes that a rank sends over cp for one token of a batch, forward and backward.
+        hidden: By block, the place of the hidden states among its arguments.
         follows: Which dims follow the sequence.
     """
 
@@ -49,7 +49,7 @@ class Context:
     follows: follow.Follows
 
     def __str__(self) -> str:
-        """Return what people should know of it."""
+        """Return a description."""
         return f"cp: {self.calls} calls of attention in {len(self.hidden)} blocks, {self.method}"
 
 
@@ -60,14 +60,14 @@ def find(
     blocks: dict[str, nn.Module],
     parts: dict[str, torch.Size],
 ) -> Context:
-    """Return what cp will do to a model, proven by a small forward. Collective; changes nothing.
+    """Return the plan of cp for a model, proven by a small forward. Collective; changes nothing.
 
     Args:
         model: On its device, with the same weights on every rank.
-        policy: How.
+        policy: The policy of cp.
         mesh: The axis `cp`.
-        blocks: By name, in order: what the model repeats.
-        parts: Shapes of what one rank of tp will hold, without tp none.
+        blocks: The model's repeated blocks, by name, in order.
+        parts: Shapes of one rank's parts under tp; empty without tp.
 
     Raises:
         LayoutError: The model has no list of blocks, or no attention that cp knows, or computes
@@ -122,12 +122,12 @@ def apply(
 
     Args:
         context: From `find`.
-        policy: How.
+        policy: The policy of cp.
         mesh: The axis `cp`.
         blocks: As for `find`, or those of them that this rank of a pipeline has.
-        parts: In how many more parts hidden states are between blocks: tp's sequence parallel.
-        begin: Names of blocks with which a stage of a pipeline begins: it is sent what is in parts
-            over cp, and over nothing else.
+        parts: The number of further parts of hidden states between blocks: tp's sequence parallel.
+        begin: Names of blocks with which a stage of a pipeline begins: it receives hidden states in
+            parts over cp, and over nothing else.
     """
     names = list(context.hidden)
     for name, block in blocks.items():
@@ -146,7 +146,7 @@ def apply(
 class _OnPart(Around):
     """The forward of a block, on this rank's part of the sequence.
 
-    The innermost of what stands around a forward, so that a checkpoint which computes it again, on
+    The innermost wrapper of a forward, so that a checkpoint which computes it again, on
     autograd's thread, does all of it again.
     """
 
@@ -161,16 +161,16 @@ class _OnPart(Around):
         made: dict[str, tuple[int, ...]] | None,
         parts: int | None,
     ) -> None:
-        """Stand around the forward that `block` has now.
+        """Wrap the present forward of `block`.
 
         Args:
             block: Its forward may be another one's already, as tp's.
             mesh: The axis `cp`.
-            policy: How.
-            hidden: Where the hidden states stand, and which of their dims is the sequence.
-            given: Which dims follow the sequence, of what it is given.
-            made: Of what it makes, where that is put together; None leaves it in parts.
-            parts: Of how many the hidden states are of this rank's; None when they come whole.
+            policy: The policy of cp.
+            hidden: The place of the hidden states, and their dim of the sequence.
+            given: The dims of its arguments that follow the sequence.
+            made: Those of its outputs, if they are gathered; None leaves them in parts.
+            parts: The number of parts of hidden states on this rank; None when they are whole.
         """
         super().__init__(block)
         self._mesh = mesh
@@ -185,7 +185,7 @@ class _OnPart(Around):
         length = self._length((args, keywords))
         args, keywords = self._cut((args, keywords), length)
         with (
-            random_numbers.apart(self._mesh, is_on=self._module.training),
+            random_numbers.independent(self._mesh, is_on=self._module.training),
             attention.WholeSequence(self._mesh, self._policy, length),
         ):
             made = self.inner(*args, **keywords)
@@ -207,7 +207,7 @@ class _OnPart(Around):
         return length * self._parts
 
     def _cut(self, given: Any, length: int) -> Any:
-        """Cut what comes whole along the sequence: hidden states, tables of positions."""
+        """Cut whole arguments along the sequence: hidden states, tables of positions."""
         whole = length * self._mesh.size()
 
         def cut(path: Any, value: Any) -> Any:
@@ -295,7 +295,7 @@ def _runs(
 
 
 def _hidden(name: str, run: follow.Run, follows: follow.Follows) -> tuple[str, int]:
-    """Return where a block's hidden states stand, and their dim of tokens."""
+    """Return the place of a block's hidden states, and their dim of tokens."""
     for place, tensor in run.given[name].items():
         dims = follows.given[name].get(place, ())
         if tensor.is_floating_point() and tensor.dim() > 1 and dims:
@@ -356,7 +356,7 @@ def _prove(
         expected = whole[place]
         if policy.loss and expected.dim() > 1 and expected.shape[1] == length:
             expected = exchange.own_part(expected, 1, mesh)
-        # What else a model hands out, such as a cache of keys, may be of parts.
+        # Other outputs of a model, such as a cache of keys, may be of parts.
         if expected.shape == found.shape and found.is_floating_point():
             error = torch.maximum(error, proof.difference(expected, found).to(error.device))
     dist.all_reduce(error, dist.ReduceOp.MAX, mesh.get_group())

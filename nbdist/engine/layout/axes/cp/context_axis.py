@@ -1,4 +1,4 @@
-"""What the axis `cp` answers as an axis of a layout."""
+"""The axis `cp` of a layout."""
 
 import torch.distributed as dist
 
@@ -18,7 +18,7 @@ class ContextAxis(Axis):
     def plan(self, work: Spreading) -> None:
         """Find which dims follow the sequence, proven by a small forward."""
         cut, tp = work.plan, work.shape.tp
-        # Heads are counted as one rank of tp will have them.
+        # Heads are counted as on one rank of tp.
         parts = fit.parts(work.model, cut, tp) if cut and cuts.is_known(cut) else {}
         self._context = work.context = context.find(
             work.model, work.policies.context, work.mesh["cp"], work.blocks, parts
@@ -32,11 +32,11 @@ class ContextAxis(Axis):
         random_numbers.align(axis, work.shape.data_part(dist.get_rank())[0])
 
     def sent(self, shape: MeshShape) -> Sent:
-        """Return what attention and the ends of the blocks send."""
+        """Return the traffic of attention and of the ends of the blocks."""
         return Sent(self._context.token_bytes)
 
     def summary(self, shape: MeshShape) -> str:
-        """Return what it does to attention, and which ranks average gradients then."""
+        """Return the change of attention, and the ranks that average gradients."""
         return f"{self._context}; gradients are averaged over {_averaged(shape)}"
 
 

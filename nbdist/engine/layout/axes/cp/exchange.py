@@ -1,8 +1,8 @@
-"""What ranks of cp give each other, with autograd: parts of a sequence, and heads for parts.
+"""Exchanges between ranks of cp, with autograd: parts of a sequence, and heads for parts.
 
-Gradients of ranks are averaged over cp, and what lies outside of the blocks is computed by all of
-them alike. So what a block's parameters get on one rank must count as many times as there are
-ranks, and what flows out of the blocks backwards must be whole again:
+Gradients of ranks are averaged over cp, and the code outside the blocks runs equally on all of
+them. So the gradients of a block's parameters on one rank must count as many times as there are
+ranks, and gradients that leave the blocks must be whole again:
 
             forward                backward
     cut     own part               all parts, / ranks     before the first block
@@ -34,19 +34,19 @@ def own_part(whole: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
 
 
 def cut(whole: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
-    """Return this rank's part of what all ranks have computed alike."""
+    """Return this rank's part of a tensor that is equal on all ranks."""
     part: Tensor = _Cut.apply(whole, dim, mesh)  # type: ignore[no-untyped-call]
     return part
 
 
 def gather(part: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
-    """Return the whole, on which all ranks go on alike."""
+    """Return the whole, with which all ranks compute the same."""
     whole: Tensor = _Gather.apply(part, dim, mesh)  # type: ignore[no-untyped-call]
     return whole
 
 
 def collect(parts: list[Tensor], mesh: DeviceMesh) -> list[Tensor]:
-    """Return the whole of each tensor (..., t, features), on which each rank works in its own way.
+    """Return the whole of each tensor (..., t, features), on which ranks compute differently.
 
     One collective where they have one dtype.
     """
@@ -96,7 +96,7 @@ def _one_after_another(of_ranks: Tensor, dim: int) -> Tensor:
 
 
 def _all_parts(part: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Return (N, ...): what all ranks bring."""
+    """Return (N, ...): the parts of all ranks."""
     mine = part.contiguous()
     if mine.dtype is torch.bool:  # gloo sends none
         return _all_parts(mine.view(torch.uint8), mesh).view(torch.bool)

@@ -1,7 +1,7 @@
-"""Find what follows the sequence in a model, by running it on fake tensors with two lengths.
+"""Find the dims that follow the sequence in a model, by running it on fake tensors of two lengths.
 
 A dim that has the size of the sequence in both runs follows it. Of a model that runs with one
-length only, what has that size is taken for it.
+length only, all dims of that size are taken.
 """
 
 # T tokens of a run
@@ -19,12 +19,12 @@ from nbdist.engine.layout.plan import trace
 from nbdist.engine.layout.plan.inputs import Inputs
 from nbdist.shared.errors import LayoutError
 
-Tensors = dict[str, Tensor]  # by where they stand in args and keywords: "[0][1]", "[1]['cos']"
+Tensors = dict[str, Tensor]  # by their place in args and keywords: "[0][1]", "[1]['cos']"
 
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """What one call of attention was given."""
+    """The arguments of one call of attention."""
 
     query: Tensor
     key: Tensor
@@ -33,13 +33,13 @@ class Attended:
 
 @dataclass(slots=True)
 class Run:
-    """What one forward did; its tensors are fake.
+    """A record of one forward; its tensors are fake.
 
     Attributes:
         length: Tokens of a sequence.
         order: Names of blocks, as they were called.
-        given: By block, what it was called with.
-        made: What the last block made.
+        given: The arguments of each block.
+        made: The outputs of the last block.
         attended: Calls of attention inside of blocks.
     """
 
@@ -52,7 +52,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Follows:
-    """Which dims follow the sequence: of what blocks are given, and of what the last one makes."""
+    """The dims that follow the sequence, of the blocks' arguments and the last one's outputs."""
 
     given: dict[str, dict[str, tuple[int, ...]]]
     made: dict[str, tuple[int, ...]]
@@ -61,13 +61,13 @@ class Follows:
 def run(
     model: nn.Module, blocks: dict[str, nn.Module], inputs: Inputs, parts: dict[str, torch.Size]
 ) -> Run:
-    """Return what a forward does.
+    """Return a record of a forward.
 
     Args:
         model: Not changed.
-        blocks: By name, those that are looked at.
-        inputs: With which it runs.
-        parts: Shapes of parameters on one rank, where they are others: with tp.
+        blocks: The observed ones, by name.
+        inputs: Its inputs.
+        parts: Shapes of parameters on one rank, where they differ: with tp.
     """
     seen = Run(length_of(inputs))
     inside: list[str] = []
@@ -126,7 +126,7 @@ def check_sequences(inputs: Inputs) -> None:
 
 
 def shortened(inputs: Inputs, length: int) -> Inputs:
-    """Return the same with sequences of `length` tokens: dim 1 of what is as long as the first."""
+    """Return the same with sequences of `length` tokens: dim 1 of tensors as long as the first."""
     whole = length_of(inputs)
     return inputs.map(
         lambda tensor: (
@@ -136,7 +136,7 @@ def shortened(inputs: Inputs, length: int) -> Inputs:
 
 
 def tensors_of(tree: Any) -> dict[str, Tensor]:
-    """Return the tensors of a tree by where they stand in it."""
+    """Return the tensors of a tree by their place in it."""
     leaves, _ = pytree.tree_flatten_with_path(tree)
     return {pytree.keystr(path): leaf for path, leaf in leaves if isinstance(leaf, Tensor)}
 

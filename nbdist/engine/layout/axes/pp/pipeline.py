@@ -1,10 +1,10 @@
 """The `pp` axis: each rank keeps the blocks of its stages, in the same model under the same names.
 
-    trace          what a forward does, on fake tensors
-    stages         which blocks, and what is used beside them, go to which rank
+    trace          a record of a forward, on fake tensors
+    stages         which blocks, and parameters beside them, go to which rank
     stage_forward  hooks that run a part of the forward
     _prove         all parts one after the other, on the model as it is: the same output?
-    _empty         what lies on other ranks is taken away
+    _empty         weights of other ranks are removed
 
 Nothing is changed until the proof has been made. `schedule_runner` runs the steps.
 """
@@ -34,17 +34,17 @@ from nbdist.shared.text import aligned
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """How a model is cut into stages.
+    """The cut of a model into stages.
 
     Attributes:
         policy: The schedule, and how many micro-batches.
         pp: Ranks of a pipeline.
         stages: All of them, in the order of the data.
         trace: Of a forward with the inputs that were tried, as the model was built.
-        inputs: These.
-        balance: What the stages were balanced by, for people.
-        imitation: In what the layout computes.
-        hidden: What each block is called with first then.
+        inputs: The tried inputs.
+        balance: The measure by which stages were balanced, in words.
+        imitation: The precision in which the layout computes.
+        hidden: The first argument of each block then.
     """
 
     policy: Pipeline
@@ -62,7 +62,7 @@ class StagePlan:
 
     @property
     def sent_bytes(self) -> float:
-        """What a rank sends over pp for each token or sample, forward and backward, on average."""
+        """Bytes that a rank sends over pp per token or sample, forward and backward, on average."""
         ends = [
             self.hidden[after.first]
             for before, after in zip(self.stages, self.stages[1:], strict=False)
@@ -73,7 +73,7 @@ class StagePlan:
 
     @property
     def unit(self) -> str:
-        """What `sent_bytes` is told for: "token" or "sample"."""
+        """The unit of `sent_bytes`: "token" or "sample"."""
         return self._inputs[0]
 
     @property
@@ -129,14 +129,14 @@ class StagePlan:
 def find_plan(
     model: nn.Module, policy: Pipeline, pp: int, blocks: list[str], imitation: Imitation
 ) -> tuple[StagePlan, StageForward]:
-    """Return how a model is cut, proven, and the hooks that will run its parts. Collective.
+    """Return the proven cut of a model, and the hooks that will run its parts. Collective.
 
     Args:
         model: On its device, with the same weights on every rank; not changed.
-        policy: What was asked for.
+        policy: The policy of pp.
         pp: Ranks of a pipeline.
         blocks: From `find_blocks`.
-        imitation: In what the layout will compute.
+        imitation: The precision in which the layout will compute.
 
     Raises:
         LayoutError: The model has no blocks, too few, or cannot be run in parts; it is untouched.
@@ -175,7 +175,7 @@ def find_plan(
 
 
 def apply(model: nn.Module, plan: StagePlan, rank: int, device_type: str) -> None:
-    """Take away from `model` what lies on other ranks of the axis pp.
+    """Remove the weights of other ranks of the axis pp from `model`.
 
     Args:
         model: On its device, whole, or on meta.
@@ -275,16 +275,16 @@ def _not_a_chain(plan: StagePlan, model: nn.Module, stage: Stage, what: str) -> 
 def _empty(
     model: nn.Module, kept: Collection[str], elsewhere: Collection[str], device_type: str
 ) -> None:
-    """Take away what lies on other ranks, in place: names and classes stay, weights go.
+    """Remove the weights of other ranks, in place: names and classes stay.
 
     A weight that is not here is a plain tensor of zeros, one number spread over the shape: code
     that asks for its shape, dtype or device gets them, and `parameters()` and `state_dict()` hold
-    what this rank has.
+    this rank's weights.
 
     Args:
         model: Its parameters.
         kept: Names of the parameters that stay.
-        elsewhere: Names of modules that do not run here: their buffers go as well.
+        elsewhere: Names of modules that do not run here: their buffers are removed too.
         device_type: Where weights on meta will be.
     """
     stay = {id(model.get_parameter(name)) for name in kept}

@@ -1,4 +1,4 @@
-"""What the axis `pp` answers as an axis of a layout."""
+"""The axis `pp` of a layout."""
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -71,7 +71,7 @@ class PipelineAxis(Axis):
         )
 
     def cut(self, work: Spreading) -> None:
-        """Take away what lies on other ranks."""
+        """Remove the weights of other ranks."""
         rank = work.mesh.get_local_rank("pp")
         pipeline.apply(work.model, self._plan, rank, work.mesh.device_type)
         stages = [stage.blocks for stage in self._plan.of_rank(rank)]
@@ -80,7 +80,7 @@ class PipelineAxis(Axis):
         work.begins = [names[0] for names in stages]
 
     def finish(self, work: Spreading) -> None:
-        """Stand around what the others have put there, and make what runs the steps."""
+        """Wrap the changes of the other axes, and make the runner of the steps."""
         assert work.skeleton is not None, "it is asked for by the plan"
         self._forward.run_always(work.cut)
         self._forward.install()
@@ -101,7 +101,7 @@ class PipelineAxis(Axis):
         work.pipeline = PipelineStep(work.model, runner, work.shape, work.mesh, work.policies)
 
     def sent(self, shape: MeshShape) -> Sent:
-        """Return what stages send each other: of a sequence the rank's part."""
+        """Return the traffic between stages: of a sequence the rank's part."""
         return Sent(self._plan.sent_bytes / shape.cp, self._plan.unit)
 
     def summary(self, shape: MeshShape) -> str:

@@ -1,4 +1,4 @@
-"""A step of a pipeline, whole: the schedule, and what ranks of other pipelines must be told of it.
+"""A whole step of a pipeline: the schedule, and the exchange with ranks of other pipelines.
 
 draw      a stage's own random numbers
 run       micro-batches through the stages; gradients are kept, none is sent
@@ -65,7 +65,7 @@ class PipelineStep:
         """Run a batch; see `Layout.step`.
 
         Args:
-            inputs: What the model is called with.
+            inputs: The model's inputs.
             y: The targets.
             loss_fn: Makes the mean loss of a micro-batch.
             weight: Of this rank's share; times the scale that its loss has.
@@ -102,7 +102,7 @@ class PipelineStep:
 
         Args:
             max_norm: Of gradients without their scale.
-            scale: What they are multiplied by.
+            scale: Their factor.
         """
         gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)

@@ -5,7 +5,7 @@ inputs and targets are here, whole, on every rank of a pipeline. Stages know the
 send and receive from a forward of the skeleton on fake tensors, once for each new shape of a batch:
 torch's own way runs the real stage for it, which changes the running statistics of norms.
 
-Schedules make gradients; the last stage alone has a loss.
+Schedules make gradients; only the last stage has a loss.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ _MAX_SCHEDULES = 4  # shapes of batches whose buffers are kept
 
 @dataclass(slots=True)
 class _Work:
-    """What a step works on."""
+    """The data of a step."""
 
     inputs: list[Inputs]
     targets: list[Any]
@@ -51,7 +51,7 @@ class _Work:
 
 @dataclass(frozen=True, slots=True)
 class SequenceSlices:
-    """In how many parts hidden states are sent: each rank of cp has a pipeline for its own.
+    """The number of parts in which hidden states are sent: each rank of cp has its own pipeline.
 
     Attributes:
         count: Ranks of cp.
@@ -62,7 +62,7 @@ class SequenceSlices:
     dims: dict[str, int]
 
     def of(self, seen: ForwardTrace) -> ForwardTrace:
-        """Return what blocks behind the first one are called with on one rank.
+        """Return the arguments of blocks after the first one, on one rank.
 
         Raises:
             LayoutError: A sequence cannot be cut.
@@ -97,7 +97,7 @@ class ScheduleRunner:
         mesh: DeviceMesh,
         device: torch.device,
         in_parts: SequenceSlices,
-        alike: tuple[tuple[int, ...], ...],
+        same: tuple[tuple[int, ...], ...],
     ) -> None:
         self.plan = plan
         self._in_parts = in_parts
@@ -109,9 +109,9 @@ class ScheduleRunner:
         self._device = device
         self._parts = [_Part(self, stage) for stage in self.mine]
         for part in self._parts:
-            # All ranks: what dp and fsdp average is as much a step of all as what pp sends.
+            # All ranks: the averages of dp and fsdp belong to the step like the messages of pp.
             ranks = tuple(range(dist.get_world_size()))
-            torch_pipeline.here.remember_laid(part, forward.model, ranks, alike)
+            torch_pipeline.here.remember_laid(part, forward.model, ranks, same)
         self._schedules: dict[Any, tuple[Any, ForwardTrace]] = {}
         self._work: _Work | None = None
         self._largest = 0  # share that a step has taken, in samples
@@ -119,7 +119,7 @@ class ScheduleRunner:
         self._least = 2 if has_batch_norm else 1  # samples of a micro-batch
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave schedules behind: a new rank makes its own in its first step."""
+        """Leave out schedules: a new rank makes its own in its first step."""
         return {**self.__dict__, "_schedules": {}, "_work": None}
 
     @property
@@ -138,7 +138,7 @@ class ScheduleRunner:
         """Run a batch through all stages: forwards, and backwards where gradients are on.
 
         Args:
-            inputs: What the model is called with, the same on all ranks of the pipeline.
+            inputs: The model's inputs, the same on all ranks of the pipeline.
             y: The targets: a tensor, or a tree of them.
             loss_fn: Makes the mean loss of one micro-batch.
             scale: Of the gradients, beside the mean over micro-batches.
@@ -148,7 +148,7 @@ class ScheduleRunner:
 
         Raises:
             LayoutError: The batch cannot be cut.
-            Exception: What a block or `loss_fn` raised on this rank.
+            Exception: Raised by a block or `loss_fn` on this rank.
         """
         trains = torch.is_grad_enabled()
         samples = inputs.samples
@@ -176,7 +176,7 @@ class ScheduleRunner:
         return split(batch, samples, self._count(samples, trains=True))
 
     def _count(self, samples: int, trains: bool) -> int:
-        """Return the number of micro-batches; alone forwards take any batch."""
+        """Return the number of micro-batches; forwards without backwards take any batch."""
         policy, pp = self.plan.policy, self.plan.pp
         if trains:
             count = stages.count_for(samples, policy, pp, self._largest, self._least)
@@ -221,7 +221,7 @@ class ScheduleRunner:
         ]
         schedule = self.plan.policy.schedule
         if not trains and len(made) == 1:
-            schedule = "gpipe"  # forwards alone go one way, in any number
+            schedule = "gpipe"  # forwards without backwards go one way, in any number
         return torch_pipeline.make_schedule(schedule, made, count, _own_loss if trains else None)
 
     def run_stage(self, stage: Stage, hidden: torch.Tensor | None, number: int) -> torch.Tensor:
@@ -235,7 +235,7 @@ class ScheduleRunner:
         inputs, outputs = work.inputs[number], work.seen.outputs
         output = self._forward.run(stage.first, stage.end, inputs, outputs, hidden)
         if stage is not self.plan.stages[-1]:
-            return _as_told(output, work.seen.hidden[stage.end], stage)
+            return _as_specified(output, work.seen.hidden[stage.end], stage)
         loss = _plain(work.loss_fn(output, work.targets[number]))
         work.losses.append(loss.detach())
         if torch.is_grad_enabled() and stages.makes_halves(self.plan.policy.schedule):
@@ -261,13 +261,13 @@ class _Part(nn.Module):
         return output
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Yield what this stage trains."""
+        """Yield this stage's trained parameters."""
         model = self._held[0].model
         return (model.get_parameter(name) for name in self.stage.parameters)
 
 
 class _Scaled(torch.autograd.Function):
-    """Passes a loss on as it is, and scales its gradient: what is recorded is the loss."""
+    """Passes a loss on unchanged, and scales its gradient: the unscaled loss is recorded."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, loss: torch.Tensor, scale: float | torch.Tensor) -> torch.Tensor:
@@ -280,7 +280,7 @@ class _Scaled(torch.autograd.Function):
 
 
 def _own_loss(loss: torch.Tensor, _number: object) -> torch.Tensor:
-    """What the last stage returns is the loss: an output may be more than tensors."""
+    """The last stage returns the loss: an output may be more than tensors."""
     return loss
 
 
@@ -289,7 +289,7 @@ def _plain(loss: torch.Tensor) -> torch.Tensor:
     return whole
 
 
-def _as_told(hidden: Any, spec: TensorSpec | None, stage: Stage) -> torch.Tensor:
+def _as_specified(hidden: Any, spec: TensorSpec | None, stage: Stage) -> torch.Tensor:
     """Return the hidden state as the next stage expects it, in a dtype that holds it."""
     assert spec is not None, "checked when the model was cut"
     if not isinstance(hidden, torch.Tensor) or hidden.shape != spec.shape:
@@ -299,12 +299,12 @@ def _as_told(hidden: Any, spec: TensorSpec | None, stage: Stage) -> torch.Tensor
             why="the shape depends on more than the shapes of the inputs",
             do='use "zero3" for such a model',
         )
-    told = hidden.to(spec.dtype).contiguous()
-    if told._is_view():
-        told = told.clone()  # zero-bubble schedules detach it in place
-    if torch.is_grad_enabled() and not told.requires_grad:
-        return told.detach().requires_grad_()  # nothing is trained so far: a gradient may come
-    return told
+    state = hidden.to(spec.dtype).contiguous()
+    if state._is_view():
+        state = state.clone()  # zero-bubble schedules detach it in place
+    if torch.is_grad_enabled() and not state.requires_grad:
+        return state.detach().requires_grad_()  # nothing is trained so far: a gradient may come
+    return state
 
 
 def _sent(seen: ForwardTrace, block: int) -> torch.Tensor:

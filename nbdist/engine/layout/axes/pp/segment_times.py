@@ -1,7 +1,7 @@
 """Measure how long each segment of a model takes, forward and backward, to balance stages by.
 
 One forward and backward of the whole model, looked at where blocks are entered: forwards by hooks,
-backwards by when a block's gradient comes. All ranks get rank 0's times, for all cut alike.
+backwards by when a block's gradient comes. All ranks get rank 0's times, for all cut equally.
 """
 
 import statistics
@@ -26,7 +26,7 @@ def measure(model: nn.Module, blocks: tuple[str, ...], inputs: Inputs) -> list[f
     Args:
         model: On its device, whole.
         blocks: In the order of the data.
-        inputs: What the model is called with; as large as those it will train with.
+        inputs: The model's inputs, as large as in training.
     """
     with torch.random.fork_rng(), untouched(model):
         kept = [(buffer, buffer.clone()) for buffer in model.buffers()]

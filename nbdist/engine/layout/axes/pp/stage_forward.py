@@ -1,14 +1,14 @@
 """Run one stage's part of a model's own forward.
 
-Every stage calls the whole forward with the same inputs, so that what a model computes of them by
-itself (positions, masks, rotary tables) is there on every stage. What belongs to other stages
-returns zeros of the right shapes until the stage's first block is entered: there the hidden state
+Every stage calls the whole forward with the same inputs, so that values that a model computes from
+them itself (positions, masks, rotary tables) exist on every stage. Modules of other stages
+return zeros of the right shapes until the stage's first block is entered: there the hidden state
 that was received takes the place of the first argument. Where the next stage's first block would be
 entered, its first argument is the stage's output, and the forward ends.
 
-What is put around forwards is taken off again by `remove`, as if it had never been there. It must
-be the outermost there, so it is put in place once more when all axes have been laid: what another
-stage has is skipped with all that stands around it, and a checkpoint computes again without asking
+`remove` takes all wrappers off again. They must
+be the outermost, so they are installed once more when all axes are done: modules of another
+stage are skipped with all their wrappers, and a checkpoint computes again without asking
 which part runs.
 """
 
@@ -44,7 +44,7 @@ class _Active:
     start: int  # numbers of blocks: the first, and the one after the last
     end: int
     hidden: torch.Tensor | None
-    outputs: dict[str, Iterator[Any]]  # of what belongs to others, as the trace tells
+    outputs: dict[str, Iterator[Any]]  # of modules of other stages, from the trace
     device: torch.device
 
     def has(self, segments: frozenset[int]) -> bool:
@@ -52,7 +52,7 @@ class _Active:
         return any(self.start <= segment < self.end for segment in segments)
 
     def stand_in(self, name: str, given: Any) -> Any:
-        """Return what a module of another stage would, without its numbers."""
+        """Return the output of a module of another stage, without its values."""
 
         def empty(spec: TensorSpec) -> torch.Tensor:
             if not isinstance(given, torch.Tensor) or given._is_view():
@@ -68,8 +68,8 @@ class StageForward:
     """The hooks that let a model run in parts. Main thread, and autograd's in checkpoints.
 
     Attributes:
-        model: The model; its blocks may lie on other ranks.
-        trace: Of its forward. Shapes are told anew with each call of `run`.
+        model: The model; its blocks may be on other ranks.
+        trace: Of its forward. Shapes are passed with each call of `run`.
     """
 
     model: nn.Module
@@ -80,11 +80,11 @@ class StageForward:
     _always: Collection[str] = ()
 
     def install(self) -> None:
-        """Put the hooks in place: before those that are there, around what forwards there are."""
+        """Install the hooks: before the existing ones, and around the present forwards."""
         for number, name in enumerate(self.trace.blocks):
             block = self.model.get_submodule(name)
             entry = _Entry(self, number)
-            # First of all: what stands before a block must see what the block gets.
+            # First of all: a block's pre-hook must see the block's arguments.
             hook = block.register_forward_pre_hook(entry, with_kwargs=True, prepend=True)
             self._handles.append(hook)
         hook = self.model.register_forward_pre_hook(_Refusal(self), prepend=True)
@@ -103,12 +103,12 @@ class StageForward:
     def run_always(self, names: Collection[str]) -> None:
         """Let these modules beside the blocks run in every part, where their weights are here.
 
-        Hooks that cut them expect what they make themselves. To be said before `install`.
+        Hooks that cut them expect their own output. To be said before `install`.
         """
         self._always = names
 
     def remove(self) -> None:
-        """Take everything off; nothing has been put around it since."""
+        """Remove everything; nothing was wrapped around it since."""
         for handle in self._handles:
             handle.remove()
         for forward in reversed(self._forwards):
@@ -119,17 +119,17 @@ class StageForward:
     def run(
         self, start: int, end: int, inputs: Inputs, outputs: dict[str, list[Any]], hidden: Any
     ) -> Any:
-        """Run the blocks from `start` to before `end`, with what lies between and around them.
+        """Run the blocks from `start` to before `end`, with the modules between and around them.
 
         Args:
             start: Number of the first block.
             end: Number of the block after the last one.
-            inputs: What the model is called with.
+            inputs: The model's inputs.
             outputs: From a trace for inputs of these shapes.
-            hidden: What the first block is called with; None lets the forward make it.
+            hidden: The first block's argument; None lets the forward make it.
 
         Returns:
-            The hidden state for block `end`, or what the model returns where there is none.
+            The hidden state for block `end`, or the model's output after the last one.
         """
         device = _device_of(inputs, hidden)
         made = {name: iter(calls) for name, calls in outputs.items()}
@@ -156,7 +156,7 @@ def _device_of(inputs: Inputs, hidden: Any) -> torch.device:
 
 @dataclass
 class _Entry:
-    """Stands before a block: the forward ends here, or takes up the hidden state."""
+    """A pre-hook of a block: the forward ends here, or continues from the hidden state."""
 
     forward: StageForward
     number: int
@@ -178,7 +178,7 @@ class _Entry:
 
 @dataclass
 class _Refusal:
-    """Stands before the model: without a step there is no part that could run."""
+    """A pre-hook of the model: without a step there is no part that could run."""
 
     forward: StageForward
 
@@ -189,12 +189,12 @@ class _Refusal:
                 "itself.",
                 why="each rank has the blocks of its stages only, and micro-batches go through all",
                 do="layout.step(x, y, loss_fn) runs forward and backward and returns the loss; "
-                "inside of torch.no_grad() it returns the loss alone",
+                "inside of torch.no_grad() it returns only the loss",
             )
 
 
 class _Forward:
-    """Stands in a module's forward: what belongs to another part returns zeros."""
+    """Replaces a module's forward: modules of another part return zeros."""
 
     def __init__(
         self, forward: StageForward, name: str, segments: frozenset[int], module: nn.Module
@@ -212,7 +212,7 @@ class _Forward:
         return active.stand_in(self.name, first_of(args, keywords))
 
     def remove(self) -> None:
-        """Give the forward back."""
+        """Restore the forward."""
         if self._had:
             self.module.forward = self.native
         else:
@@ -220,7 +220,7 @@ class _Forward:
 
 
 class _Whole(_Forward):
-    """Stands in the model's forward, and returns what was reached."""
+    """Replaces the model's forward, and returns the result of the part."""
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         try:

@@ -1,10 +1,10 @@
-"""What one forward of a model does, seen from its blocks: the ground on which pp cuts it.
+"""Trace one forward of a model by its blocks: the basis on which pp cuts it.
 
 A *segment* is what runs from the entry of one block to the entry of the next. The first one begins
 with the forward (embeddings), the last one ends with it (norm, head). What a block is called with
 first is the *hidden state*: the one thing that goes from stage to stage.
 
-Seen on fake tensors, by hooks and by looking at every operation, so that a weight is known by where
+Traced on fake tensors, by hooks and by every operation, so that a weight is known by where
 it is used, however that is written.
 """
 
@@ -34,27 +34,27 @@ from nbdist.shared.errors import LayoutError
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What is known of a tensor without its numbers."""
+    """A tensor without its values."""
 
     shape: torch.Size
     dtype: torch.dtype
 
     def zeros(self, device: torch.device) -> torch.Tensor:
-        """Return a tensor of it, its own memory: a forward may write to it."""
+        """Return a tensor like it, with its own memory: a forward may write to it."""
         return torch.zeros(self.shape, dtype=self.dtype, device=device)
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardTrace:
-    """What a forward did.
+    """A record of a forward.
 
     Attributes:
         blocks: Those called once, in the order of their calls.
-        hidden: What each was called with first; None where that is no tensor of real numbers.
+        hidden: The first argument of each; None where that is no tensor of real numbers.
         uses: In which segments each parameter is used, by name; none where it is not.
         beside: In which segments a module outside of all blocks is called, for those whose outputs
             depend on weights. Others, of positions or masks, may run anywhere.
-        outputs: What each call of a block, or of a module beside, returned: specs for tensors.
+        outputs: The outputs of each call of a block, or of a module beside: specs for tensors.
         taken_again: Blocks whose hidden state the model uses once more, behind their call.
     """
 
@@ -67,7 +67,7 @@ class ForwardTrace:
 
 
 def find(model: nn.Module, names: list[str], example: Any) -> tuple[Inputs, ForwardTrace]:
-    """Return inputs with which the model runs, and what it does then.
+    """Return inputs with which the model runs, and the record of its forward.
 
     Args:
         model: Not changed.
@@ -91,7 +91,7 @@ def find(model: nn.Module, names: list[str], example: Any) -> tuple[Inputs, Forw
         f"{type(model).__name__} does not run with {tried}, so pp cannot see what its stages are.",
         why=f"{type(first).__name__}: {first_line(first)}"
         if first
-        else "it has no layer that tells what it takes",
+        else "no layer shows which inputs it takes",
         do=f"parallelize(model, layout, Pipeline(example=batch)), {BATCH}",
     ) from first
 
@@ -108,7 +108,7 @@ def trace(
     Args:
         model: Not changed; its weights may be on meta.
         names: Candidates for blocks.
-        inputs: What the forward is called with.
+        inputs: The forward's inputs.
         device: Where the weights are meant to be.
         imitation: In what it computes.
     """
@@ -181,7 +181,7 @@ class _Watch(TorchDispatchMode):
             self._left[id(hidden)] = (block, hidden)
 
     def found(self, model: nn.Module) -> ForwardTrace:
-        """Return what was seen."""
+        """Return the record."""
         once = [i for i, name in enumerate(self.entered) if self.entered.count(name) == 1]
 
         def segments(entries: Any) -> frozenset[int]:
@@ -246,7 +246,7 @@ class _Call:
 
 @contextmanager
 def _hooked(model: nn.Module, names: list[str], watch: _Watch) -> Iterator[None]:
-    """Look at the calls of blocks, and of what lies beside them."""
+    """Record the calls of blocks, and of modules beside them."""
     blocks = set(names)
     hooks = []
     for name, module in model.named_modules():

@@ -23,7 +23,7 @@ from nbdist.shared.errors import LayoutError
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A run of blocks, with what lies before the first one and behind the last one of all.
+    """A run of blocks, with the modules before the first one and after the last one of all.
 
     Attributes:
         index: Of the stage, in the order of the data.
@@ -47,7 +47,7 @@ class Stage:
 
 
 def per_rank(schedule: str) -> int:
-    """Return how many stages a rank has."""
+    """Return the number of stages of a rank."""
     return 1 if schedule in ("gpipe", "1f1b") else 2
 
 
@@ -62,7 +62,7 @@ def rank_of(stage: int, schedule: str, pp: int) -> int:
 
 
 def crossings(schedule: str, pp: int) -> int:
-    """Return how many times a sample goes from a rank to another, one way."""
+    """Return the number of transfers of a sample between ranks, one way."""
     count = per_rank(schedule) * pp
     ranks = [rank_of(stage, schedule, pp) for stage in range(count)]
     return sum(a != b for a, b in pairwise(ranks))
@@ -120,7 +120,7 @@ def _is_orderly(schedule: str, pp: int, microbatches: int) -> bool:
 
 
 def forward_microbatches(pp: int, wanted: int | None, samples: int) -> int:
-    """Return into how many equal parts a batch is cut that makes no backward: any batch can be."""
+    """Return the number of equal parts of a batch without a backward: any batch can be cut."""
     most = USUAL if wanted is None else wanted
     return next(
         n
@@ -130,7 +130,7 @@ def forward_microbatches(pp: int, wanted: int | None, samples: int) -> int:
 
 
 def count_for(samples: int, policy: Pipeline, pp: int, before: int = 0, least: int = 1) -> int:
-    """Return into how many equal micro-batches a batch is cut.
+    """Return the number of equal micro-batches of a batch.
 
     Args:
         samples: A rank's share.
@@ -186,7 +186,7 @@ def first_blocks(
         policy: Its `split` may name them.
         pp: Ranks of a pipeline.
         blocks: Names, in the order of the data.
-        costs: What each costs, with what lies before the first and behind the last.
+        costs: The cost of each, with the modules before the first and after the last.
 
     Raises:
         LayoutError: More stages than blocks, or names that are none or in another order.
@@ -209,7 +209,7 @@ def first_blocks(
         raise LayoutError(
             f"split names {len(numbers)} first blocks, and there are {count} stages."
             if len(numbers) != count
-            else "split must begin with the first block and go on in the order of the data.",
+            else "split must begin with the first block and continue in the order of the data.",
             do=f"by size it would be split={[blocks[n] for n in shown]}",
         )
     return numbers
@@ -292,8 +292,8 @@ def stages(
         used = sorted({sum(first <= s for first in firsts) - 1 for s in segments})
         if len(used) > 1:
             raise LayoutError(
-                f"{name} is used by stages {used[0]} and {used[-1]}, which lie on different ranks.",
-                why="a parameter that parts of a model share would be trained in each alone",
+                f"{name} is used by stages {used[0]} and {used[-1]}, which are on different ranks.",
+                why="a parameter that parts of a model share would be trained in each separately",
                 do='give each its own (untie the embedding and the head), or use "zero3"',
             )
         # One that the forward does not use stays with those it was written beside.

@@ -26,7 +26,7 @@ COLUMN, ROW, VOCAB, HEAD, SUMMED = WORDS = ("column", "row", "vocab", "head", "s
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How one module is cut.
+    """The cut of one module.
 
     Attributes:
         module: Its qualified name.
@@ -60,7 +60,7 @@ class ColumnRowPair:
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """What `tp` does to a model.
+    """The plan of `tp` for a model.
 
     Attributes:
         source: Where it comes from, for people.
@@ -114,7 +114,7 @@ def _word(style: Any) -> str:
 
 
 def cut_dims(style: Any, module: "nn.Module") -> dict[str, int]:
-    """Return which dim of which parameter a word cuts; nothing for what is kept whole.
+    """Return the dims of parameters that a word cuts; empty for a module that is kept whole.
 
     A row's bias is whole: it is added once, to the sum.
     """
@@ -126,7 +126,7 @@ def cut_dims(style: Any, module: "nn.Module") -> dict[str, int]:
 
 
 def is_known(plan: TensorPlan) -> bool:
-    """Return whether a plan has words only: what a style of torch does is not known to us."""
+    """Return whether a plan has words only: the effect of a style of torch is not known to us."""
     return all(isinstance(cut.style, str) for cut in plan.cuts)
 
 
@@ -155,7 +155,7 @@ def token_bytes(
         summed: Bytes of what is all-reduced for one token.
         gathered: Bytes of what is all-gathered, whole.
         tp: Ranks that share a weight.
-        scatters: With sequence parallel on gloo: what is an all-reduce else is a reduce-scatter,
+        scatters: With sequence parallel on gloo: all-reduces become reduce-scatters,
             which is an all-reduce there, and an all-gather, so half as much again.
     """
     return (tp - 1) / tp * ((3 if scatters else 2) * sum(summed) + sum(gathered))

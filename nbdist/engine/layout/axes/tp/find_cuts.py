@@ -1,9 +1,9 @@
-"""Find a model's tensor-parallel plan: the user's, else the model's own, else by tracing a forward.
+"""Find a model's tensor-parallel plan: the user's, the model's own, or a traced one.
 
 The traced plan follows the data: linears that one tensor feeds are columns, the single linear that
 comes next in the same block, and leads back to the width they took, is their row. Only widths that
 fit are taken: columns must make what the row takes (or a divisor: fewer heads for keys). A packed
-projection makes more, cannot be told from its shape how to cut, and is left whole.
+projection makes more, does not show by its shape how to cut it, and is left whole.
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ def find_plan(
     Args:
         model: Not changed.
         own_words: The user's plan, if there is one.
-        calls: What a forward calls.
+        calls: The calls of a forward.
         tp: Ranks that share a weight.
 
     Raises:
@@ -117,7 +117,7 @@ def _style(key: str, word: Any) -> Any:
 
 
 def _with_pairs(plan: TensorPlan, calls: list[ModuleCall]) -> TensorPlan:
-    """Find which columns feed which row, in the order of a forward."""
+    """Find the columns that feed each row, in the order of a forward."""
     style = {cut.module: cut.style for cut in plan.cuts}
     pairs: list[ColumnRowPair] = []
     columns: list[str] = []
@@ -167,7 +167,7 @@ def _traced(model: nn.Module, calls: list[ModuleCall]) -> TensorPlan:
 
 
 def _misfit(group: list[ModuleCall], row: ModuleCall) -> str:
-    """Return why widths do not tell how to cut a pair; empty where they do."""
+    """Return why widths do not show how to cut a pair; empty where they do."""
     wanted = row.module.in_features
     widths = [call.module.out_features for call in group]
     if max(widths) == wanted and all(wanted % width == 0 for width in widths):

@@ -1,6 +1,6 @@
 """Refuse, before anything is changed, a model that tp cannot cut into so many parts.
 
-Widths and heads must be divisible; tied parameters must be cut alike; and the forward must run on
+Widths and heads must be divisible; tied parameters must be cut equally; and the forward must run on
 what one rank will hold, which is tried on fake tensors.
 """
 
@@ -80,7 +80,7 @@ def _check_sizes(sizes: list[tuple[str, int]], tp: int) -> None:
 
 
 def _sizes(model: nn.Module, plan: TensorPlan) -> list[tuple[str, int]]:
-    """Return what must be divisible: (text with a place for the number, the number)."""
+    """Return the numbers that must be divisible: (text with a place for the number, the number)."""
     sizes = []
     for pair in plan.pairs:
         if len(pair.columns) > 1:
@@ -105,7 +105,7 @@ def _count(places: list[Any], names: tuple[str, ...]) -> int:
 
 
 def ties(model: nn.Module) -> Iterator[list[tuple[str, str]]]:
-    """Yield the places, (module, name), of each parameter that lies in several."""
+    """Yield the places, (module, name), of each parameter in several modules."""
     places: dict[int, list[tuple[str, str]]] = {}
     for prefix, module in model.named_modules():
         for name, parameter in module._parameters.items():
@@ -127,7 +127,7 @@ def _check_ties(model: nn.Module, plan: TensorPlan) -> None:
             names = " and ".join(f"{module}.{name}" for module, name in places)
             raise LayoutError(
                 f"{names} are one parameter, and the plan for tp cuts them in different ways.",
-                do='cut both alike ("vocab" and "head" go together), or leave both out',
+                do='cut both equally ("vocab" and "head" go together), or leave both out',
             )
 
 

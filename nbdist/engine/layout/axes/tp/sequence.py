@@ -2,7 +2,7 @@
 
     block 0 takes its part ─▶ norm ─▶ (gather) attention (scatter) ─▶ + ─▶ norm ─▶ ... ─▶ gather
 
-An all-reduce is an all-gather and a reduce-scatter, so what is sent stays the same, and what lies
+An all-reduce is an all-gather and a reduce-scatter, so the traffic stays the same, and the modules
 between is stored and computed once. Norms see a part of the tokens: their gradients are summed.
 
 Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022.
@@ -28,7 +28,7 @@ def check(blocks: dict[str, nn.Module], plan: TensorPlan) -> None:
     """Refuse a model whose blocks cannot work on parts of the sequence.
 
     Raises:
-        LayoutError: Not one list of blocks, or linears that lie in the block itself.
+        LayoutError: Not one list of blocks, or linears directly in the block.
     """
     lists = {name.rpartition(".")[0] for name in blocks}
     if len(lists) != 1:
@@ -72,12 +72,12 @@ def apply(
 ) -> None:
     """Cut the sequence where blocks begin, gather it in them, put it together where they end.
 
-    The ends stand around forwards, inside of all hooks: with an axis cp, which stands around them,
+    The ends wrap forwards, inside all hooks: with an axis cp, which wraps them,
     a part of its part is cut, and put together before it.
 
     Args:
-        model: Its blocks lie on this rank.
-        plan: What tp cuts.
+        model: Its blocks are on this rank.
+        plan: The plan of tp.
         mesh: The axis `tp`.
         runs: Blocks that follow each other here: all of them, or those of each stage.
     """

@@ -1,4 +1,4 @@
-"""What the axis `tp` answers as an axis of a layout."""
+"""The axis `tp` of a layout."""
 
 import torch.distributed as dist
 
@@ -15,7 +15,7 @@ class TensorAxis(Axis):
 
     name = "tp"
     _plan: cuts.TensorPlan
-    _token_bytes: float | None = None  # where the plan tells
+    _token_bytes: float | None = None  # where the plan shows it
 
     def refuse_compiled(self, shape: MeshShape, policies: Policies, *, is_wrapped: bool) -> None:
         """Refuse a checkpoint in a graph of the whole model.
@@ -32,7 +32,7 @@ class TensorAxis(Axis):
             )
 
     def plan(self, work: Spreading) -> None:
-        """Find what is cut, proven by a small forward, and what that makes a rank send."""
+        """Plan the cuts, proven by a small forward, and compute a rank's traffic."""
         policy, axis = work.policies.tensor, work.mesh["tp"]
         self._plan = work.plan = plan = tp.find_plan(work.model, policy, axis, work.blocks)
         if cuts.is_known(plan):
@@ -52,7 +52,7 @@ class TensorAxis(Axis):
         work.cut = {cut.module for cut in here.cuts}
 
     def sent(self, shape: MeshShape) -> Sent | None:
-        """Return what sums and gathers send."""
+        """Return the traffic of sums and gathers."""
         return None if self._token_bytes is None else Sent(self._token_bytes)
 
     def details(self) -> str:

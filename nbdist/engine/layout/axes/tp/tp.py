@@ -33,7 +33,7 @@ def find_plan(
     """Return the plan for a model, checked in every way there is. Collective; changes nothing.
 
     A plan of words is tried on fake tensors with a rank's shapes, and then proven by a small
-    forward. One with styles of torch is taken as it is: what they do is not known to us. Where
+    forward. One with styles of torch is used unchanged: their effect is not known to us. Where
     the user gave a plan and no example, a model that runs with no guessed input is believed.
 
     Raises:
@@ -69,9 +69,9 @@ def apply(
     Args:
         model: On its device, with the same weights on every rank.
         plan: From `find_plan`.
-        policy: What is cut beside weights.
+        policy: The cuts beside weights.
         mesh: The axis `tp`.
-        blocks: By name, in order: what the model repeats.
+        blocks: The model's repeated blocks, by name, in order.
         runs: Those that follow each other on this rank, where a pipeline has the others.
     """
     tied = list(fit.ties(model))
@@ -150,7 +150,7 @@ class _Shared:
         self._made: DTensor | None = None
 
     def hook(self, columns: list[nn.Module], row: nn.Module) -> None:
-        """Stand before the columns; forget at the row."""
+        """Installed before the columns; forgets at the row."""
         for column in columns:
             column.register_forward_pre_hook(self._before_column)
         row.register_forward_pre_hook(self._before_row)

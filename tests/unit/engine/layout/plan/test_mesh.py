@@ -93,7 +93,10 @@ def test_ranks_of_one_sequence_work_on_the_same_samples() -> None:
 
 
 def test_neighbours_over_cp_and_tp_draw_the_same_random_numbers() -> None:
-    assert [MeshShape(pp=2, dp=2, cp=3, tp=2).alike, MeshShape(pp=2, fsdp=4).alike] == [6, 1]
+    assert [
+        MeshShape(pp=2, dp=2, cp=3, tp=2).same_samples,
+        MeshShape(pp=2, fsdp=4).same_samples,
+    ] == [6, 1]
 
 
 @pytest.mark.parametrize(
