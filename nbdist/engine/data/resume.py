@@ -98,6 +98,17 @@ class _Again:
         """Where the passes of each of its loaders go on."""
         return [planned.plan for planned in self.made] + [place.plan for _, place in self.live]
 
+    def note_draws(self) -> None:
+        """Note this rank's random numbers for loops that had not asked for the batch they go on at.
+
+        Run again, the cell draws before it comes there, as an evaluation around the loop does.
+        """
+        for one in (*self.made, *(place for _, place in self.live)):
+            at = one.plan[-1] if one.plan else None
+            is_in_midst = at is not None and at.consumed
+            if is_in_midst and one.draws.state is None:
+                one.draws.state = step_state.here().random_numbers()
+
 
 @dataclass
 class _Cell:
@@ -235,6 +246,7 @@ class Loops(Component):
             if self._cell.number == start.failed:
                 self._again = self._cell.again()
                 step_state.here().fail_elsewhere()
+                self._again.note_draws()
         again = None if start.repeat is Repeat.NO else self._again
         if again is not None and not again.goes_on:
             again = replace(
