@@ -56,7 +56,9 @@ def _broken() -> list[str]:
 
     broken = lacking(_composable_state, ["_module_state_mapping"], "composable state")
     broken += lacking(
-        FSDPParamGroup, ["_to_sharded", "post_backward"], "fully_shard's parameter group"
+        FSDPParamGroup,
+        ["_to_sharded", "is_sharded", "post_backward", "reshard"],
+        "fully_shard's parameter group",
     )
     broken += lacking(FSDPParam, ["to_sharded"], "fully_shard's parameter")
     broken += lacking(FSDPState, [_AT_END], "fully_shard's state")
@@ -274,6 +276,23 @@ def with_hooks(parameters: set[int]) -> list[str]:
         for param in group.fsdp_params
         if id(param.sharded_param) in parameters and param.sharded_param._backward_hooks
     ]
+
+
+def units_with(parameters: set[int]) -> list[Any]:
+    """Return FSDP2's groups of parameters that have any of these, by `id`."""
+    return [
+        group
+        for _, state in _fsdp2_states()
+        for group in _groups_of_state(state)
+        if any(id(param.sharded_param) in parameters for param in group.fsdp_params)
+    ]
+
+
+def reshard_units(units: Iterable[Any]) -> None:
+    """Have groups of `units_with` give back what they have gathered."""
+    for group in units:
+        if not group.is_sharded:
+            group.reshard()
 
 
 def has_hooks(parameter: torch.Tensor) -> bool:

@@ -18,7 +18,7 @@ from nbdist.engine.data import resume, services
 from nbdist.engine.group import link_stats
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.layout import layout, parallelize, publish, wrapped
-from nbdist.engine.layout.axes import unseen, unused, zero1
+from nbdist.engine.layout.axes import fsdp, unseen, unused, zero1
 from nbdist.engine.rank import components, control
 from nbdist.engine.recovery import recovery
 from nbdist.engine.steps import keep
@@ -73,6 +73,7 @@ class Registration:
         # First, and so before steps are counted: a refused step has not begun.
         unused.install()
         unseen.install()
+        fsdp.install()
         zero1.install()
         services.here.layout_shard = layout.data_shard
         services.here.pace = training.here.pace

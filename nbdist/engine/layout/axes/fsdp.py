@@ -6,16 +6,19 @@ is the root's unit. With a `dp` axis beside it the mesh is 2-D: shards inside, r
 
 from collections.abc import Iterable
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map_only
 
-from nbdist.engine.compat import torch_sharded
+from nbdist.engine.compat import torch_hooks, torch_sharded
 from nbdist.engine.layout.axes import outside_calls
 from nbdist.engine.layout.axes.axis import Axis, Spreading
 from nbdist.engine.layout.plan import device_mesh
@@ -141,11 +144,44 @@ def apply(
 def _give_back(model: nn.Module, _args: object, _outputs: object) -> None:
     """Free the parameters that a forward without gradients has gathered.
 
-    torch keeps it for a backward. The next forward would compute with it though the shards have
-    been trained since, and an optimizer made meanwhile would hold it in the place of shards.
+    torch keeps it for a backward, and an optimizer made meanwhile would hold it in the place of
+    shards. What a forward with gradients keeps, which no backward follows, `Gathered` frees.
     """
     if not torch.is_grad_enabled():
         torch_sharded.reshard(model)
+
+
+class Gathered:
+    """What forwards have gathered and no backward has freed: an optimizer's step makes it old.
+
+    The next forward would compute with it, and so with the weights from before the step.
+    """
+
+    def __init__(self) -> None:
+        self._units: WeakKeyDictionary[Optimizer, tuple[int, list[ref[Any]]]] = WeakKeyDictionary()
+
+    def after_step(self, optimizer: Optimizer, _args: object, _keywords: object) -> None:
+        """Free what is gathered of what `optimizer` trains. On its ranks alike; no collective.
+
+        A step within a backward is left alone: units still need theirs.
+        """
+        if not torch_hooks.is_in_backward():
+            units = (known() for known in self._trained(optimizer))
+            torch_sharded.reshard_units(unit for unit in units if unit is not None)
+
+    def _trained(self, optimizer: Optimizer) -> list[ref[Any]]:
+        groups = optimizer.param_groups
+        count, units = self._units.get(optimizer, (0, []))
+        if count != len(groups):
+            own = {id(parameter) for group in groups for parameter in group["params"]}
+            units = [ref(unit) for unit in torch_sharded.units_with(own)]
+            self._units[optimizer] = len(groups), units
+        return units
+
+
+def install() -> None:
+    """Free at each optimizer's step what it makes old, from now on."""
+    register_optimizer_step_post_hook(Gathered().after_step)
 
 
 def _own_outputs(_module: nn.Module, _args: object, outputs: Any) -> Any:
