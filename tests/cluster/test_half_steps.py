@@ -145,6 +145,12 @@ KINDS = {
         "[g.update(lr=g['lr'] * 0.9) for g in opt.param_groups if n in (1, 3, 9)]",
         places=("step", "after"),
     ),
+    "by hand beside": Kind(
+        "sched = StepLR(opt, 1, 0.9)",
+        "sched.step(); fail('between'); [g.update(lr=g['lr'] * 0.8) for g in opt.param_groups]",
+        "(sched.last_epoch, opt.param_groups[0]['lr'])",
+        places=("step", "between", "after"),
+    ),
     "weights": Kind("", "weights = [local(p.data).mul_(0.99) for p in model.parameters()]"),
     "averaged": Kind(
         "ema = torch.optim.swa_utils.AveragedModel(model, avg_fn=lambda a, p, i: 0.9*a + 0.1*p)",

@@ -103,7 +103,8 @@ class _Again:
 
         Run again, the cell draws before it comes there, as an evaluation around the loop does.
         """
-        for one in (*self.made, *(place for _, place in self.live)):
+        places: list[_Planned | _Place] = [*self.made, *(place for _, place in self.live)]
+        for one in places:
             at = one.plan[-1] if one.plan else None
             is_in_midst = at is not None and at.consumed
             if is_in_midst and one.draws.state is None:

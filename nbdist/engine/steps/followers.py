@@ -40,6 +40,7 @@ from nbdist.engine.steps.find_followers import (
     loose_tensors,
     search,
 )
+from nbdist.engine.steps.tuned_by_hand import TunedByHand
 from nbdist.engine.steps.written_weights import WrittenWeights
 
 Optimizer = torch.optim.Optimizer
@@ -182,6 +183,7 @@ class Followers:
         self._keep: Callable[[], Any] = _keep_nothing
         self._kept: tuple[int, Any] = 0, None
         self._written = WrittenWeights()
+        self._by_hand = TunedByHand()
 
     # -- events
 
@@ -267,6 +269,7 @@ class Followers:
     def next_turn(self, *, is_by_loader: bool = False) -> None:
         """End the running turn, for all that belongs to its step is done, and begin another."""
         self._written.turn_ended()
+        self._by_hand.turn_ended()
         due, self._due = self._due, []
         now: _Now | None = self._close()
         if self._turn >= self._look_at:
@@ -419,12 +422,11 @@ class Followers:
         self._names = [name for name in _numbers_in(keep.here.names(), "") if name not in _OF_RANKS]
         self._places = [(path, hold(owner, path)) for path, owner in found.owners.items()]
         loose = loose_schedulers(found, found.optimizers.values())
-        schedulers = (*found.followers.values(), *loose.values())
-        scheduled = {id(getattr(one, "optimizer", None)) for one in schedulers}
+        self._by_hand.watch((*found.followers.values(), *loose.values()))
         self._tuned = [
             (f"{self._optimizers.get(one, name)}.param_groups[{at}][{key!r}]", ref(one), at, key)
             for name, one in found.optimizers.items()
-            if id(one) not in scheduled
+            if not self._by_hand.is_scheduled(one)
             for at, group in enumerate(one.param_groups[:_MOST_GROUPS])
             for key, value in group.items()
             if type(value) is int or type(value) is float
@@ -493,6 +495,9 @@ class Followers:
         unknown = (new | options | counters) - known - moved
         for optimizer, is_certain in self._written.missing():
             (lacking if is_certain else unknown).add(self._change_after(optimizer))
+        for optimizer, at, is_certain in self._by_hand.missing() if self._has_stepped else ():
+            option = f"{self._optimizers.get(optimizer, '')}.param_groups[{at}]['lr']"
+            (lacking if is_certain else unknown).add(option)
         return Progress(
             self._has_stepped,
             tuple(sorted(lacking)),
