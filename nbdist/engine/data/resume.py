@@ -388,6 +388,7 @@ class Loops(Component):
             if not again.has_stepped:
                 _forget_accounts(again)
             return ""
+        step_state.here().followers.run_again()
         if again.kept is not None:  # it had started over
             step_state.start_over(again.kept)
             journal.here().put_back(again.entries or [])

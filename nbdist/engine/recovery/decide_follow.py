@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbdist.engine.steps.followers import Progress
-from nbdist.shared.text import begin_with_ranks, name_ranks
+from nbdist.engine.steps.grown_lists import is_length, list_of
+from nbdist.shared.text import begin_with_ranks, counted, name_ranks
 
 Numbers = Mapping[str, Any]
 _MOST_NAMES = 6
@@ -143,7 +144,7 @@ def _settle(reports: Mapping[int, FollowReport]) -> Following:
         names,
         numbers,
         put_back,
-        lacking,
+        _without_lengths(lacking),
         bool(best.unknown) or bool(uneven),
         tuple(lines),
     )
@@ -174,6 +175,7 @@ def _numbers(
         for name, value in before.items()
         if name in best.did
         and name in after
+        and not is_length(name)
         and all(reports[r].progress.began.get(name) == value for r in behind)
     }
 
@@ -187,15 +189,16 @@ def _uneven(progress: Mapping[int, Progress]) -> dict[str, dict[int, int]]:
     first, *others = progress.values()
     if not others or not all(one.has_stepped for one in progress.values()):
         return {}
-    counted = {
-        rank: {n: v for n, v in one.now.items() if type(v) is int} for rank, one in progress.items()
+    whole_numbers = {
+        rank: {n: v for n, v in one.now.items() if type(v) is int and not is_length(n)}
+        for rank, one in progress.items()
     }
     return {
-        name: {rank: now[name] for rank, now in counted.items()}
+        name: {rank: now[name] for rank, now in whole_numbers.items()}
         for name, value in first.began.items()
         if all(one.began.get(name) == value for one in others)
-        and all(name in now for now in counted.values())
-        and len({now[name] for now in counted.values()}) > 1
+        and all(name in now for now in whole_numbers.values())
+        and len({now[name] for now in whole_numbers.values()}) > 1
     }
 
 
@@ -239,7 +242,7 @@ def _after_going_back(reports: Mapping[int, FollowReport]) -> Following:
             rank: (*sorted(reports[rank].progress.kinds), *reports[rank].progress.written)
             for rank in behind
         }
-        return Following(lacking=lost, lines=tuple(_half_lines(reports, lost)))
+        return Following(lacking=_without_lengths(lost), lines=tuple(_half_lines(reports, lost)))
     source = whole[0]
     cut = {name for report in reports.values() for name in report.cut}
     kinds = reports[source].progress.kinds
@@ -261,7 +264,8 @@ def _copied_line(
     names: Sequence[str],
     numbers: Numbers,
 ) -> list[str]:
-    lacked = {name for rank in behind for name in reports[rank].progress.lacking}
+    behind_in = [reports[rank].progress for rank in behind]
+    lacked = {name for one in behind_in for name in (*one.lacking, *one.unknown)}
     has_lost = any(reports[rank].has_copied for rank in behind)
     kinds = reports[source].progress.kinds
     taken = [name for name in (*names, *sorted(numbers)) if has_lost or name in lacked]
@@ -295,12 +299,19 @@ def _uneven_lines(uneven: Mapping[str, Mapping[int, int]]) -> list[str]:
 
 
 def _numbers_line(put_back: Mapping[int, Numbers]) -> list[str]:
-    names = sorted({name for numbers in put_back.values() for name in numbers})
-    if not names:
-        return []
-    some = next(iter(n for n in put_back.values() if n))
-    told = ", ".join(f"{name} = {some.get(name)!r}" for name in names[:_MOST_NAMES])
-    return [f"Counted back with the batch that is lost: {told}."]
+    some = {n: v for numbers in reversed([*put_back.values()]) for n, v in numbers.items()}
+    lists = {list_of(name): some.pop(name) for name in list(some) if is_length(name)}
+    lines = []
+    if some:
+        told = ", ".join(f"{n} = {v!r}" for n, v in sorted(some.items())[:_MOST_NAMES])
+        lines.append(f"Counted back with the batch that is lost: {told}.")
+    if lists:
+        some_lists = sorted(lists.items())[:_MOST_NAMES]
+        told = ", ".join(f"{name} to {counted(length, 'item')}" for name, length in some_lists)
+        lines.append(
+            f"When the cell is run again, lists go back with the batch that is lost: {told}."
+        )
+    return lines
 
 
 def _ahead_line(reports: Mapping[int, FollowReport], behind: Sequence[int]) -> list[str]:
@@ -326,10 +337,31 @@ def _half_lines(
     if not any(report.goes_on for report in reports.values()):
         return []  # run again, the cell makes all of it anew
     by_names: dict[tuple[str, ...], list[int]] = {}
-    for rank, names in sorted(lacking.items()):
+    for rank, names in sorted(_without_lengths(lacking).items()):
         if names:
             by_names.setdefault(tuple(names), []).append(rank)
-    return [_half_line(reports, names, ranks) for names, ranks in by_names.items()]
+    lines = [_half_line(reports, names, ranks) for names, ranks in by_names.items()]
+    return lines + _short_lists(reports, lacking)
+
+
+def _without_lengths(lacking: Mapping[int, Sequence[str]]) -> dict[int, tuple[str, ...]]:
+    """Return what is lacking but items of lists: nothing that is computed follows from them."""
+    return {r: tuple(n for n in names if not is_length(n)) for r, names in lacking.items()}
+
+
+def _short_lists(
+    reports: Mapping[int, FollowReport], lacking: Mapping[int, Sequence[str]]
+) -> list[str]:
+    """Return what is said of lists to which a step that was made has not added what it adds."""
+    by_lists: dict[tuple[str, ...], list[int]] = {}
+    for rank, names in sorted(lacking.items()):
+        if lists := tuple(list_of(name) for name in names if is_length(name)):
+            by_lists.setdefault(lists, []).append(rank)
+    step = max(report.step for report in reports.values())
+    return [
+        f"On {name_ranks(ranks)} nothing was added to {_listed(lists, {})} in step {step}."
+        for lists, ranks in by_lists.items()
+    ]
 
 
 def _half_line(

@@ -32,6 +32,7 @@ Optimizer = torch.optim.Optimizer
 _DEPTH = 4  # attributes and items between a name and what it leads to
 _MOST_SEEN = 4000  # objects of a search
 MOST_ITEMS = 64  # of a list or dict
+_OF_LIST = re.compile(r"\[\d+\]$")  # how the path of a list's item ends
 _WITHOUT_NAME = (LRScheduler, torch.amp.GradScaler)
 _INSTALLED = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -45,6 +46,7 @@ class Found:
     followers: dict[str, Any] = field(default_factory=dict)
     optimizers: dict[str, Optimizer] = field(default_factory=dict)
     owners: dict[str, Any] = field(default_factory=dict)  # the user's own objects
+    lists: list[str] = field(default_factory=list)  # those of names, attributes and keys
     beyond: dict[str, str] = field(default_factory=dict)  # by name, what was not looked at
     seen: set[int] = field(default_factory=set)
 
@@ -71,6 +73,8 @@ def search(
             found.followers[path] = one
             found.seen |= {id(inner) for inner in _schedulers_in(one)}
         elif depth < _DEPTH:
+            if type(one) is list and not _OF_LIST.search(path):
+                found.lists.append(path)
             if isinstance(one, dict | list | tuple) and len(one) > MOST_ITEMS:
                 long[path] = one
             todo.extend((f"{path}{step}", item, depth + 1) for step, item in _inside(one))

@@ -40,6 +40,7 @@ from nbdist.engine.steps.find_followers import (
     loose_tensors,
     search,
 )
+from nbdist.engine.steps.grown_lists import GrownLists, is_length
 from nbdist.engine.steps.tuned_by_hand import TunedByHand
 from nbdist.engine.steps.written_weights import WrittenWeights
 
@@ -184,6 +185,7 @@ class Followers:
         self._kept: tuple[int, Any] = 0, None
         self._written = WrittenWeights()
         self._by_hand = TunedByHand()
+        self._lists = GrownLists()
 
     # -- events
 
@@ -258,6 +260,8 @@ class Followers:
 
     def end_cell(self, source: str, *, is_failed: bool) -> None:
         """End the last turn of a cell that went well; of one that failed, note its loops' names."""
+        if is_failed or self._has_stepped or self._turn > self._first_turn:
+            self._lists.stay()
         self._set_by_loops = loop_targets(source)
         self._reached = self._stored = None
         if is_failed:
@@ -349,7 +353,7 @@ class Followers:
         return (0 if steps is None else steps.whole,)
 
     def _all_numbers(self) -> dict[str, Number]:
-        """Return the numbers of the namespace, of the user's own objects, and options."""
+        """Return the numbers of the namespace and the user's own objects, lengths, and options."""
         names = keep.here.names()
         found = {
             name: value
@@ -359,6 +363,7 @@ class Followers:
         for path, place in self._places:
             if (owner := place()) is not None:
                 found |= _numbers_in(vars(owner), f"{path}.")
+        found |= self._lists.lengths(names)
         return found | {name: group[key] for name, (group, key) in self._options().items()}
 
     def _options(self) -> dict[str, tuple[dict[str, Any], str]]:
@@ -421,6 +426,7 @@ class Followers:
     def _find_numbers(self, found: Found) -> None:
         self._names = [name for name in _numbers_in(keep.here.names(), "") if name not in _OF_RANKS]
         self._places = [(path, hold(owner, path)) for path, owner in found.owners.items()]
+        self._lists.watch(found.lists)
         loose = loose_schedulers(found, found.optimizers.values())
         self._by_hand.watch((*found.followers.values(), *loose.values()))
         self._tuned = [
@@ -492,7 +498,7 @@ class Followers:
             ahead = {n for n in ahead if n in living or self._history[n].moved is not None}
         lacking = known - moved if self._has_stepped else set()
         # From step to step, what moves before the next one looks like what follows this one.
-        unknown = (new | options | counters) - known - moved
+        unknown = {n for n in (new | options | counters) - known - moved if not is_length(n)}
         for optimizer, is_certain in self._written.missing():
             (lacking if is_certain else unknown).add(self._change_after(optimizer))
         for optimizer, at, is_certain in self._by_hand.missing() if self._has_stepped else ():
@@ -594,6 +600,7 @@ class Followers:
         """Give numbers these values, where their names still lead to numbers."""
         owners = {path: owner for path, held in self._places if (owner := held()) is not None}
         names, options = keep.here.names(), self._options()
+        self._lists.go_back(values)
         for name, value in values.items():
             if name in options:
                 group, key = options[name]
@@ -603,6 +610,10 @@ class Followers:
             place = vars(owners[path]) if path in owners else names if not path else None
             if place is not None and type(place.get(last)) in (int, float):
                 place[last] = value
+
+    def run_again(self) -> None:
+        """Cut lists back, for the cell that a fault has ended goes on from its last step."""
+        self._lists.cut(keep.here.names())
 
     def position(self) -> tuple[int, dict[str, History]]:
         """Return the turn that runs and what is known of moves, for `stand_at`. Never changed."""

@@ -1,0 +1,77 @@
+"""Know how long the user's lists are, for they grow with the steps: losses, say.
+
+Where a fault takes a step back, what it added stands at the end of lists, until the step is made
+again. What a rank did not add no other one can give it, for each adds its own; so that is said.
+
+Main thread.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from types import CodeType
+from typing import Any
+
+_MOST_LISTS = 32
+_NAME = re.compile(r"len\((.+)\)")
+
+
+def is_length(name: str) -> bool:
+    """Return whether a number's name is that of a list's length."""
+    return _NAME.fullmatch(name) is not None
+
+
+def list_of(name: str) -> str:
+    """Return the path of the list whose length has this name."""
+    found = _NAME.fullmatch(name)
+    return found[1] if found else name
+
+
+class GrownLists:
+    """The lists that names lead to, by these paths, which are expressions: `history['loss']`."""
+
+    def __init__(self) -> None:
+        self._paths: dict[str, CodeType] = {}
+        self._too_long: dict[str, int] = {}  # by path, what is left when they are cut
+
+    def watch(self, paths: Iterable[str]) -> None:
+        """Watch the first of these."""
+        known, self._paths = self._paths, {}
+        for path in paths:
+            code = known.get(path) or _compiled(path)
+            if code is not None and len(self._paths) < _MOST_LISTS:
+                self._paths[path] = code
+
+    def lengths(self, names: Mapping[str, Any]) -> dict[str, int]:
+        """Return the lengths of lists, by name, as these variables lead there."""
+        return {f"len({path})": len(one) for path, one in self._living(names)}
+
+    def go_back(self, numbers: Mapping[str, float]) -> None:
+        """Note the lengths among these numbers, to which lists are cut back in `cut`."""
+        self._too_long |= {list_of(n): int(v) for n, v in numbers.items() if is_length(n)}
+
+    def stay(self) -> None:
+        """Forget `go_back`: other steps have been made since."""
+        self._too_long = {}
+
+    def cut(self, names: Mapping[str, Any]) -> None:
+        """Cut lists where the steps that added to them are made again."""
+        for path, one in self._living(names):
+            del one[self._too_long.get(path, len(one)) :]
+        self.stay()
+
+    def _living(self, names: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+        for path, code in self._paths.items():
+            try:
+                one = eval(code, {"__builtins__": {}}, names)
+            except (NameError, AttributeError, LookupError, TypeError):
+                continue  # it leads there no more
+            if type(one) is list:
+                yield path, one
+
+
+def _compiled(path: str) -> CodeType | None:
+    """Return a path as an expression; None where a key of a dict does not show as one."""
+    try:
+        return compile(path, path, "eval")
+    except SyntaxError:
+        return None
