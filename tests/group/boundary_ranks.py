@@ -27,7 +27,7 @@ from nbdist.engine.data import make, position, resume
 from nbdist.engine.group import group
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.rank import components
-from nbdist.engine.recovery import recovery, send_tensors, snapshot, wrapped_models
+from nbdist.engine.recovery import follow, recovery, send_tensors, snapshot, wrapped_models
 from nbdist.engine.recovery import snapshot_schedule as schedule
 from nbdist.engine.steps import keep, step_state
 from nbdist.shared.wire import CellStart, Repeat
@@ -303,6 +303,19 @@ def break_the_next_copy() -> None:
 
     if dist.get_rank() == 1:
         send_tensors.receive = receive
+
+
+def break_what_follows() -> None:
+    """Let rank 1 fail when models stand at one step, before it hears what follows elsewhere."""
+    native = follow.settle
+
+    def fail(*_: object) -> Any:
+        follow.settle = native
+        raise Boom
+
+    broken: Any = fail
+    if dist.get_rank() == 1:
+        follow.settle = broken
 
 
 def recover_or_not(generation: int) -> str:

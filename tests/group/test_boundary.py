@@ -7,6 +7,7 @@ import pytest
 from tests.group import boundary_ranks as ranks_
 from tests.group import faults
 from tests.group.engines import Cluster, cluster
+from tests.lifecycle.kernels import wait_for
 
 STEPS, BREAK_AT = 6, 3
 
@@ -210,6 +211,50 @@ def test_a_fault_in_the_midst_of_a_recovery_begins_it_again_with_the_next_genera
     assert others[0] in ("recovered", "released")
     assert agreed[0][0].startswith("Rank 1 had lost step 4")
     assert found == unbroken("ddp", 3)
+
+
+def test_what_a_recovery_that_was_cut_off_had_copied_is_followed_by_the_rest_in_the_next() -> None:
+    with cluster(3) as ranks:
+        ranks.run(ranks_.build, "ddp")
+        for engine, breaker in zip(ranks.engines, (0, 1, 0), strict=True):
+            engine.post(ranks_.train, STEPS, BREAK_AT, breaker)
+        losers, winner = ranks.engines[:2], ranks.engines[2]
+        assert [engine.result() for engine in losers] == [BREAK_AT] * 2
+        wait_for(lambda: winner.now(ranks_.steps) == BREAK_AT + 1, "rank 2 has stepped")
+        ranks.now(faults.abort)
+        winner.result()
+        ranks.run(ranks_.break_the_next_copy)
+        ranks.post(ranks_.recover_or_not, 1)
+        assert losers[1].result() == "Boom"
+        # Rank 0 has its copy, and waits for all to compare what follows it.
+        wait_for(lambda: losers[0].now(ranks_.steps) == BREAK_AT + 1, "rank 0 has copied")
+        ranks.now(faults.abort)
+        assert [engine.result() for engine in (losers[0], winner)] == ["released"] * 2
+        agreed = ranks.run(ranks_.recover, 2)
+        ranks.run(ranks_.train, STEPS)
+        found = ranks.run(ranks_.fingerprint)
+
+    assert agreed[0][1].startswith("Ranks 0-1 took scheduler (StepLR)")
+    assert found == unbroken("ddp", 3)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "tensor parallel", "zero"])
+def test_a_recovery_that_was_cut_off_before_what_follows_is_made_whole_by_the_next(
+    kind: str,
+) -> None:
+    with cluster(2) as ranks:
+        ranks.run(ranks_.build, kind)
+        fail_between_backward_and_step(ranks)
+        ranks.run(ranks_.break_what_follows)
+        ranks.post(ranks_.recover_or_not, 1)
+        assert ranks.engines[1].result() == "Boom"
+        ranks.engines[0].now(faults.abort)
+        assert ranks.engines[0].result() == "released"
+        ranks.run(ranks_.recover, 2)
+        ranks.run(ranks_.train, STEPS)
+        found = ranks.run(ranks_.fingerprint)
+
+    assert found == unbroken(kind, 2)
 
 
 def run_cells(break_at: int, place: str, between: int = 0) -> tuple[list[Any], list[Any], Any]:

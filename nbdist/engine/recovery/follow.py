@@ -8,7 +8,7 @@ to its step was done.
 import copy
 import json
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from weakref import ref
@@ -80,6 +80,7 @@ def settle(
     units: Sequence[Unit],
     decisions: Iterable[Decision],
     progress: Progress,
+    copied: Collection[torch.optim.Optimizer],
     back: Mapping[str, bool],
 ) -> tuple[list[str], bool]:
     """Make what follows the steps equal on the ranks that train together. All ranks.
@@ -88,6 +89,7 @@ def settle(
         units: Of this rank.
         decisions: What has been done with them.
         progress: This rank's, at the fault.
+        copied: Whose step this rank has copied since.
         back: The units of which this rank has undone steps, by identity: whether all that belongs
             to the step of the snapshot is back, too.
 
@@ -97,12 +99,9 @@ def settle(
     here = step_state.here()
     decisions = list(decisions)
     rank = dist.get_rank()
-    copied = [d.places[rank] for d in decisions if d.action == "copy" and rank in d.behind]
-    progress = here.followers.after_copy(
-        progress, [one for place in copied for one in units[place].optimizers]
-    )
+    progress = here.followers.after_copy(progress, copied)
     progress = _put_back_ahead(progress, here.followers)
-    report = _report(units, decisions, progress, back)
+    report = _report(units, decisions, progress, bool(copied), back)
     heard = rendezvous.exchange("followers", json.dumps(asdict(report)), TIMEOUT_S)
     reports = {rank: FollowReport.from_plain(json.loads(text)) for rank, text in heard.items()}
     lines: list[str] = []
@@ -142,26 +141,25 @@ def _report(
     units: Sequence[Unit],
     decisions: Sequence[Decision],
     progress: Progress,
+    has_copied: bool,
     back: Mapping[str, bool],
 ) -> FollowReport:
     rank = dist.get_rank()
     here = step_state.here()
-    mine = {
-        d.places[rank]: d
-        for d in decisions
-        if rank in d.places and d.action in ("copy", "roll back")
+    moved = {
+        d.places[rank] for d in decisions if rank in d.places and d.action in ("copy", "roll back")
     }
     active = [
         unit
         for place, unit in enumerate(units)
-        if place in mine or any(not here.is_idle(o) for o in unit.optimizers)
+        if place in moved or any(not here.is_idle(o) for o in unit.optimizers)
     ]
     return FollowReport(
         ranks=tuple(sorted({r for unit in active for r in unit.ranks})),
         step=max((max(unit.steps(), default=0) for unit in active), default=0),
         names=tuple(sorted({unit.name for unit in active})),
         is_alike=all(unit.is_alike and unit.kind != "apart" for unit in active),
-        has_copied=any(d.action == "copy" and rank in d.behind for d in mine.values()),
+        has_copied=has_copied,
         is_back=bool(back),
         is_whole=all(back.values()),
         progress=progress,

@@ -106,9 +106,11 @@ def settle(
         `healed`, `agreed`, `is_half`, `steps_lost`, `cloned` and `is_refused`, as in `recover`.
     """
     try:
-        progress = step_state.here().progress()  # before anything is reset
-        healed = reset.reset_state(progress)
         newcomers = sorted(newcomers)
+        if dist.get_rank() in newcomers:
+            sync_state.here.finish()  # what it holds since was given to it
+        progress = sync_state.here.begin(step_state.here().progress)  # before anything is reset
+        healed = reset.reset_state(progress)
         if newcomers:
             peers.here.reconnect()
             peers.here.move(peer_of or {})
@@ -136,6 +138,7 @@ def settle(
         async_sgd.here.restart()
         # What was sent in between is no cell's.
         tap.reset_counts()
+        sync_state.here.finish()
         return {
             "healed": healed,
             "agreed": [*(decision.line for decision in decisions), *lines],

@@ -5,7 +5,7 @@ Main thread of every rank, at the same time, when the group has been re-created 
 
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -48,6 +48,23 @@ class _GoneBack:
     follows: follow.Kept | None
 
 
+@dataclass(slots=True)
+class _Unfinished:
+    """A recovery that has begun and may be cut off by the next fault, which begins it again.
+
+    What it had moved looks then as if it had always stood there, and what follows it does not.
+
+    Attributes:
+        progress: Of this rank, before anything was moved.
+        copied: The optimizers that have copied a step since.
+        gone_back: The units that have gone back to a snapshot, by identity.
+    """
+
+    progress: Progress
+    copied: WeakSet[Optimizer] = field(default_factory=WeakSet)
+    gone_back: dict[str, _GoneBack] = field(default_factory=dict)
+
+
 def _that_count(gone_back: Sequence[_GoneBack]) -> list[_GoneBack]:
     """Return those whose loaders, counters and schedulers are the ones that go on.
 
@@ -67,6 +84,17 @@ class StateSync:
         self._left_alone: WeakSet[torch.nn.Module] = WeakSet()
         self._are_shapes_wanted: Callable[[Iterable[Optimizer]], bool] = lambda _: False
         self._to_refuse: list[tuple[wrapped_models.Unit, Decision]] = []
+        self._unfinished: _Unfinished | None = None
+
+    def begin(self, progress: Callable[[], Progress]) -> Progress:
+        """Begin a recovery, or one that was cut off once more; return the progress at the fault."""
+        if self._unfinished is None:
+            self._unfinished = _Unfinished(progress())
+        return self._unfinished.progress
+
+    def finish(self) -> None:
+        """Note that the recovery has come to its end: the next fault begins another."""
+        self._unfinished = None
 
     def sync(
         self, newcomers: Iterable[int], progress: Progress
@@ -90,6 +118,7 @@ class StateSync:
         """
         new = sorted(newcomers)
         half_done = resume.half_done()
+        unfinished = self._unfinished or _Unfinished(progress)
         mine, reports = self._exchange("units")
         if decide.has_unmatched(reports, new):
             # Old models that a cycle keeps, on some of the ranks: all look again without them.
@@ -101,9 +130,7 @@ class StateSync:
         self._to_refuse.clear()
         shards.here.expect_nothing()
         rank = dist.get_rank()
-        has_copied = False
         beyond: set[str] = set()
-        gone_back: list[_GoneBack] = []
         decisions = decide.decide(
             reports, new, peer_state.kept(new) if peers.here.every() else None
         )
@@ -115,12 +142,17 @@ class StateSync:
                 step_state.here().restored.update(unit.optimizers)
                 continue
             if decision.action == "copy":
-                has_copied |= _copy(unit, decision, rank)
+                if _copy(unit, decision, rank):
+                    unfinished.copied.update(unit.optimizers)
             elif decision.action == "roll back":
-                stood_there = unit.steps() == decision.steps
+                before = unfinished.gone_back.get(unit.identity)
+                stood_there = before is None or before.stood_there
+                stood_there &= unit.steps() == decision.steps
                 beyond |= _is_beyond_cell(unit, decision)
                 put = snapshot.here.put_back(unit, decision.steps)
-                gone_back.append(_GoneBack(unit.identity, decision.is_idle, stood_there, *put))
+                unfinished.gone_back[unit.identity] = _GoneBack(
+                    unit.identity, decision.is_idle, stood_there, *put
+                )
                 peers.here.forget_after(unit.identity, decision.steps)
                 for newcomer, _ in decision.given:
                     peer_state.expect(newcomer, unit)
@@ -146,8 +178,8 @@ class StateSync:
             if is_copied or decision.action == "roll back":
                 # The step that parted the ranks was the last cell's, also where it was not made.
                 step_state.here().count_copied(unit.optimizers)
-        gone_back = _that_count(gone_back)
-        if has_copied:
+        gone_back = _that_count([*unfinished.gone_back.values()])
+        if unfinished.copied:
             resume.count_copied()
             step_state.here().last = step_state.here().take()
         else:
@@ -162,7 +194,7 @@ class StateSync:
             # Its snapshot is of the step itself, and what the loop did to weights then is undone.
             lacking = tuple(sorted({*progress.lacking, *progress.written}))
             progress = replace(progress, lacking=lacking)
-        lines, is_half = follow.settle(mine, decisions, progress, back)
+        lines, is_half = follow.settle(mine, decisions, progress, unfinished.copied, back)
         return decisions, [*lines, *half_done, *sorted(beyond)], is_half or bool(half_done)
 
     def _exchange(
