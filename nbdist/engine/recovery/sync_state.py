@@ -150,6 +150,7 @@ class StateSync:
                 stood_there &= unit.steps() == decision.steps
                 beyond |= _is_beyond_cell(unit, decision)
                 put = snapshot.here.put_back(unit, decision.steps)
+                unfinished.copied.difference_update(unit.optimizers)
                 unfinished.gone_back[unit.identity] = _GoneBack(
                     unit.identity, decision.is_idle, stood_there, *put
                 )
