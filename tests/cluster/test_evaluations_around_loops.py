@@ -68,7 +68,6 @@ def test_a_loop_that_goes_on_draws_what_it_would_have_drawn(
     make(session, layout, fails, *place.split("-"))
     with pytest.raises(RankError, match="planted"):
         session.run(loop, track=False)
-    session.run("torch.rand(5)", track=False)  # another cell's draws are not the loop's
     session.retry()
     assert ended(session) == undisturbed
 
@@ -81,5 +80,20 @@ def test_a_seed_above_the_loop_is_not_drawn_from_once_more(session: Session) -> 
     make(session, "ddp", "True", "log", "4")
     with pytest.raises(RankError, match="planted"):
         session.run(loop, track=False)
+    session.retry()
+    assert ended(session) == undisturbed
+
+
+def test_the_rest_of_a_half_step_that_is_done_by_hand_draws_for_the_loop(session: Session) -> None:
+    loop = LOOP.replace("EVALUATE", "draw").replace(
+        'n += 1\n        fail("log")', 'fail("log")\n        torch.rand(2); n += 1'
+    )
+    make(session, "ddp", "False")
+    session.run(loop, track=False)
+    undisturbed = ended(session)
+    make(session, "ddp", "True", "log", "4")
+    with pytest.raises(RankError, match=r"half done on ranks 0-1: n has not followed"):
+        session.run(loop, track=False)
+    session.run("torch.rand(2); n += 1", track=False)
     session.retry()
     assert ended(session) == undisturbed

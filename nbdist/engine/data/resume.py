@@ -101,7 +101,8 @@ class _Again:
     def note_draws(self) -> None:
         """Note this rank's random numbers for loops that had not asked for the batch they go on at.
 
-        Run again, the cell draws before it comes there, as an evaluation around the loop does.
+        Run again, the cell draws before it comes there, as an evaluation around the loop does. What
+        was drawn by hand before that, to do the rest of a half step, counts.
         """
         places: list[_Planned | _Place] = [*self.made, *(place for _, place in self.live)]
         for one in places:
@@ -247,7 +248,6 @@ class Loops(Component):
             if self._cell.number == start.failed:
                 self._again = self._cell.again()
                 step_state.here().fail_elsewhere()
-                self._again.note_draws()
         again = None if start.repeat is Repeat.NO else self._again
         if again is not None and not again.goes_on:
             again = replace(
@@ -394,6 +394,7 @@ class Loops(Component):
             journal.here().put_back(again.entries or [])
             for live, place in living:
                 live.go_back(place.stood)
+        again.note_draws()
         for live, place in living:
             live.go_on(place.plan, place.draws)
         self._cell.inherited = again.made
