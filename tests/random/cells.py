@@ -265,6 +265,8 @@ def _step(model: Model, ahead: int, fault: Fault, strikes_at: int, flag: str, no
             lines.append(f"{struck}out.register_hook(lambda grad: {strike})")
         place("before backward")
         lines.append("F.mse_loss(out, y).backward()")
+        if model.seed % 4 == 1 and model.architecture in ("linear", "mlp", "deep"):
+            lines.append(f"{name}(x)  # no backward follows")
     place("before step")
     lines.append(f"o_{name}.step(); o_{name}.zero_grad()")
     if model.has_schedule:
