@@ -18,7 +18,7 @@ _MINIMUM_PYTHON = (3, 11)
 
 # Each has a `check()` that names what is gone of the private parts it uses.
 MODULES = (
-    *("kernel.kernel", "kernel.shell", "kernel.tracebacks"),
+    *("kernel.kernel", "kernel.shell", "kernel.tracebacks", "kernel.cell_compiler"),
     *("recovery.clone.torch_rebuild", "recovery.clone.torch_rebuild_fsdp"),
     *("recovery.clone.torch_rebuild_zero", "recovery.clone.pickler"),
     *("compat.torch_groups", "compat.torch_init", "compat.torch_hooks", "compat.torch_modules"),

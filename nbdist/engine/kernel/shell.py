@@ -2,7 +2,7 @@
 
 A compat module, as `kernel.py` is. Tried with ipykernel 7.4, IPython 9.18. The parts used:
 
-- `shell.compile`, see `tracebacks.CellCompiler`;
+- `shell.compile`, see `cell_compiler`;
 - `display_pub` and `displayhook`: their hooks;
 - `raw_input` and `getpass` of the kernel, `sys.breakpointhook`, which ipykernel may have taken,
   `shell.ask_exit`, which `exit()` calls;
@@ -35,7 +35,7 @@ from ipykernel.zmqshell import ZMQDisplayPublisher, ZMQInteractiveShell
 from IPython.core import interactiveshell
 from IPython.core.ultratb import VerboseTB
 
-from nbdist.engine.kernel import interrupts, tracebacks
+from nbdist.engine.kernel import cell_compiler, interrupts, tracebacks
 from nbdist.shared import origins
 from nbdist.shared.error_text import ToldError, cut
 from nbdist.shared.errors import UsageError
@@ -65,7 +65,7 @@ def install(
     _show_errors_that_end_no_cell(kernel)
     _lend_streams(kernel, lent)
     _hide_interactive_prompt()
-    kernel.shell.compile = tracebacks.CellCompiler()
+    kernel.shell.compile = cell_compiler.CellCompiler()
     _refuse_input(kernel)
     _refuse_exit(kernel)
     refuse_magics(kernel.shell)

@@ -8,26 +8,17 @@ A compat module, as `shell.py` is. Tried with IPython 9.18. The parts used:
 - `shell.showtraceback`, which leaves exception groups to Python: it prints them, with IPython's own
   frames, on each rank, and the reply to the cell has none of it. Of nbdist's own errors it shows
   their text alone, which does not say where in the cell they were raised;
-- `InteractiveTB.format_exception`, a traceback's last lines, where a group's members are added;
-- `XCachingCompiler`, which names a cell's file, keeps its lines, heads a frame in a traceback, and
-  compiles what cell magics run.
+- `InteractiveTB.format_exception`, a traceback's last lines, where a group's members are added.
 """
 
-import ast
-import copy
 import functools
 import linecache
 import logging
-import os
-import re
-import sys
-import tempfile
 import textwrap
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, Final
 
-from ipykernel.compiler import XCachingCompiler
 from IPython.core import ultratb
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -38,8 +29,6 @@ from nbdist.shared.errors import NBDistError
 MOST_MEMBERS: Final = 6  # of one group that are shown
 MOST_NESTED: Final = 3  # groups in groups
 
-_CELL_MAGIC: Final = re.compile(r"(\s*)(%%.*)", re.DOTALL)  # a cell that begins with one
-
 log = logging.getLogger(__name__)
 
 
@@ -49,57 +38,6 @@ def install(kernel: Any) -> None:
     _add_members(kernel.shell.InteractiveTB)
     _show_groups(kernel.shell)
     _place_own_errors(kernel.shell)
-
-
-class CellCompiler(XCachingCompiler):
-    """Compiles cells for tracebacks that show their lines, by names that are equal on all ranks.
-
-    ipykernel's names hold the process id; warnings and logs show them, and with the same name what
-    all ranks say appears once. A script that runs as a cell keeps its own name.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._magic_at: dict[str, int] = {}  # the line of a cell's magic, by the cell's file
-
-    def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
-        """Return the file of a cell."""
-        own = origins.cell_file_name(raw_code)
-        file = location.here.script or os.path.join(tempfile.gettempdir(), origins.CELLS, own)
-        location.here.name_cell(file, number)
-        return file
-
-    def format_code_name(self, name: str) -> tuple[str, str] | None:
-        """Return how a traceback names a file: None lets it name the file itself."""
-        prompt = location.here.prompt_of(name) if origins.is_cell(name) else 0
-        return ("Cell", f"In[{prompt}]") if prompt else None
-
-    def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
-        """Keep the lines of a cell, also below a cell magic, which IPython makes one line of."""
-        magic = _CELL_MAGIC.match(raw_code or "")
-        if magic is None:
-            return str(super().cache(transformed_code, number, raw_code))
-        file = str(super().cache(f"{magic[1]}# {magic[2]}", number, raw_code))
-        self._magic_at[file] = magic[1].count("\n") + 1
-        return file
-
-    def __call__(self, source: Any, filename: str, symbol: str, *more: Any, **options: Any) -> Any:
-        """Compile a cell; or what its cell magic runs, of which IPython says `<timed exec>`."""
-        if filename in self._magic_at:
-            source = _moved(source, self._magic_at[filename] - 1)
-        elif filename.startswith("<") and (place := location.here.cell_place(sys._getframe())):
-            file, line = place
-            if line == self._magic_at.get(file):
-                source, filename = _moved(source, line), file
-        return super().__call__(source, filename, symbol, *more, **options)
-
-
-def _moved(source: Any, lines: int) -> Any:
-    """Return code that begins so many lines further down."""
-    if isinstance(source, ast.AST):
-        # A copy: %%timeit compiles its tree twice.
-        return ast.increment_lineno(copy.deepcopy(source), lines)
-    return "\n" * lines + source if isinstance(source, str) else source
 
 
 def _count_lines_of_cells() -> None:
@@ -216,7 +154,6 @@ def check() -> list[str]:
     wanted: list[tuple[Any, tuple[str, ...]]] = [
         (ultratb, ("get_line_number_of_frame",)),
         (ultratb.VerboseTB, ("format_exception", "structured_traceback")),
-        (XCachingCompiler, ("__call__", "cache", "format_code_name", "get_code_name")),
         (InteractiveShell, ("showtraceback", "_showtraceback", "_get_exc_info")),
     ]
     return [

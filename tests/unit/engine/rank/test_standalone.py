@@ -1,5 +1,8 @@
 """Where a rank without a notebook is: as torchrun tells it, or Ray, Spark and Azure."""
 
+import subprocess
+import sys
+
 import pytest
 import torch.distributed as dist
 
@@ -83,3 +86,14 @@ def test_each_machine_needs_gpus_for_its_own_ranks_alone(monkeypatch: pytest.Mon
         _gpus(0, 8, "cuda", "gloo")
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     assert _gpus(4, 8, None, None) == 16
+
+
+def test_an_exported_script_runs_where_no_notebook_is_installed() -> None:
+    # An image for jobs has torch and IPython, but no kernel, cluster, widgets or tracker.
+    code = """
+import sys
+for name in ("ipykernel", "ipyparallel", "ipywidgets", "matplotlib", "mlflow"):
+    sys.modules[name] = None
+from nbdist.engine.rank import register, standalone
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
