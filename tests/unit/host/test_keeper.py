@@ -1,5 +1,6 @@
 """The process that holds the channels to hosts, as kernels and terminals find it."""
 
+import socket
 import tempfile
 import threading
 from pathlib import Path
@@ -30,3 +31,21 @@ def test_a_detached_cluster_that_is_stopped_has_no_name_while_it_ends(
                 detached.choose(detached.find(), "mine")
         finally:
             link.close()
+
+
+def test_a_keeper_that_is_told_to_be_gone_is_not_alive(tmp_path: Path) -> None:
+    # Whoever hears of it opens hosts anew, by another keeper. The process may be there for a while.
+    told: list[bool] = []
+    gone = threading.Event()
+
+    def hear(event: dict[str, object]) -> None:
+        if event["event"] == "gone":
+            told.append(link.alive)
+            gone.set()
+
+    link = KeeperLink(tmp_path, hear)
+    assert link.alive
+    link._channel.shutdown(socket.SHUT_RD)  # as its end does, before the process is reaped
+    assert gone.wait(30)
+    assert told == [False]
+    link.close()

@@ -26,7 +26,13 @@ _END_S = 8.0  # for the keeper to end all of its channels
 
 
 class KeeperLink:
-    """One keeper. `events` is called with each event, on the thread that hears it."""
+    """One keeper. `events` is called with each event, on the thread that hears it.
+
+    Attributes:
+        alive: It is there, and heard.
+    """
+
+    alive = False
 
     def __init__(self, logs: Path, events: Callable[[dict[str, Any]], None]) -> None:
         """Start it; it ends with this process.
@@ -46,13 +52,9 @@ class KeeperLink:
     def listen(self, events: Callable[[dict[str, Any]], None]) -> None:
         """Begin to hear events."""
         self._events = events
+        self.alive = True
         self._hearing = threading.Thread(target=self._hear, name="nbdist-hosts", daemon=True)
         self._hearing.start()
-
-    @property
-    def alive(self) -> bool:
-        """Whether it is there."""
-        return self._process.poll() is None
 
     def open(
         self,
@@ -151,6 +153,8 @@ class KeeperLink:
                     self._events(event)
             except Exception:
                 log.exception("An event of the keeper was lost: %s", line)
+        # Before this is reported: who hears of it starts another, and the process may be there yet.
+        self.alive = False
         self._events({"event": "gone"})
 
 
@@ -163,11 +167,6 @@ class AttachedKeeperLink(KeeperLink):
         self._channel = channel
         self._detached = Future()
         self._hearing = threading.Thread()  # ended, until `listen`
-
-    @property
-    def alive(self) -> bool:
-        """Whether it is there."""
-        return self._hearing.is_alive()
 
     def leave(self) -> None:
         """Let go of it."""
