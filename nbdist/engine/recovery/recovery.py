@@ -114,7 +114,7 @@ def settle(
         if newcomers:
             peers.here.reconnect()
             peers.here.move(peer_of or {})
-        decisions, lines, is_half = sync_state.here.sync(newcomers, progress)
+        decisions, lines, is_half = sync_state.here.sync(newcomers)
         cloned, is_refused = None, False
         if newcomers:
             cloned = clone.clone_each(

@@ -96,9 +96,7 @@ class StateSync:
         """Note that the recovery has come to its end: the next fault begins another."""
         self._unfinished = None
 
-    def sync(
-        self, newcomers: Iterable[int], progress: Progress
-    ) -> tuple[list[Decision], list[str], bool]:
+    def sync(self, newcomers: Iterable[int]) -> tuple[list[Decision], list[str], bool]:
         """Compare the units' steps on all ranks, and make them equal.
 
         A rank that copies a step it had lost has done all of that step but the update: its random
@@ -107,7 +105,6 @@ class StateSync:
 
         Args:
             newcomers: Ranks that hold nothing yet.
-            progress: How far this rank had come in the turn that the fault ended.
 
         Returns:
             What was done; what is said of all that follows the steps; whether a step stays half
@@ -118,7 +115,8 @@ class StateSync:
         """
         new = sorted(newcomers)
         half_done = resume.half_done()
-        unfinished = self._unfinished or _Unfinished(progress)
+        assert self._unfinished is not None, "a recovery begins with `begin`"
+        unfinished, progress = self._unfinished, self._unfinished.progress
         mine, reports = self._exchange("units")
         if decide.has_unmatched(reports, new):
             # Old models that a cycle keeps, on some of the ranks: all look again without them.

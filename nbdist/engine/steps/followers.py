@@ -41,7 +41,7 @@ from nbdist.engine.steps.find_followers import (
     search,
 )
 from nbdist.engine.steps.grown_lists import GrownLists, is_length
-from nbdist.engine.steps.tuned_by_hand import TunedByHand
+from nbdist.engine.steps.tuned_by_hand import MOST_GROUPS, TunedByHand
 from nbdist.engine.steps.written_weights import WrittenWeights
 
 Optimizer = torch.optim.Optimizer
@@ -54,7 +54,6 @@ _MOST_TENSORS = 12
 _MOST_VALUES = 4  # tensors of a mark that are looked into: `.data` writes without a new version
 _KEPT_TURNS = 3
 _OF_RANKS = ("rank", "local_rank", "world_size")  # numbers of nbdist's: a scale changes them
-_MOST_GROUPS = 4  # of an optimizer, whose options are followed
 _OPTION = re.compile(r"\.param_groups\[\d+\](\['\w+'\])$")  # in the name of an option
 
 
@@ -433,7 +432,7 @@ class Followers:
             (f"{self._optimizers.get(one, name)}.param_groups[{at}][{key!r}]", ref(one), at, key)
             for name, one in found.optimizers.items()
             if not self._by_hand.is_scheduled(one)
-            for at, group in enumerate(one.param_groups[:_MOST_GROUPS])
+            for at, group in enumerate(one.param_groups[:MOST_GROUPS])
             for key, value in group.items()
             if type(value) is int or type(value) is float
         ]

@@ -13,10 +13,11 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 Optimizer = torch.optim.Optimizer
 
-_MOST_GROUPS = 4
+MOST_GROUPS = 4  # of an optimizer, whose options are followed
 
 
 @dataclass(slots=True)
@@ -65,10 +66,16 @@ class TunedByHand:
 
 
 def _differing(optimizer: Optimizer, schedulers: Iterable[ref[Any]]) -> int | None:
-    """Return the first group whose rate none of its schedulers has set."""
-    last = [one.get_last_lr() for known in schedulers if (one := known()) is not None]
-    rates = [group["lr"] for group in optimizer.param_groups[:_MOST_GROUPS]]
-    for at, rate in enumerate(rates):
-        if isinstance(rate, float) and last and all(rate != one[at] for one in last):
+    """Return the first group whose rate none of its schedulers has set.
+
+    None as well where one is no scheduler of torch's: what it has set, nobody knows.
+    """
+    living = [one for known in schedulers if (one := known()) is not None]
+    if not living or not all(isinstance(one, LRScheduler) for one in living):
+        return None
+    last = [one.get_last_lr() for one in living]
+    for at, group in enumerate(optimizer.param_groups[:MOST_GROUPS]):
+        known_rates = [rates[at] for rates in last if at < len(rates)]  # a group may be newer
+        if isinstance(group["lr"], float) and known_rates and group["lr"] not in known_rates:
             return at
     return None
