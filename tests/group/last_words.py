@@ -14,7 +14,9 @@ from pathlib import Path
 
 from nbdist.host import oom
 
-_MOST = 4000  # characters of standard error
+_MOST = 8000  # characters of standard error
+_BEFORE = 600  # of them, before a crash: what C++ has said
+_INNERMOST = 6  # frames
 _GONE_S = 5.0  # within which a process whose pipe is closed has ended
 _NO_PARENT = 255  # what multiprocessing tells where its fork server has died
 
@@ -35,7 +37,7 @@ class LastWords:
     def of(self, process: BaseProcess) -> str:
         """Return how a process ended that has closed its pipe, with what it said last."""
         process.join(_GONE_S)
-        return f"{self._end_of(process)}; its standard error says last:\n{self._tail()}"
+        return told(self._end_of(process), self._tail())
 
     def of_stuck(self, process: BaseProcess) -> str:
         """End a process with SIGABRT, at which it writes down its stacks; return those."""
@@ -62,6 +64,22 @@ class LastWords:
     def _tail(self) -> str:
         said = Path(self.path).read_text("utf-8", "replace")
         return said[-_MOST:].strip() or "nothing"
+
+
+def told(end: str, said: str) -> str:
+    """Return how a process ended with its last words; the innermost lines once more, at the end.
+
+    Of a long log often the last lines alone are kept, and a crash says there which modules it had.
+    """
+    crash = said.rpartition("Fatal Python error: ")[2] if "Fatal Python error: " in said else ""
+    if not crash:
+        return f"{end}; its standard error says last:\n{said}"
+    before = said.partition("Fatal Python error: ")[0].strip()[-_BEFORE:]
+    current = crash.rpartition("Current thread ")[2]
+    innermost = [line.strip() for line in current.splitlines() if line.startswith("  File ")]
+    return "\n".join(
+        [f"{end}; its standard error says:", said, end, before, *innermost[:_INNERMOST]]
+    )
 
 
 def speak_into(path: str) -> None:
