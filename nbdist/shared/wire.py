@@ -22,7 +22,9 @@ REQUEST = "nbdist_request"  # shell (main thread) and control (any time) message
 REPLY = "nbdist_reply"
 CELL_KEY = "nbdist"  # where a cell's message carries its CellStart, and the reply its CellEnd
 PUBLISHED = "published"  # a fact: models that the cell has published, as JSON
-GOES_ON = "goes_on"  # a fact of a cell that is run again: it trains on what is there, or restored
+CONTINUES = (
+    "continues"  # a fact of a cell that is run again: it trains on what is there, or restored
+)
 # The iopub messages that show something: a detached cluster's ranks keep them (`journal.py`).
 # What each rank finds in its namespace, of its own or put there by us: nobody else sets them.
 NAMES_OF_A_RANK = frozenset(

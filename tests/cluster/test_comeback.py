@@ -237,7 +237,7 @@ def test_a_retry_that_comes_to_nothing_leaves_the_next_one_where_it_stood(
     assert session.retry().value_list == unbroken
 
 
-def test_a_newcomers_loader_follows_the_layout_that_was_made_last(session: Session) -> None:
+def test_a_replacements_loader_follows_the_layout_that_was_made_last(session: Session) -> None:
     layouts = "[nbdist.parallelize(torch.nn.Linear(3, 2), 'ddp') for _ in range(3)]"
     session.run(f"layouts = {layouts}", track=False)
     session.restart("1")

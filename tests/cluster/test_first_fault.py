@@ -1,7 +1,7 @@
 """The first fault of a session: a rank is killed, and the model was made in a cell of its own.
 
 New rank processes in each test: what a process counts or learns when it wraps its first model must
-not differ between a rank that did and a newcomer that got the model. What comes out is compared
+not differ between a rank that did and a replacement that got the model. What comes out is compared
 with a computation in one process, which knows nothing of ranks.
 """
 

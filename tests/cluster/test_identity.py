@@ -53,7 +53,7 @@ def test_a_model_that_one_rank_alone_keeps_is_copied_over_no_other(
     assert session.run(DIGESTS).value_list == before
     assert "copied" not in told
     assert "Rank 0 holds Linear, wrapped for ranks 0-1, and rank 1 does not" in told
-    # Said once; and a newcomer knows by their names the models that it got.
+    # Said once; and a replacement knows by their names the models that it got.
     told = fails(session, "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()")
     assert "left as it was" not in told
     late = "model(torch.ones(1, 4)).sum().backward()\nif rank: raise ValueError('late')\nopt.step()"
@@ -114,9 +114,9 @@ def test_models_sharded_by_hand_that_one_rank_drops_are_told_apart(session: Sess
     session.run("models = opts = None", track=False)
 
 
-@pytest.mark.parametrize("before", ["messages", "a newcomer"])
+@pytest.mark.parametrize("before", ["messages", "a replacement"])
 def test_what_only_some_ranks_have_sent_changes_no_name(session: Session, before: str) -> None:
-    if before == "a newcomer":
+    if before == "a replacement":
         session.restart("1")
     else:
         session.run("if rank: dist.send(torch.ones(3), 0)\nelse: dist.recv(torch.zeros(3), 1)")
@@ -135,7 +135,9 @@ def test_what_only_some_ranks_have_sent_changes_no_name(session: Session, before
     session.run("model = opt = plan = None", track=False)
 
 
-def test_names_come_whole_to_a_newcomer_that_cannot_have_all_they_are_of(session: Session) -> None:
+def test_names_come_whole_to_a_replacement_that_cannot_have_all_they_are_of(
+    session: Session,
+) -> None:
     session.run(
         f"{BEGIN}\nfrom torch.distributed.optim import ZeroRedundancyOptimizer\n"
         "from torch.nn.parallel import DistributedDataParallel\n"

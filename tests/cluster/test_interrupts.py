@@ -221,7 +221,7 @@ threading.Thread(target=later).start()
 """
     assert_interrupted(notebook.run(kernel_code, timeout_s=30))
     assert_usable(notebook)
-    notebook.cell("del slow")  # a newcomer of a later test would wait for its copy
+    notebook.cell("del slow")  # a replacement of a later test would wait for its copy
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -433,17 +433,17 @@ def test_what_a_cell_that_is_run_again_says_is_what_it_does(
         assert newest.attempt == 2
         return ran.text, newest.steps
 
-    (goes_on, steps_of_both), (starts_over, steps_of_one) = map(
+    (continues, steps_of_both), (starts_over, steps_of_one) = map(
         said, ("all behind a guard", "all made anew")
     )
     assert (steps_of_both, steps_of_one) == (32, 32)  # a fault had followed the 20th
 
-    assert "The cell continues: its loader is at sample 32 of epoch 2." in goes_on
-    assert "starts over" not in goes_on
+    assert "The cell continues: its loader is at sample 32 of epoch 2." in continues
+    assert "starts over" not in continues
     assert "The cell starts over: it creates its optimizer again" in starts_over
     assert "continues" not in starts_over
     # The attempt that came to nothing is not shown.
-    assert [text.count("begun") for text in (goes_on, starts_over)] == [2, 2]
+    assert [text.count("begun") for text in (continues, starts_over)] == [2, 2]
 
 
 SHARDED = """

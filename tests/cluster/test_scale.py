@@ -125,7 +125,7 @@ def test_what_stands_on_the_old_groups_is_named_and_refused(scaled: Session) -> 
         assert "ClusterError: This " in fail(scaled, use)
     again = " ".join(scaled.scale(2))
     assert "half (process group)" not in again  # named once
-    assert "half (" in again  # for the newcomer, a placeholder
+    assert "half (" in again  # for the replacement, a placeholder
     scaled.run("del wrapped, half, mesh, cut, shared")
 
 
@@ -157,7 +157,7 @@ train(1)
     assert scaled.run("train(1)", track=False).value_list == [[0.0, 2.0], [4.0], [6.0]]
     first, *others = scaled.run("whole()").value_list
     assert others == [first, first]
-    # A newcomer copies models as the others do.
+    # A replacement copies models as the others do.
     scaled.run("import copy; copies = [copy.deepcopy(m) for m in (model, left.model)]")
     of_copies = "[(type(m).__name__, [p.tolist() for p in m.parameters()]) for m in copies]"
     first, *others = scaled.run(of_copies).value_list

@@ -70,7 +70,7 @@ def test_a_timeout_of_its_own_is_said_not_to_be_taken(session: Session) -> None:
     assert "timeout 1800 s as %dist start set it" in said
 
 
-GOES_ON = "init_process_group: rank 0 continues without rank 1, which cannot come."
+CONTINUES = "init_process_group: rank 0 continues without rank 1, which cannot come."
 WRITE = """
 import os, time
 from pathlib import Path
@@ -105,12 +105,12 @@ def test_ranks_meet_where_they_make_the_group(session: Session, tmp_path: Path) 
         (
             "all",
             f"if rank == 0: dist.init_process_group()\n{SUM}\ndist.init_process_group()",
-            GOES_ON,
+            CONTINUES,
         ),
         (
             "all",
             f"dist.init_process_group()\nif rank == 0: dist.init_process_group()\n{SUM}",
-            GOES_ON,
+            CONTINUES,
         ),
         (
             "all",

@@ -54,7 +54,7 @@ def test_states_that_died_with_a_rank_are_named_and_an_optimizer_made_anew_train
     with pytest.raises(RankError, match="The optimizer of Sequential cannot step"):
         session.run("train(opt)", track=False)
     before = alike(session)
-    # The newcomer's model has the layout, too: there as well a plain optimizer is refused.
+    # The replacement's model has the layout, too: there as well a plain optimizer is refused.
     with pytest.raises(RankError, match="2 of 2 ranks failed"):
         session.run("train(torch.optim.SGD(model.parameters(), lr=0.1))", track=False)
     session.run(f"model.zero_grad()\n{MAKE}\ntrain(opt)", track=False)

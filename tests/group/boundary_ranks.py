@@ -181,9 +181,9 @@ def steps() -> int:
     return step_state.here().steps[names["optimizer"]].whole
 
 
-def recover(generation: int, newcomers: list[int] | None = None) -> list[str]:
+def recover(generation: int, replacements: list[int] | None = None) -> list[str]:
     """Recover; the loop's own counter follows the optimizer's."""
-    agreed: list[str] = recovery.recover(generation, newcomers or [])["agreed"]
+    agreed: list[str] = recovery.recover(generation, replacements or [])["agreed"]
     names["step"] = steps()
     return agreed
 

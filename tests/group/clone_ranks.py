@@ -1,4 +1,4 @@
-"""What ranks run in the tests of newcomers: cells in a namespace of their own, and the clone."""
+"""What ranks run in the tests of replacements: cells in a namespace of their own, and the clone."""
 
 import hashlib
 import time
@@ -214,25 +214,27 @@ def tensors_of_optimizer() -> str:
 
 
 def recover(
-    generation: int, source: int | None, newcomers: list[int], step: int = 0
+    generation: int, source: int | None, replacements: list[int], step: int = 0
 ) -> dict[str, Any]:
-    """Do what a rank does after a death; newcomers have joined with this generation.
+    """Do what a rank does after a death; replacements have joined with this generation.
 
-    Without a `source` each newcomer gets the one that is most like it.
+    Without a `source` each replacement gets the one that is most like it.
     """
     rank = dist.get_rank()
     namespace["rank"] = rank
-    if rank not in newcomers:
+    if rank not in replacements:
         group.reform(generation)
     healed = reset.reset_state()
     tap.reset_counts()
     began = time.monotonic()
     if source is None:
-        cloned = clone_module.clone_each(newcomers, namespace=namespace, step=step, beside=_beside)
+        cloned = clone_module.clone_each(
+            replacements, namespace=namespace, step=step, beside=_beside
+        )
     else:
-        (newcomer,) = newcomers
+        (replacement,) = replacements
         cloned = clone_module.clone(
-            source, newcomer, namespace=namespace, step=step, beside=_beside
+            source, replacement, namespace=namespace, step=step, beside=_beside
         )
     return {"healed": healed, "cloned": cloned, "seconds": time.monotonic() - began}
 

@@ -90,7 +90,7 @@ def reform(generation: int) -> dict[str, Any]:
     return result
 
 
-def heal_newcomer() -> list[str]:
+def heal_replacement() -> list[str]:
     """Heal where the others do: ranks tell each other of their reducers."""
     return reset.reset_state()
 

@@ -100,7 +100,7 @@ class World:
         (rank,) = dead
         self._generation += 1
         self.ranks.post_join(self.ranks.replace(rank), self._generation)
-        self.ranks.engines[rank].post(faults.heal_newcomer)
+        self.ranks.engines[rank].post(faults.heal_replacement)
         self.ranks.engines[1 - rank].post(faults.reform, self._generation)
         self.ranks.engines[1 - rank].result()
         self.ranks.engines[rank].result()

@@ -24,7 +24,7 @@ def ranks() -> Iterator[Cluster]:
 def kill_and_clone(
     ranks: Cluster, until: str, dead: int = 1, source: int = 0
 ) -> list[dict[str, Any]]:
-    """Run a cell in which a rank is killed; put a newcomer in its place and clone for it."""
+    """Run a cell in which a rank is killed; put a replacement in its place and clone for it."""
     ranks.post(clone_ranks.try_cell, until)
     ranks.engines[dead].process.join(30)
     living = [engine for engine in ranks.engines if engine.rank != dead]
@@ -64,7 +64,7 @@ def check(ranks: Cluster, prepare: str, train: str, place: str, dead: int, at: i
     ranks.run(clone_ranks.cell, prepare)
     ranks.engines[dead].post(clone_ranks.cell, f"armed = ({at}, {place!r})")
     ranks.engines[dead].result()
-    # The living keep their objects; the newcomer's share what they share.
+    # The living keep their objects; the replacement's share what they share.
     ranks.run(clone_ranks.cell, "same = (model, opt, dict(model.named_parameters()))")
     answers = kill_and_clone(ranks, train, dead, source=(dead + 1) % 3)
     assert answers[dead]["cloned"]["placeholders"] == {}
@@ -100,7 +100,7 @@ def test_so_it_is_with_other_optimizers_ranks_and_steps_after_a_kill_in_forward(
 
 
 @pytest.mark.parametrize("place", ["backward", pytest.param("forward", marks=pytest.mark.slow)])
-def test_a_newcomer_takes_its_part_of_sequences(ranks: Cluster, place: str) -> None:
+def test_a_replacement_takes_its_part_of_sequences(ranks: Cluster, place: str) -> None:
     train = f"train_on_sequences({STEPS})"
     check(ranks, "prepare(in_parts, 'adam')", train, place, dead=1, at=KILL_AT)
 
@@ -121,7 +121,7 @@ def test_so_it_is_wherever_a_rank_is_killed(
     check_training(ranks, wrap, kind, place, dead=(at + len(kind)) % 3, at=at)
 
 
-def test_a_newcomer_keeps_what_is_its_own_and_learns_what_did_not_come(ranks: Cluster) -> None:
+def test_a_replacement_keeps_what_is_its_own_and_learns_what_did_not_come(ranks: Cluster) -> None:
     ranks.run(
         clone_ranks.cell,
         """
@@ -153,7 +153,7 @@ a = torch.arange(6.0); view = a[2:]
     assert len(set(states)) > 1
 
 
-def test_what_was_made_from_a_ranks_number_is_told_and_a_sampler_takes_the_newcomers_part(
+def test_what_was_made_from_a_ranks_number_is_told_and_a_sampler_takes_the_replacements_part(
     ranks: Cluster,
 ) -> None:
     ranks.run(
@@ -233,7 +233,7 @@ plain = nn.Linear(2, 2)
     assert ranks.run(clone_ranks.try_only, "plain(torch.ones(1, 2))") == [None] * 3
 
 
-def test_a_model_on_a_group_that_the_newcomer_is_not_in_is_a_placeholder_as_the_group_is(
+def test_a_model_on_a_group_that_the_replacement_is_not_in_is_a_placeholder_as_the_group_is(
     ranks: Cluster,
 ) -> None:
     on_two = "if rank != 1: m = DDP(Net(), process_group=g)"

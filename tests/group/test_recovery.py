@@ -18,7 +18,7 @@ def test_a_killed_rank_is_replaced_in_every_group_that_it_was_in() -> None:
         assert all(ranks.engines[rank].result()["released"] for rank in (0, 1))
 
         ranks.post_join(ranks.replace(2), 1)
-        ranks.engines[2].post(faults.heal_newcomer)
+        ranks.engines[2].post(faults.heal_replacement)
         for rank in (0, 1):
             ranks.engines[rank].post(faults.reform, 1)
         results = ranks.results()

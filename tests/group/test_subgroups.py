@@ -81,7 +81,7 @@ def test_training_on_a_group_of_two_is_bit_equal_to_an_unbroken_run(
     assert after == unbroken
 
 
-def test_groups_are_the_newcomers_own_with_what_they_were_made_with(ranks: Cluster) -> None:
+def test_groups_are_the_replacements_own_with_what_they_were_made_with(ranks: Cluster) -> None:
     count = ranks.run(clone_ranks.group_count)
     ranks.engines[3].kill()
     replace(ranks, 3)
@@ -94,7 +94,7 @@ def test_groups_are_the_newcomers_own_with_what_they_were_made_with(ranks: Clust
     specs = ranks.run(clone_ranks.spec_of, "far apart")
     assert specs[3] == specs[0]
     assert specs[0][-2:] == (9.0, "far apart")
-    # And once more: the newcomer is one of the living now.
+    # And once more: the replacement is one of the living now.
     ranks.engines[2].kill()
     replace(ranks, 2)
     assert sums(ranks, "mine") == [3.0, 3.0, 12.0, 12.0]
@@ -136,7 +136,7 @@ whole = distribute_tensor(torch.arange(8.0).view(4, 2), mesh, [Shard(0), Shard(1
     assert ranks.run(clone_ranks.value, "whole.sum().item()") == [28.0] * 4
 
 
-def test_groups_that_are_called_alike_on_all_ranks_are_the_newcomers_own(ranks: Cluster) -> None:
+def test_groups_that_are_called_alike_on_all_ranks_are_the_replacements_own(ranks: Cluster) -> None:
     ranks.run(
         clone_ranks.cell,
         """
@@ -160,7 +160,7 @@ row, column, minus = rows[dist.get_rank() // 2], columns[dist.get_rank() % 2], -
         assert ranks.run(clone_ranks.value, "minus") == [-100] * 4
 
 
-def test_two_newcomers_of_different_groups_have_sources_of_their_own(ranks: Cluster) -> None:
+def test_two_replacements_of_different_groups_have_sources_of_their_own(ranks: Cluster) -> None:
     ranks.run(clone_ranks.cell, "pair = dist.get_rank() // 2")
     for rank in (1, 2):
         ranks.engines[rank].kill()
@@ -224,7 +224,7 @@ right = DDP(nn.Linear(2, 2), process_group=sides[1]) if dist.get_rank() in (1, 2
     ranks.run(clone_ranks.cell, "left = right = sides = None")
 
 
-def test_what_one_newcomer_cannot_build_another_of_the_same_source_gets(ranks: Cluster) -> None:
+def test_what_one_replacement_cannot_build_another_of_the_same_source_gets(ranks: Cluster) -> None:
     ranks.run(
         clone_ranks.cell,
         """

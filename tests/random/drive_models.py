@@ -51,7 +51,7 @@ def train(world: World, act: Train) -> None:
         ran = _again(world, act, code)
         attempts += 1
     ended = training.Ended(
-        act, fault, shadows, steps, ran, attempts, world.newcomers(), world.is_uneven
+        act, fault, shadows, steps, ran, attempts, world.replacements(), world.is_uneven
     )
     # Of a model that each attempt makes anew ranks may hold the one of either, or none.
     if act.style != "together" or ran.error is None:

@@ -70,10 +70,10 @@ class Held:
         shadow = next(iter(shadows.values()))
         return shadow if all(by_rank.get(rank) is shadow for rank in shadow.members) else None
 
-    def compare(self, held: Mapping[int, Mapping[str, Any]], newcomers: Collection[int]) -> None:
+    def compare(self, held: Mapping[int, Mapping[str, Any]], replacements: Collection[int]) -> None:
         """Hold what ranks were seen to hold (see `on_rank.look`) against what they should."""
-        living = [rank for rank in held if rank not in newcomers]
-        self._lose(set(newcomers))
+        living = [rank for rank in held if rank not in replacements]
+        self._lose(set(replacements))
         names = [name for name in self.names if name not in self.unsure]
         for name in names:
             self._compare(name, {rank: held[rank][name] for rank in held}, living)
@@ -98,22 +98,22 @@ class Held:
                 self._calls.find("a wrong value", what)
             allowed[rank] = {values[name]}
 
-    def _lose(self, newcomers: set[int]) -> None:
+    def _lose(self, replacements: set[int]) -> None:
         """Note what went with ranks that were replaced."""
         for shadow in self.shadows():
-            gone = newcomers & set(shadow.members)
+            gone = replacements & set(shadow.members)
             if gone and (shadow.is_sharded or shadow.is_split):
                 shadow.trouble = shadow.trouble or "a rank that held a part of it died"
             elif gone and gone >= set(shadow.members):
                 shadow.trouble = "all its ranks died"
 
     def _compare(self, name: str, held: Mapping[int, Any], living: Sequence[int]) -> None:
-        """Check that living ranks have kept what a name means, and see what newcomers have."""
+        """Check that living ranks have kept what a name means, and see what replacements have."""
         by_rank = self.names[name]
         for rank in living:
             if (name, rank) in self._void:
                 continue
-            # What a newcomer could not be given is a placeholder also where it had no such name.
+            # What a replacement could not be given is a placeholder also where it had no such name.
             if by_rank.get(rank) is None and not isinstance(held[rank], str):
                 self._calls.find("a wrong value", f"{name} was not on rank {rank}, and is now")
             if by_rank.get(rank) is not None and isinstance(held[rank], str):

@@ -22,7 +22,7 @@ class Ended:
         steps: How many each was to make.
         ran: The last attempt.
         attempts: How many there were at most.
-        newcomers: Ranks with new processes since it began.
+        replacements: Ranks with new processes since it began.
         is_uneven: Whether ranks hold different models, which may be refused then.
     """
 
@@ -32,7 +32,7 @@ class Ended:
     steps: int
     ran: Ran
     attempts: int
-    newcomers: Collection[int]
+    replacements: Collection[int]
     is_uneven: bool
 
     @property
@@ -125,10 +125,10 @@ def _judge_refusal(ended: Ended, calls: Calls, held: Held, *, fired: bool) -> No
     calls.row.outcome = "refused"
     told = ended.ran.text
     has_no_snapshot = "no snapshot is common" in calls.text
-    gone = any(set(s.members) <= set(ended.newcomers) for s in ended.shadows)
+    gone = any(set(s.members) <= set(ended.replacements) for s in ended.shadows)
     was_lost = any(s.trouble for s in ended.shadows) or (fired and _has_lost(ended))
     names = [s.model.name for s in ended.shadows]
-    was_lost |= any(held.is_named(rank, name) for rank in ended.newcomers for name in names)
+    was_lost |= any(held.is_named(rank, name) for rank in ended.replacements for name in names)
     if not (was_lost or ended.is_uneven or has_no_snapshot or gone):
         calls.find("refused, though nothing was lost", told)
     is_model_whole = "the model itself" in told and len(ended.shadows) == 1
@@ -144,6 +144,8 @@ def _has_lost(ended: Ended) -> bool:
     """Return whether a part went with a rank of which there is no other."""
     return any(
         shadow.trouble
-        or ((shadow.is_sharded or shadow.is_split) and set(ended.newcomers) & set(shadow.members))
+        or (
+            (shadow.is_sharded or shadow.is_split) and set(ended.replacements) & set(shadow.members)
+        )
         for shadow in ended.shadows
     )

@@ -81,7 +81,7 @@ class World:
         self.driven.story += [f"# {line}" for line in said.splitlines()]
         return ran
 
-    def newcomers(self) -> set[int]:
+    def replacements(self) -> set[int]:
         """Return the ranks that have other processes than when all were looked at last."""
         return {rank for rank, pid in self._pids_now().items() if self._pids.get(rank) != pid}
 
@@ -93,18 +93,18 @@ class World:
         if ran.error is not None or ran.result is None:
             self.calls.find("a lost session", ran.text)
             raise Lost
-        newcomers = self.newcomers()
+        replacements = self.replacements()
         self._pids = self._pids_now()
         fault = self.calls.row.fault
         may_cost = fault in DEADLY or fault.startswith(("idle", "restart", "scale"))
-        if newcomers and not may_cost:
-            self.calls.find("a process was lost", f"of {sorted(newcomers)}, by {fault}")
+        if replacements and not may_cost:
+            self.calls.find("a process was lost", f"of {sorted(replacements)}, by {fault}")
         seen = {rank: json.loads(part.value) for rank, part in ran.result.items()}
-        self.held.compare(seen, newcomers)
+        self.held.compare(seen, replacements)
         for group in self.groups.values():
-            if set(group.ranks) <= newcomers:
+            if set(group.ranks) <= replacements:
                 group.trouble = group.trouble or "all its ranks died"
-        if not newcomers and fault == NO_FAULT.kind:
+        if not replacements and fault == NO_FAULT.kind:
             for text in sentences.false_loss(self.calls.text, set()):
                 self.calls.find("a false sentence", text)
 

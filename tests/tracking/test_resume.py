@@ -11,7 +11,7 @@ from nbdist.client.tracking.shipping.sender import _newest_of_name
 from nbdist.client.tracking.spool import SpooledRun, spool_of, spooled_runs
 from nbdist.client.tracking.writing import Outcome
 from nbdist.shared.errors import UsageError
-from nbdist.shared.wire import GOES_ON
+from nbdist.shared.wire import CONTINUES
 from tests.tracking.conftest import Ranks, cell, client_of
 
 EXPERIMENT = "02_train"
@@ -117,12 +117,12 @@ def test_an_attempt_that_starts_over_counts_alone_and_says_that_one_failed(
 
 def test_an_attempt_that_goes_on_counts_with_the_one_before(tracker: Tracker) -> None:
     failed = attempt(tracker, 7, "failed")
-    goes_on = attempt(tracker, 9, "failed", failed, **{GOES_ON: "yes"})
+    continues = attempt(tracker, 9, "failed", failed, **{CONTINUES: "yes"})
     (row,) = runs(tracker.folder, EXPERIMENT)
     assert (row.steps, row.attempt) == (16, 2)
-    assert GOES_ON not in row.facts
+    assert CONTINUES not in row.facts
 
-    attempt(tracker, 5, "finished", goes_on)  # and a third one that starts over after all
+    attempt(tracker, 5, "finished", continues)  # and a third one that starts over after all
     (row,) = runs(tracker.folder, EXPERIMENT)
     assert (row.steps, row.attempt) == (5, 3)
 

@@ -83,7 +83,7 @@ class FakeCluster(Cluster):
         for rank in ranks:
             self._roster.came(rank, Started(200 + rank, host="here"))
 
-    def recover(self, newcomers: Iterable[int] = ()) -> Answers:
+    def recover(self, replacements: Iterable[int] = ()) -> Answers:
         trouble = self.plan.pop(0) if self.plan else ""
         if trouble.startswith("kill"):
             self.kill(int(trouble.removeprefix("kill ")))
@@ -92,7 +92,8 @@ class FakeCluster(Cluster):
         if trouble:
             raise ClusterError(f"trouble: {trouble}")
         return {
-            rank: PLAIN | {"cloned": CLONED if rank in newcomers else None} for rank in self.ranks
+            rank: PLAIN | {"cloned": CLONED if rank in replacements else None}
+            for rank in self.ranks
         }
 
     def kill(self, rank: int, why: str = "") -> None:

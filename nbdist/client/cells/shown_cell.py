@@ -111,7 +111,7 @@ class ShownCell:
         theme, view = look
         self._pages = pages.here.get() if self.slots.live else None
         if self._pages is not None:
-            self._pages.begin(goes_on=bool(above))
+            self._pages.begin(continues=bool(above))
         shown = info, telemetry, self.slots, static, theme
         self._board = Board(*shown, name=view, insight=insight, actions=actions)
         showing.follow_board(self._board, run)
@@ -165,9 +165,9 @@ class ShownCell:
         finally:
             self._end_run(outcome, profiled)
             if self._pages is not None:
-                goes_on = should_go_on(outcome.error)
-                self._pages.end(goes_on=goes_on)
-                if was_reopened and not goes_on:
+                continues = should_go_on(outcome.error)
+                self._pages.end(continues=continues)
+                if was_reopened and not continues:
                     self._show_again(self._pages, outcome.error)
 
     def _show_again(self, of_kernel: Pages, error: BaseException | None) -> None:

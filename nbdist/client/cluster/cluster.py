@@ -345,17 +345,17 @@ class Cluster:
         if not self._require_connection().wait_gone(ranks, _REQUEST_TIMEOUT_S):
             raise StartError(f"The controller did not let go of {name_ranks(ranks)}.")
 
-    def recover(self, newcomers: Iterable[int] = ()) -> Answers:
+    def recover(self, replacements: Iterable[int] = ()) -> Answers:
         """Form the group of all ranks again; see `ProcessGroup.recover`."""
         assert self.options is not None
-        return self._learn(self.group.recover(self.options, newcomers))
+        return self._learn(self.group.recover(self.options, replacements))
 
-    def form(self, n: int, newcomers: Sequence[int]) -> Answers:
+    def form(self, n: int, replacements: Sequence[int]) -> Answers:
         """Form the group of `n` ranks, after `group.leave`; see `ProcessGroup.form`."""
         assert self.options is not None
         self.options = dataclasses.replace(self.options, n=n)
         self._find_places(n)
-        return self._learn(self.group.form(self.options, newcomers))
+        return self._learn(self.group.form(self.options, replacements))
 
     def _learn(self, answers: Answers) -> Answers:
         """Take what ranks say of themselves as they join."""

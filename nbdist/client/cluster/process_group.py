@@ -86,12 +86,12 @@ class ProcessGroup:
         self._store_port = memory["store_port"]
         self.places = {rank: Place(**place) for rank, place in memory["places"]}
 
-    def recover(self, options: ClusterOptions, newcomers: Iterable[int]) -> Answers:
+    def recover(self, options: ClusterOptions, replacements: Iterable[int]) -> Answers:
         """Form the group of all ranks again and bring them to one state; main threads are idle.
 
         Args:
             options: Of the cluster.
-            newcomers: Ranks whose processes are new and have joined no group yet.
+            replacements: Ranks whose processes are new and have joined no group yet.
 
         Returns:
             What each rank answers, see `engine/recovery/recovery.py`.
@@ -101,12 +101,12 @@ class ProcessGroup:
                 unusable then; the next call begins again, with a new generation.
         """
         self.generation += 1
-        new = sorted(newcomers)
+        new = sorted(replacements)
         survivors = [rank for rank in range(options.n) if rank not in new]
         peers = [(rank, place.peer) for rank, place in self.places.items()]
         pending: dict[int, Future[Any]] = {
             rank: self._requests.ask(
-                rank, "group.recover", generation=self.generation, newcomers=new, peers=peers
+                rank, "group.recover", generation=self.generation, replacements=new, peers=peers
             )
             for rank in survivors
         }
@@ -118,37 +118,37 @@ class ProcessGroup:
         self._first_group = max(answer["groups"] for answer in answers.values())
         return answers
 
-    def form(self, options: ClusterOptions, newcomers: Sequence[int]) -> Answers:
+    def form(self, options: ClusterOptions, replacements: Sequence[int]) -> Answers:
         """Let ranks that have left all groups, and new ranks, form the group of `options.n` ranks.
 
         Returns and raises as `recover`.
         """
         self.generation += 1
-        return self._join(options, range(options.n), newcomers, {})
+        return self._join(options, range(options.n), replacements, {})
 
     def _join(
         self,
         options: ClusterOptions,
         ranks: Iterable[int],
-        newcomers: Sequence[int],
+        replacements: Sequence[int],
         pending: dict[int, "Future[Any]"],
     ) -> Answers:
         """Let `ranks` join the group, and wait for them and for what is `pending` of the others."""
         began = time.monotonic()
         try:
             for rank in ranks:
-                pending[rank] = self._ask_to_join(options, rank, newcomers)
+                pending[rank] = self._ask_to_join(options, rank, replacements)
             self._wake_until_done(pending)
             answers: Answers = gather(pending, "the call to form the group", 0.0)
         except BaseException as error:
             self._events.note("not re-formed", type(error).__name__, generation=self.generation)
             self._free(pending)
             raise
-        self._note(answers, newcomers, round((time.monotonic() - began) * 1000, 1))
+        self._note(answers, replacements, round((time.monotonic() - began) * 1000, 1))
         return answers
 
     def _ask_to_join(
-        self, options: ClusterOptions, rank: int, newcomers: Sequence[int]
+        self, options: ClusterOptions, rank: int, replacements: Sequence[int]
     ) -> "Future[Any]":
         return self._requests.ask(
             rank,
@@ -158,7 +158,7 @@ class ProcessGroup:
             place=self.places[rank].to_wire(),
             store_port=self._store_port,
             generation=self.generation,
-            newcomers=list(newcomers),
+            replacements=list(replacements),
             first_group=self._first_group,
         )
 
@@ -204,7 +204,7 @@ class ProcessGroup:
                 self._requests.ask(rank, "control.abort", busy=True, generation=self.generation)
             wait([pending[rank] for rank in stuck], 0.1)
 
-    def _note(self, answers: Answers, newcomers: Sequence[int], ms: float) -> None:
+    def _note(self, answers: Answers, replacements: Sequence[int], ms: float) -> None:
         lost = max((answer.get("steps_lost", 0) for answer in answers.values()), default=0)
         what = "re-formed" if self.generation else "joined"
         self._events.note(
@@ -212,7 +212,7 @@ class ProcessGroup:
         )
         for line in dict.fromkeys(line for a in answers.values() for line in a.get("agreed") or ()):
             self._events.note("agreed", line)
-        for rank in newcomers:
+        for rank in replacements:
             if cloned := answers[rank].get("cloned"):
                 names, left_out = len(cloned["names"]), len(cloned["placeholders"])
                 facts = {"rank": rank, "source": cloned["source"]}

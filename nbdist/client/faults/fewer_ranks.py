@@ -12,7 +12,7 @@ from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.launchers.base import NoHostError
 from nbdist.client.cluster.process_group import Answers
 from nbdist.client.faults.advice import WhatRan
-from nbdist.client.faults.repair_report import Repaired, describe, describe_newcomers
+from nbdist.client.faults.repair_report import Repaired, describe, describe_replacements
 from nbdist.shared.errors import ClusterError, NBDistError, StartError
 from nbdist.shared.text import counted
 
@@ -98,22 +98,22 @@ def form(cluster: Cluster, n: int, new: Collection[int]) -> Repaired:
     Raises:
         NBDistError: The group was not formed.
     """
-    newcomers = set(new)
+    replacements = set(new)
     for attempt in range(1, MOST_ROUNDS + 1):
         try:
-            stay = [rank for rank in range(n) if rank not in newcomers]
+            stay = [rank for rank in range(n) if rank not in replacements]
             left = cluster.group.leave(stay)
             cluster.drop([rank for rank in cluster.ranks if rank >= n])
-            answers = cluster.form(n, sorted(newcomers))
+            answers = cluster.form(n, sorted(replacements))
         except NBDistError:
             dead = {rank for rank in cluster.dead() if rank < n}
-            if attempt == MOST_ROUNDS or cluster.broken or len(newcomers | dead) == n:
+            if attempt == MOST_ROUNDS or cluster.broken or len(replacements | dead) == n:
                 raise
             log.exception("The group of %d ranks was not created", n)
-            newcomers |= dead
-            cluster.replace(sorted(newcomers), n)
+            replacements |= dead
+            cluster.replace(sorted(replacements), n)
         else:
-            return _describe(n, answers, _pids(cluster, newcomers), left)
+            return _describe(n, answers, _pids(cluster, replacements), left)
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -150,7 +150,7 @@ def _pids(cluster: Cluster, ranks: Collection[int]) -> dict[int, int]:
 
 def _describe(n: int, answers: Answers, pids: Mapping[int, int], left: Answers) -> Repaired:
     lines = [f"There are {n} ranks now." if n > 1 else "There is 1 rank now."]
-    lines += describe_newcomers(answers, pids, replaced=False)
+    lines += describe_replacements(answers, pids, replaced=False)
     if stale := _stale(left):
         lines.append(stale)
     is_cloned = all(answers[rank].get("cloned") is not None for rank in pids)

@@ -47,7 +47,7 @@ def describe(
         pids: The new ranks and their processes.
         is_news: Whether to say that the group was re-created.
     """
-    lines = describe_newcomers(answers, pids, replaced=True)
+    lines = describe_replacements(answers, pids, replaced=True)
     if any(answer.get("is_anew") for answer in answers.values()):
         lines.append(_DESTROYED)
     elif is_news:
@@ -75,7 +75,7 @@ def describe(
     )
 
 
-def describe_newcomers(
+def describe_replacements(
     answers: Mapping[int, Mapping[str, Any]], pids: Mapping[int, int], *, replaced: bool
 ) -> list[str]:
     """Return what new ranks got, in sentences; `replaced` when others had been there before."""

@@ -40,18 +40,18 @@ class Pages:
         self._is_waiting = False  # whether the kernel's main thread has no time for questions
         self._subshell: str | None = None
         self._comm: str | None = None  # of the page that asks for widgets
-        self._goes_on = False
+        self._continues = False
         self._left: Callable[[], None] | None = None
         self._thread.io_loop.add_callback(self._listen)
 
-    def begin(self, *, goes_on: bool) -> None:
-        """Answer beside the main thread from now on: a cell begins, or one that `goes_on`."""
-        self.opened = self.opened and (goes_on or self._goes_on)
+    def begin(self, *, continues: bool) -> None:
+        """Answer beside the main thread from now on: a cell begins, or one that `continues`."""
+        self.opened = self.opened and (continues or self._continues)
         self._is_waiting = True
 
-    def end(self, *, goes_on: bool) -> None:
-        """Leave all questions to the main thread again; a cell that `goes_on` has more parts."""
-        self._is_waiting, self._goes_on = False, goes_on
+    def end(self, *, continues: bool) -> None:
+        """Leave all questions to the main thread again; a cell that `continues` has more parts."""
+        self._is_waiting, self._continues = False, continues
 
     def show_next(self, show: Callable[[], None]) -> None:
         """Call `show` once, when the next cell begins: what it displays is in that cell's output.

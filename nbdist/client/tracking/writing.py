@@ -34,7 +34,7 @@ from nbdist.client.tracking.series import Point, RunSeries
 from nbdist.client.tracking.shipping.description import TAG, description
 from nbdist.client.tracking.spool import SpoolWriter, spool_of
 from nbdist.client.tracking.story import story
-from nbdist.shared.wire import GOES_ON, PUBLISHED, Record
+from nbdist.shared.wire import CONTINUES, PUBLISHED, Record
 
 Outcome = Literal["finished", "failed", "interrupted"]
 STATUS: dict[Outcome, str] = {
@@ -105,7 +105,7 @@ class RunWriter:
         make_private_folder(place.folder)
         self._explained = explained
         self._place, self._info, self._cells, self._feed = place, info, cells, feed
-        keeps_training = any(GOES_ON in facts for facts in dict(feed.facts).values())
+        keeps_training = any(CONTINUES in facts for facts in dict(feed.facts).values())
         before = continued(place, info, self._facts(), keeps_training=keeps_training)
         self._curves_before = before.curves() if before else {}
         summary_before = before.summary() if before else {}
@@ -241,7 +241,7 @@ class RunWriter:
         facts = merge_facts(by_rank[rank] for rank in sorted(by_rank))
         facts.pop(EXPLAINED, None)
         facts.pop(PUBLISHED, None)
-        facts.pop(GOES_ON, None)
+        facts.pop(CONTINUES, None)
         return facts
 
     def _write_facts(self, settled_only: bool) -> None:

@@ -118,7 +118,7 @@ class Automatic(Component):
         self._asked: CheckpointEvery | None = None
         self._rhythm = Rhythm()
         self._may_go_on = False  # the cell is run again, and none of its loops has begun
-        self._goes_on = False  # the cell, from a checkpoint
+        self._continues = False  # the cell, from a checkpoint
         self._failed = ""
         self._is_warned = False  # of checkpoints that were not written
         # By the step of the newest, with their versions.
@@ -137,7 +137,7 @@ class Automatic(Component):
     def cell_began(self, start: CellStart) -> None:
         """Begin a cell, which saves by itself or does not."""
         self._asked = start.saves
-        self._is_warned = self._changed_after = self._goes_on = False
+        self._is_warned = self._changed_after = self._continues = False
         self._left.clear()
         self._cell_began_at = time.monotonic()
         leaving.cell_began(saves=self._asked is not None)
@@ -157,9 +157,9 @@ class Automatic(Component):
             said.append(advice(asked.steps, blocked_s / count, step_s, asked.faults, seconds))
         return tuple(filter(None, said))
 
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Return whether the cell goes on from a checkpoint, restored by it or for it."""
-        return self._goes_on or save.here.restores > self._restored
+        return self._continues or save.here.restores > self._restored
 
     # -- saving
 
@@ -237,7 +237,7 @@ class Automatic(Component):
         if found is not None:
             restore.go_on_from(place, found, repeats=True, among=step_state.here().made() or None)
             resume.here.forget_repeated()
-            self._goes_on = True
+            self._continues = True
 
 
 def _is_lost() -> bool:
@@ -245,7 +245,7 @@ def _is_lost() -> bool:
     training = training_state.find(step_state.here().made() or None)
     if sync_state.here.are_refused([m.module for m in training.models], training.optimizers):
         return True
-    return not resume.here.goes_on_with(training.optimizers)
+    return not resume.here.continues_with(training.optimizers)
 
 
 class Leaving:

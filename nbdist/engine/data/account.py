@@ -88,7 +88,7 @@ class Account:
         """Note that a loop has come to the end of an epoch."""
         self._note(journal.OVER, epoch, samples, 0)
 
-    def go_on_as(self, other: "Account", served: int) -> None:
+    def continue_as(self, other: "Account", served: int) -> None:
         """Go on with the entries of another loader, after its first `served` batches."""
         self.loader = other.loader
         self.go_back(served)

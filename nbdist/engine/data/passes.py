@@ -68,7 +68,7 @@ class Commit(NamedTuple):
     served: int = 0
 
     @property
-    def goes_on_at(self) -> Position:
+    def continues_at(self) -> Position:
         """Where the running pass goes on, or, when it is over, the next one begins."""
         if self.is_resumed or not self.is_over:
             return self.position
@@ -215,7 +215,7 @@ class PassLog:
         """
         if self._moved and not self._is_ended and self._passes:
             self._passes[-1].has_trained = True
-            self._is_alive = _goes_on
+            self._is_alive = _continues
 
     def _add(self, one: _Pass) -> None:
         self._is_ended = False
@@ -287,15 +287,15 @@ class PassLog:
         """
         here = self.committed
         if here.cell != self._cell:  # rolled back beyond the cell's beginning
-            return [here.goes_on_at] if self._passes else []
+            return [here.continues_at] if self._passes else []
         passes = self._passes[: here.passes]
         if not any(one.has_trained for one in passes):
             return []
         if len(self._passes) == MAX_PASSES:
-            return [here.goes_on_at]
+            return [here.continues_at]
         *done, last = passes
         if here.is_over and (last.has_trained or here.given != 1):
-            done, at = passes, here.goes_on_at
+            done, at = passes, here.continues_at
         else:  # in its midst, or a look at one batch, which is no epoch
             at = here.position if last.has_trained else last.start
         return [*(None if one.has_trained else one.start for one in done), at]
@@ -306,7 +306,7 @@ def _is_at(log: PassLog, count: int) -> bool:
     return log._count == count and log.is_running
 
 
-def _goes_on() -> bool:
+def _continues() -> bool:
     """Stand for a loop that ran until a fault ended it."""
     return True
 

@@ -66,7 +66,7 @@ class LoaderPosition:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # In a newcomer: what it makes is newer than this one, as on its peers, and from now on a
+        # In a replacement: what it makes is newer than this one, as on its peers, and from now on a
         # retried cell makes its loader go on.
         here.number_after(self.number)
         here.add(self)
@@ -77,10 +77,10 @@ class LoaderPosition:
         for ahead, planned in enumerate(self.plan):
             if planned is not None:
                 return max(0, planned.epoch - ahead)
-        return self.goes_on_at.epoch
+        return self.continues_at.epoch
 
     @property
-    def goes_on_at(self) -> Position:
+    def continues_at(self) -> Position:
         """Where the running loop goes on, or the next one begins: after one that was left, anew.
 
         In a loop that runs in its body it goes on with the newest batch once more.
@@ -252,7 +252,7 @@ class LoaderPosition:
         After a loop that was left that is one of the next epoch, where `state_dict` tells the place
         at which it was left.
         """
-        epoch, consumed = self.goes_on_at
+        epoch, consumed = self.continues_at
         state = {**self.batches.state(consumed), "epoch": epoch}
         return {**state, "journal": self.account.state()}
 

@@ -77,14 +77,14 @@ class Restored(NamedTuple):
 class _Again:
     """How a cell is run again, also when others have run since.
 
-    `goes_on` says that the optimizers which stepped were there before the cell; else `optimizers`
+    `continues` says that the optimizers which stepped were there before the cell; else `optimizers`
     are those that it had made. `made` are the loaders that the cell makes, `live` all that there
     are, each with where its passes go on. `began` and `kept` are the random numbers with which the
     cell begins that starts over, or goes on after all; `entries` is the journal for the latter.
     """
 
     number: int
-    goes_on: bool
+    continues: bool
     has_stepped: bool
     made: list[_Planned]
     live: list[tuple["weakref.ref[LoaderPosition]", _Place]]
@@ -134,7 +134,7 @@ class _Cell:
             planned = self.inherited[nth]
             new.go_on(planned.plan, planned.draws)
             if planned.plan or planned.account.loader == planned.account.born:
-                new.account.go_on_as(planned.account, planned.served if planned.plan else 0)
+                new.account.continue_as(planned.account, planned.served if planned.plan else 0)
 
     def again(self) -> _Again:
         """Return how it would be run again."""
@@ -145,7 +145,7 @@ class _Cell:
             return replace(self.repeats, number=self.number)
         return _Again(
             self.number,
-            step_state.goes_on(),
+            step_state.continues(),
             step_state.has_stepped(),
             [
                 _Planned(spec, trail.plan(), trail.committed.draws, account, trail.committed.served)
@@ -202,7 +202,7 @@ def count_copied() -> None:
 def half_done() -> list[str]:
     """Return what is said of loaders with whose batches the cell makes several steps each."""
     around = [one for one in position.here.in_order() if one.trail.is_around_steps]
-    if not around or not step_state.goes_on():
+    if not around or not step_state.continues():
         return []
     called = (min(names, default="") for names in position.names_of(around, keep.here.named()))
     names = ", ".join(name or "a loader" for name in called)
@@ -249,10 +249,10 @@ class Loops(Component):
                 self._again = self._cell.again()
                 step_state.here().fail_elsewhere()
         again = None if start.repeat is Repeat.NO else self._again
-        if again is not None and not again.goes_on:
+        if again is not None and not again.continues:
             again = replace(
                 again,
-                goes_on=start.repeat is Repeat.CONTINUE,
+                continues=start.repeat is Repeat.CONTINUE,
                 kept=again.kept or step_state.here().random_numbers(),
                 entries=journal.here().entries() if again.entries is None else again.entries,
             )
@@ -277,21 +277,23 @@ class Loops(Component):
         """Return the number of the cell that runs, or has just ended."""
         return self._cell.number
 
-    def goes_on_with(self, optimizers: Iterable[Optimizer]) -> bool:
+    def continues_with(self, optimizers: Iterable[Optimizer]) -> bool:
         """Return whether the cell is run again with optimizers that have stepped in it before."""
         again = self._cell.repeats
-        if again is None or again.goes_on:
+        if again is None or again.continues:
             return again is not None
         known = [made() for made in again.optimizers]
         return any(one is made for one in optimizers for made in known)
 
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Return whether the cell is run again, and its loops go on where they stood."""
-        return self._cell.repeats is not None and self._cell.repeats.goes_on
+        return self._cell.repeats is not None and self._cell.repeats.continues
 
-    def goes_on_trained(self) -> bool:
+    def continues_trained(self) -> bool:
         """Return whether the cell is run again with what it had trained before."""
-        return self.goes_on() and self._cell.repeats is not None and self._cell.repeats.has_stepped
+        return (
+            self.continues() and self._cell.repeats is not None and self._cell.repeats.has_stepped
+        )
 
     def has_loops_to_continue(self) -> bool:
         """Return whether loops over loaders had trained in the cell that is run again."""
@@ -309,7 +311,7 @@ class Loops(Component):
 
     def stay_where_restored(self, restored: Iterable[Restored]) -> None:
         """Have a cell that is run again go on where a checkpoint has put its loaders."""
-        if self._again is None or not self._again.goes_on:
+        if self._again is None or not self._again.continues:
             return
         ordered = list(restored)
         there = {id(one.loader): one for one in ordered if one.loader is not None}
@@ -323,7 +325,7 @@ class Loops(Component):
     def _begin_steps(self, optimizer: Optimizer) -> None:
         """Refuse the first step of a cell that starts over, where it has to go on."""
         again = self._cell.repeats
-        if again is None or again.goes_on or step_state.has_stepped():
+        if again is None or again.continues or step_state.has_stepped():
             return
         if any(made() is optimizer for made in again.optimizers):
             raise step_state.KeptOptimizerError(
@@ -343,7 +345,7 @@ class Loops(Component):
         cells = [
             (
                 again.number,
-                again.goes_on,
+                again.continues,
                 again.has_stepped,
                 again.made,
                 [(one, place) for where, place in again.live if (one := where())],
@@ -362,13 +364,13 @@ class Loops(Component):
             # Without random numbers: they were the other rank's.
             _Again(
                 number,
-                goes_on,
+                continues,
                 has_stepped,
                 made,
                 [(weakref.ref(one), place) for one, place in live],
                 [weakref.ref(one) for one in optimizers],
             )
-            for number, goes_on, has_stepped, made, live, optimizers in told["cells"]
+            for number, continues, has_stepped, made, live, optimizers in told["cells"]
         ]
         self._cell.number, self._cell.taken_over = last.number, last
         self._again = failed[0] if failed else None
@@ -381,7 +383,7 @@ class Loops(Component):
     def _prepare(self, again: _Again) -> str:
         """Let every loader stand where the cell goes on; returns where, for people."""
         living = [(live, place) for where, place in again.live if (live := where()) is not None]
-        if not again.goes_on:
+        if not again.continues:
             step_state.start_over(again.began)
             for live, place in living:
                 live.go_back(place.began)

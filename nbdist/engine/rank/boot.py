@@ -75,7 +75,7 @@ def join(
     place: dict[str, Any],
     store_port: int,
     generation: int,
-    newcomers: list[int],
+    replacements: list[int],
     first_group: int,
 ) -> dict[str, Any]:
     """Form the process group with the other ranks; again after `resize.leave`. Main thread.
@@ -86,7 +86,7 @@ def join(
         place: The fields of this rank's `Place`.
         store_port: Where the store listens, at the cluster's address.
         generation: 0 in a new cluster.
-        newcomers: Ranks that take the place of others, this one among them; empty in a new
+        replacements: Ranks that take the place of others, this one among them; empty in a new
             cluster. The survivors run `recover` at the same time, or also `join` after `leave`.
         first_group: The number of the default group, see `group.join`.
 
@@ -128,7 +128,7 @@ def join(
         str(store_port),
         here.rank,
         asked.n,
-        is_first=not generation and not newcomers,
+        is_first=not generation and not replacements,
     )
     connect(here, device)
     local_rank = int(here.variables["LOCAL_RANK"])
@@ -146,11 +146,11 @@ def join(
     resize.follow()
     fd_reserve.here.fill()
     answer = {"rank": here.rank, "device": str(device)}
-    return {**answer, **recovery.settle(generation, newcomers)} if newcomers else answer
+    return {**answer, **recovery.settle(generation, replacements)} if replacements else answer
 
 
 def recover(
-    generation: int, newcomers: list[int], peers: list[tuple[int, int | None]]
+    generation: int, replacements: list[int], peers: list[tuple[int, int | None]]
 ) -> dict[str, Any]:
     """Put all ranks together again after a fault; see `recovery`. All ranks, main thread.
 
@@ -160,13 +160,13 @@ def recover(
     from nbdist.engine.checkpoint import save
     from nbdist.engine.recovery import recovery
 
-    if newcomers:
-        save.here.give_up(f"{name_ranks(newcomers)} died")
+    if replacements:
+        save.here.give_up(f"{name_ranks(replacements)} died")
     fd_reserve.here.release()
     if (torchs := this_rank().torchs) is not None:
         torchs.put_back()  # functions that a successful cell has replaced
     try:
-        return recovery.recover(generation, newcomers, dict(peers))
+        return recovery.recover(generation, replacements, dict(peers))
     finally:
         fd_reserve.here.fill()
 

@@ -107,7 +107,7 @@ class Rank:
         self.output.begin_cell(start.number)
         self.tracks = start.track
         self.published.clear()
-        self.recorder.forget(wire.PUBLISHED, wire.GOES_ON, *model_facts.FACTS)
+        self.recorder.forget(wire.PUBLISHED, wire.CONTINUES, *model_facts.FACTS)
         self.first_seq = self.recorder.begin_cell()
         self.kernel.shell.user_ns.update(
             {name: plain.decode(value) for name, value in start.params.items()}

@@ -50,13 +50,13 @@ class Continuation(Component):
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         """Report it at an optimizer's first step, and which loop starts over."""
         self._report()
-        is_restored = automatic.here.goes_on()
-        if is_restored or resume.here.goes_on_trained():
+        is_restored = automatic.here.continues()
+        if is_restored or resume.here.continues_trained():
             self._loops.report(optimizer, is_restored=is_restored)
 
     def _report(self) -> None:
-        if resume.here.goes_on() or automatic.here.goes_on():
-            self._recorder.fact(**{wire.GOES_ON: "yes"})
+        if resume.here.continues() or automatic.here.continues():
+            self._recorder.fact(**{wire.CONTINUES: "yes"})
 
 
 class Registration:

@@ -16,28 +16,28 @@ from nbdist.engine.steps import step_state
 
 
 def choose(
-    newcomers: Sequence[int], own: Collection[int], alike: int
+    replacements: Sequence[int], own: Collection[int], alike: int
 ) -> dict[int, tuple[int, int | None]]:
     """Return, by new rank, the first of those that draw alike, and whom it gets its stream from.
 
     Pure. None: nobody has that stream any more.
 
     Args:
-        newcomers: The new ranks.
+        replacements: The new ranks.
         own: Those of them that have their predecessor's stream.
         alike: How many neighbours draw alike.
     """
     chosen = {}
-    for newcomer in newcomers:
-        if newcomer not in own:
-            first = newcomer // alike * alike
+    for replacement in replacements:
+        if replacement not in own:
+            first = replacement // alike * alike
             neighbours = range(first, first + alike)
-            having = [r for r in neighbours if r not in newcomers or r in own]
-            chosen[newcomer] = first, having[0] if having else None
+            having = [r for r in neighbours if r not in replacements or r in own]
+            chosen[replacement] = first, having[0] if having else None
     return chosen
 
 
-def settle(newcomers: Sequence[int], own: Collection[int]) -> dict[int, tuple[int, int | None]]:
+def settle(replacements: Sequence[int], own: Collection[int]) -> dict[int, tuple[int, int | None]]:
     """Give new ranks their neighbours' streams; returns what `choose` does, {} where none is alike.
 
     Raises:
@@ -53,11 +53,11 @@ def settle(newcomers: Sequence[int], own: Collection[int]) -> dict[int, tuple[in
     alike = max(int(text) for text in heard.values())
     if alike == 1:
         return {}
-    chosen, here = choose(newcomers, own, alike), dist.get_rank()
-    for newcomer, (_, source) in chosen.items():
+    chosen, here = choose(replacements, own, alike), dist.get_rank()
+    for replacement, (_, source) in chosen.items():
         if here == source:
-            send_tensors.send(step_state.here().random_numbers(), [], newcomer)
-        elif here == newcomer and source is not None:
+            send_tensors.send(step_state.here().random_numbers(), [], replacement)
+        elif here == replacement and source is not None:
             mark, _ = send_tensors.receive(source)
             step_state.here().go_on_from(mark)
     return chosen

@@ -149,17 +149,17 @@ def from_json(text: str | bytes) -> list[ModelReport]:
 
 def decide(
     reports: Mapping[int, Sequence[ModelReport]],
-    newcomers: Iterable[int],
+    replacements: Iterable[int],
     kept: Mapping[int, Kept] | None = None,
 ) -> list[Decision]:
     """Return what is to be done, in an order that all ranks share; nothing for units that agree.
 
     Args:
         reports: Of every rank, its units in the order in which they were made.
-        newcomers: Ranks whose processes are new: they hold nothing yet.
+        replacements: Ranks whose processes are new: they hold nothing yet.
         kept: By new rank, what lies in a peer's memory.
     """
-    new = set(newcomers)
+    new = set(replacements)
     decisions = _decide_each(reports, new, kept)
     if together := _at_one_turn(decisions, reports):
         decisions = _decide_each(_only(reports, together), new, kept, together)
@@ -304,9 +304,11 @@ def _tell_who_stays(
     return replace(decision, line=line)
 
 
-def has_unmatched(reports: Mapping[int, Sequence[ModelReport]], newcomers: Iterable[int]) -> bool:
+def has_unmatched(
+    reports: Mapping[int, Sequence[ModelReport]], replacements: Iterable[int]
+) -> bool:
     """Return whether a rank holds a unit that its partners do not: garbage, most of the time."""
-    new = set(newcomers)
+    new = set(replacements)
     return any(
         set(reports[rank][place].ranks) - new != set(places)
         for places in _matched(reports)

@@ -35,7 +35,7 @@ class FollowReport:
         is_whole: All that belongs to the step it went back to is back, too.
         progress: Of the turn that the fault has ended.
         cut: What follows and holds a part that no other rank has.
-        goes_on: The cell trains what was there before it: run again, it does not begin anew.
+        continues: The cell trains what was there before it: run again, it does not begin anew.
     """
 
     ranks: tuple[int, ...] = ()
@@ -47,7 +47,7 @@ class FollowReport:
     is_whole: bool = True
     progress: Progress = field(default_factory=Progress)
     cut: tuple[str, ...] = ()
-    goes_on: bool = True
+    continues: bool = True
 
     @staticmethod
     def from_plain(told: Mapping[str, Any]) -> "FollowReport":
@@ -334,7 +334,7 @@ def _ahead_line(reports: Mapping[int, FollowReport], behind: Sequence[int]) -> l
 def _half_lines(
     reports: Mapping[int, FollowReport], lacking: Mapping[int, Sequence[str]]
 ) -> list[str]:
-    if not any(report.goes_on for report in reports.values()):
+    if not any(report.continues for report in reports.values()):
         return []  # run again, the cell makes all of it anew
     by_names: dict[tuple[str, ...], list[int]] = {}
     for rank, names in sorted(_without_lengths(lacking).items()):
@@ -393,7 +393,7 @@ def _half_line(
 
 
 def _unknown_line(reports: Mapping[int, FollowReport], best: Progress) -> list[str]:
-    if not best.unknown or not any(report.goes_on for report in reports.values()):
+    if not best.unknown or not any(report.continues for report in reports.values()):
         return []
     step = max(report.step for report in reports.values())
     models = ", ".join(sorted({n for report in reports.values() for n in report.names}))

@@ -109,7 +109,7 @@ def settle(
     for decided in decide_follow.decide(reports):
         lines += decided.lines
         is_open = any(decided.lacking.values()) or decided.is_unknown
-        is_half |= is_open and any(report.goes_on for report in reports.values())
+        is_half |= is_open and any(report.continues for report in reports.values())
         if rank == decided.source and decided.behind:
             frame, tensors = _collect(units, decided.names, here.followers, decided.numbers)
             for other in decided.behind:
@@ -163,7 +163,7 @@ def _report(
         is_back=bool(back),
         is_whole=all(back.values()),
         progress=progress,
-        goes_on=here.goes_on(),
+        continues=here.continues(),
         cut=tuple(sorted(_cut(here.followers, is_alike=all(unit.is_alike for unit in active)))),
     )
 

@@ -25,7 +25,7 @@ from nbdist.shared.errors import ClusterError
 TIMEOUT_S = rendezvous.FORM_TIMEOUT_S
 
 
-def kept(newcomers: Iterable[int]) -> dict[int, Kept]:
+def kept(replacements: Iterable[int]) -> dict[int, Kept]:
     """Return what lies in living ranks' memory of those that died. All ranks.
 
     Raises:
@@ -36,7 +36,7 @@ def kept(newcomers: Iterable[int]) -> dict[int, Kept]:
     found: dict[int, Kept] = {}
     for holder, text in sorted(heard.items()):
         for rank, boxes in json.loads(text).items():
-            if int(rank) in newcomers:
+            if int(rank) in replacements:
                 there = {
                     box: [(tuple(steps), age) for steps, age in held] for box, held in boxes.items()
                 }
@@ -51,7 +51,7 @@ def _age(kept: Kept) -> float:
     return min((age for held in kept.snapshots.values() for _, age in held), default=math.inf)
 
 
-def expect(newcomer: int, unit: wrapped_models.Unit) -> None:
+def expect(replacement: int, unit: wrapped_models.Unit) -> None:
     """Have a unit's objects travel to a new rank, which gets the contents from a peer."""
     states = [
         value
@@ -61,7 +61,7 @@ def expect(newcomer: int, unit: wrapped_models.Unit) -> None:
         if isinstance(value, torch.Tensor)
     ]
     shards.here.expect(
-        newcomer, [*unit.parameters, *unit.fixed, *unit.modules, *unit.optimizers, *states]
+        replacement, [*unit.parameters, *unit.fixed, *unit.modules, *unit.optimizers, *states]
     )
     step_state.here().restored.update(unit.optimizers)
 
@@ -70,12 +70,12 @@ def expect_others(decisions: Iterable[Decision]) -> None:
     """Know, on a new rank that has just got its copies, which other new ranks get their parts."""
     units = {unit.identity: unit for unit in wrapped_models.find()}
     for decision in decisions:
-        for newcomer, _ in decision.given:
+        for replacement, _ in decision.given:
             if decision.identity in units:
-                expect(newcomer, units[decision.identity])
+                expect(replacement, units[decision.identity])
 
 
-def missing(decisions: Iterable[Decision], newcomers: Iterable[int]) -> dict[str, list[int]]:
+def missing(decisions: Iterable[Decision], replacements: Iterable[int]) -> dict[str, list[int]]:
     """Return, by unit, the new ranks to which its objects did not come. All ranks, after the clone.
 
     A name that holds something else that is lost is given up, and with it what only it holds.
@@ -88,7 +88,7 @@ def missing(decisions: Iterable[Decision], newcomers: Iterable[int]) -> dict[str
         return {}
     units = {unit.identity for unit in wrapped_models.find()}
     heard = rendezvous.exchange("units that came", json.dumps(sorted(units)), TIMEOUT_S)
-    came = {rank: json.loads(heard[rank]) for rank in newcomers}
+    came = {rank: json.loads(heard[rank]) for rank in replacements}
     found = {name: [r for r in ranks if name not in came[r]] for name, ranks in given.items()}
     return {name: ranks for name, ranks in found.items() if ranks}
 
@@ -107,12 +107,12 @@ def restore(decisions: Sequence[Decision]) -> bool:
     """
     here, has_got = dist.get_rank(), False
     for decision in decisions:
-        for newcomer, holder in decision.given:
+        for replacement, holder in decision.given:
             if here == holder:
-                saved, tensors = peers.here.get(newcomer, decision.identity, decision.steps)
-                fixed = peers.here.get_fixed(newcomer, decision.identity, saved)
-                send_tensors.send((saved, len(fixed)), [*fixed, *tensors], newcomer)
-            elif here == newcomer:
+                saved, tensors = peers.here.get(replacement, decision.identity, decision.steps)
+                fixed = peers.here.get_fixed(replacement, decision.identity, saved)
+                send_tensors.send((saved, len(fixed)), [*fixed, *tensors], replacement)
+            elif here == replacement:
                 (saved, count), tensors = send_tensors.receive(holder)
                 _put_in(decision, saved, tensors[:count], tensors[count:])
                 has_got = True

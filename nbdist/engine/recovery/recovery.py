@@ -66,13 +66,13 @@ def _beside_names() -> tuple[clone.Part, ...]:
 
 
 def recover(
-    generation: int, newcomers: Iterable[int], peer_of: Mapping[int, int | None] | None = None
+    generation: int, replacements: Iterable[int], peer_of: Mapping[int, int | None] | None = None
 ) -> dict[str, Any]:
     """Give every group a new backend and bring all ranks to the same boundary. A survivor's part.
 
     Args:
         generation: Higher than any before, the same on all ranks.
-        newcomers: Ranks whose processes are new; they `join` at the same time.
+        replacements: Ranks whose processes are new; they `join` at the same time.
         peer_of: In whose memory each rank keeps its snapshots from now on; None: as before.
 
     Returns:
@@ -90,7 +90,7 @@ def recover(
     formed = group.reform(generation)
     resize.after_destroy(is_anew=formed["is_anew"])
     return {
-        **settle(generation, newcomers, peer_of),
+        **settle(generation, replacements, peer_of),
         "stale": formed["stale"],
         "reforms_left": formed["reforms_left"],
         "is_anew": formed["is_anew"],
@@ -98,7 +98,7 @@ def recover(
 
 
 def settle(
-    generation: int, newcomers: Iterable[int], peer_of: Mapping[int, int | None] | None = None
+    generation: int, replacements: Iterable[int], peer_of: Mapping[int, int | None] | None = None
 ) -> dict[str, Any]:
     """Do what follows when the group stands: the replacement ranks' part too, after their `join`.
 
@@ -106,19 +106,19 @@ def settle(
         `healed`, `agreed`, `is_half`, `steps_lost`, `cloned` and `is_refused`, as in `recover`.
     """
     try:
-        newcomers = sorted(newcomers)
-        if dist.get_rank() in newcomers:
+        replacements = sorted(replacements)
+        if dist.get_rank() in replacements:
             sync_state.here.finish()  # what it holds since was given to it
         progress = sync_state.here.begin(step_state.here().progress)  # before anything is reset
         healed = reset.reset_state(progress)
-        if newcomers:
+        if replacements:
             peers.here.reconnect()
             peers.here.move(peer_of or {})
-        decisions, lines, is_half = sync_state.here.sync(newcomers)
+        decisions, lines, is_half = sync_state.here.sync(replacements)
         cloned, is_refused = None, False
-        if newcomers:
+        if replacements:
             cloned = clone.clone_each(
-                newcomers,
+                replacements,
                 step=training.here.current_step(),
                 parts=[unit.copies for unit in wrapped_models.find() if unit.copies],
                 beside=_beside_names(),
@@ -126,15 +126,15 @@ def settle(
             )
             # A new rank remembers none: the groups of older meshes would meet those of newer ones.
             torch_sharded.forget_results()
-            missing = peer_state.missing(decisions, newcomers)
+            missing = peer_state.missing(decisions, replacements)
             decisions = sync_state.here.refuse_missing(decisions, missing)
             is_own = peer_state.restore(decisions)
-            is_new = dist.get_rank() in newcomers
+            is_new = dist.get_rank() in replacements
             is_refused = sync_state.here.refuse_shapes(decisions, is_new=is_new)
             if cloned is not None and is_own:
                 cloned["random"]["is_own"] = True
-            _draw_alike(newcomers, decisions, cloned)
-            small_values.here.give_back(newcomers, cloned, clone.namespace)
+            _draw_alike(replacements, decisions, cloned)
+            small_values.here.give_back(replacements, cloned, clone.namespace)
         async_sgd.here.restart()
         # What was sent in between is no cell's.
         tap.reset_counts()
@@ -154,11 +154,11 @@ def settle(
 
 
 def _draw_alike(
-    newcomers: list[int], decisions: Iterable[Decision], cloned: dict[str, Any] | None
+    replacements: list[int], decisions: Iterable[Decision], cloned: dict[str, Any] | None
 ) -> None:
     """Have new ranks draw what their neighbours along tp and cp do."""
     own = {rank for decision in decisions for rank, _ in decision.given}
-    first, source = alike_random.settle(newcomers, own).get(dist.get_rank(), (0, -1))
+    first, source = alike_random.settle(replacements, own).get(dist.get_rank(), (0, -1))
     if cloned is None or source == -1:
         return
     if source is None:

@@ -132,14 +132,14 @@ class SmallValues(Component):
 
     def give_back(
         self,
-        newcomers: Iterable[int],
+        replacements: Iterable[int],
         cloned: dict[str, Any] | None,
         namespace: Callable[[], dict[str, Any]],
     ) -> None:
         """Give new ranks their predecessors' own values, after the clone.
 
         Args:
-            newcomers: The new ranks.
+            replacements: The new ranks.
             cloned: What this rank got or, on others, one got: `differ` and `inexact` are brought
                 up to date on a new rank.
             namespace: Returns where cells run on this rank.
@@ -149,24 +149,24 @@ class SmallValues(Component):
         """
         if not peers.here.every():
             return
-        here, newcomers = dist.get_rank(), list(newcomers)
+        here, replacements = dist.get_rank(), list(replacements)
         # Of which cell; an older peer may hold older ones.
-        held = {str(r): kept[0] for r in newcomers if (kept := peers.here.get_values(r, BOX))}
+        held = {str(r): kept[0] for r in replacements if (kept := peers.here.get_values(r, BOX))}
         said = json.dumps({"held": held, "marks": list(self._marks)})
         heard = rendezvous.exchange("small values", said, rendezvous.FORM_TIMEOUT_S)
         told = {rank: json.loads(text) for rank, text in heard.items()}
-        for newcomer in newcomers:
+        for replacement in replacements:
             cells = {
-                r: one["held"][str(newcomer)]
+                r: one["held"][str(replacement)]
                 for r, one in told.items()
-                if str(newcomer) in one["held"]
+                if str(replacement) in one["held"]
             }
             if not cells:
                 continue
             holder = max(sorted(cells), key=lambda r: cells[r])
             if here == holder:
-                send_tensors.send(peers.here.get_values(newcomer, BOX), [], newcomer)
-            elif here == newcomer:
+                send_tensors.send(peers.here.get_values(replacement, BOX), [], replacement)
+            elif here == replacement:
                 (cell, before), _ = send_tensors.receive(holder)
                 if cloned is not None:
                     of_source = at(told[cloned["source"]]["marks"], cell)

@@ -96,7 +96,7 @@ class StateSync:
         """Note that the recovery has come to its end: the next fault begins another."""
         self._unfinished = None
 
-    def sync(self, newcomers: Iterable[int]) -> tuple[list[Decision], list[str], bool]:
+    def sync(self, replacements: Iterable[int]) -> tuple[list[Decision], list[str], bool]:
         """Compare the units' steps on all ranks, and make them equal.
 
         A rank that copies a step it had lost has done all of that step but the update: its random
@@ -104,7 +104,7 @@ class StateSync:
         to their last one.
 
         Args:
-            newcomers: Ranks that hold nothing yet.
+            replacements: Ranks that hold nothing yet.
 
         Returns:
             What was done; what is said of all that follows the steps; whether a step stays half
@@ -113,7 +113,7 @@ class StateSync:
         Raises:
             ClusterError: A rank did not answer in time.
         """
-        new = sorted(newcomers)
+        new = sorted(replacements)
         half_done = resume.half_done()
         assert self._unfinished is not None, "a recovery begins with `begin`"
         unfinished, progress = self._unfinished, self._unfinished.progress
@@ -153,15 +153,15 @@ class StateSync:
                     unit.identity, decision.is_idle, stood_there, *put
                 )
                 peers.here.forget_after(unit.identity, decision.steps)
-                for newcomer, _ in decision.given:
-                    peer_state.expect(newcomer, unit)
+                for replacement, _ in decision.given:
+                    peer_state.expect(replacement, unit)
             elif decision.action == "refuse":
                 # Before its first forward FSDP2 has not said which modules are a unit's: nothing
                 # there could be refused, so nothing may come without its contents.
                 can_come = bool(new and decision.identity and unit.modules and unit.can_be_restored)
                 if can_come and self._are_shapes_wanted(unit.optimizers):
-                    for newcomer in sorted(set(new) & set(unit.ranks)):
-                        peer_state.expect(newcomer, unit)
+                    for replacement in sorted(set(new) & set(unit.ranks)):
+                        peer_state.expect(replacement, unit)
                     # After the clone: hooks would travel, too.
                     self._to_refuse.append((unit, decision))
                 else:

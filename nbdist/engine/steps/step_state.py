@@ -126,7 +126,7 @@ class Boundary(Component):
         self._cell = 1
         self._newest: tuple[Callable[[], Optimizer | None], OptimizerSteps]
         self._newest = _no_optimizer, OptimizerSteps()  # the one that was asked for last
-        self._has_stepped = self._goes_on = False
+        self._has_stepped = self._continues = False
         self._inside: Optimizer | None = None  # whose step runs: others within it belong to it
         self._buffers: list[_Buffer] = []
         self._undo: list[torch_hooks.Undo] = []
@@ -264,7 +264,7 @@ class Boundary(Component):
     def _first_step(self, optimizer: Optimizer, steps: OptimizerSteps) -> None:
         """Note the optimizer's first step in this cell."""
         is_first = not self.stepped()
-        self._goes_on = optimizer in self._before_cell and (self._goes_on or is_first)
+        self._continues = optimizer in self._before_cell and (self._continues or is_first)
         steps.cell, steps.before = self._cell, steps.whole - 1
         self._has_stepped = True
         self._record(lambda: self._watch_buffers(self._find_buffers(optimizer)))
@@ -309,7 +309,7 @@ class Boundary(Component):
         self._cell += 1
         self._inside = None
         self._before_cell = WeakSet([*torch_live.here.live(Optimizer), *self.steps])
-        self._has_stepped = self._goes_on = False
+        self._has_stepped = self._continues = False
         self._is_failed = self._is_recording = True
         self._record(self._watch_unstepped)
         self._record(self.followers.begin_cell)
@@ -373,9 +373,9 @@ class Boundary(Component):
         steps = self.steps.get(optimizer, OptimizerSteps())
         return steps.before if steps.cell == self._cell else steps.whole
 
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Return whether the optimizers that stepped in the last cell were there before it."""
-        return self._goes_on
+        return self._continues
 
     def made(self) -> list[Optimizer]:
         """Return the optimizers that the last cell has made: those that stepped, if any has."""
@@ -413,11 +413,11 @@ class Boundary(Component):
             )
             for i, one in enumerate(self.whole())
         }
-        return {**made, "cell": (self._has_stepped, self._goes_on)}
+        return {**made, "cell": (self._has_stepped, self._continues)}
 
     def take_over(self, told: dict[str, Any]) -> None:
         """Know, in a new rank, what `hand_over` told on the rank that it was cloned from."""
-        self._has_stepped, self._goes_on = told.pop("cell")
+        self._has_stepped, self._continues = told.pop("cell")
         for optimizer, whole, cells_ago in told.values():
             self.made_in[optimizer] = self._cell - cells_ago
             torch_live.here.remember(Optimizer, optimizer)
@@ -555,7 +555,7 @@ begin_cell = _here.begin_cell
 end_cell = _here.end_cell
 has_stepped = _here.has_stepped
 start_over = _here.start_over
-goes_on = _here.goes_on
+continues = _here.continues
 restore = _here.restore
 
 

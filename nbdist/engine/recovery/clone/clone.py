@@ -85,7 +85,7 @@ class Part:
 
 
 def clone_each(
-    newcomers: Iterable[int],
+    replacements: Iterable[int],
     *,
     namespace: dict[str, Any] | None = None,
     step: int = 0,
@@ -96,7 +96,7 @@ def clone_each(
     """Give each new rank what the living rank holds that is most like it. All ranks, main threads.
 
     Args:
-        newcomers: Ranks that hold nothing yet.
+        replacements: Ranks that hold nothing yet.
         namespace: As `clone`.
         step: As `clone`.
         parts: Of each model that is cut over ranks, those that hold the same part as this one.
@@ -110,25 +110,25 @@ def clone_each(
     Raises:
         As `clone`.
     """
-    newcomers = sorted(newcomers)
+    replacements = sorted(replacements)
     here, told = dist.get_rank(), None
-    marks = _compare(newcomers, namespace)
-    names, own = _group_names(newcomers, namespace)
-    is_new = here in newcomers
+    marks = _compare(replacements, namespace)
+    names, own = _group_names(replacements, namespace)
+    is_new = here in replacements
     ties = sources.exchange({} if is_new else _Place.of(namespace).names(), parts)
-    chosen = sources.choose(ties, newcomers)
+    chosen = sources.choose(ties, replacements)
     # One by one: what one replacement rank cannot build another may.
-    for source, newcomer in ((source, one) for source, its in chosen.items() for one in its):
+    for source, replacement in ((source, one) for source, its in chosen.items() for one in its):
         answer = clone(
-            source, newcomer, dead=newcomers, namespace=namespace, step=step, beside=beside
+            source, replacement, dead=replacements, namespace=namespace, step=step, beside=beside
         )
-        if here == newcomer:
+        if here == replacement:
             arrived()
             missed = _name_missed(_Place.of(namespace).namespace, ties, source)
             answer["inexact"] += missed
             answer["inexact"] += _name_own(_Place.of(namespace), source)
-        if told is None or here == newcomer:
-            if here == newcomer:
+        if told is None or here == replacement:
+            if here == replacement:
                 _name_groups(_Place.of(namespace).namespace, own, names, answer["placeholders"])
             said = {*answer["placeholders"], *answer["lost"]}
             differ = [name for name in fingerprint.differing(marks, source) if name not in said]
@@ -136,12 +136,14 @@ def clone_each(
     return told
 
 
-def _compare(newcomers: list[int], namespace: dict[str, Any] | None) -> dict[int, dict[str, str]]:
+def _compare(
+    replacements: list[int], namespace: dict[str, Any] | None
+) -> dict[int, dict[str, str]]:
     """Return the fingerprints of every living rank's names, by rank."""
-    is_new = dist.get_rank() in newcomers
+    is_new = dist.get_rank() in replacements
     mine = {} if is_new else fingerprint.of_names(_Place.of(namespace).names())
     heard = rendezvous.exchange("names", json.dumps(mine), rendezvous.FORM_TIMEOUT_S)
-    return {rank: json.loads(text) for rank, text in heard.items() if rank not in newcomers}
+    return {rank: json.loads(text) for rank, text in heard.items() if rank not in replacements}
 
 
 def _name_missed(
@@ -189,14 +191,14 @@ def written_names(namespace: dict[str, Any]) -> dict[str, Any]:
 
 
 def _group_names(
-    newcomers: list[int], namespace: dict[str, Any] | None
+    replacements: list[int], namespace: dict[str, Any] | None
 ) -> tuple[list[group_names.Names], group_names.Names]:
     """Return what the cells of the living ranks call groups, and those of this rank's predecessor.
 
     The latter on a replacement rank only, and as far as it was written down.
     """
     mine = group_record.SurvivorReport({})
-    if not (is_new := dist.get_rank() in newcomers):
+    if not (is_new := dist.get_rank() in replacements):
         mine = group_record.here.report(_Place.of(namespace).names())
     heard = rendezvous.exchange("group names", json.dumps(asdict(mine)), rendezvous.FORM_TIMEOUT_S)
     told = [group_record.SurvivorReport(**json.loads(text)) for text in heard.values()]
@@ -222,7 +224,7 @@ def _name_groups(
 
 def clone(
     source: int,
-    newcomer: int,
+    replacement: int,
     *,
     dead: Iterable[int] = (),
     namespace: dict[str, Any] | None = None,
@@ -233,7 +235,7 @@ def clone(
 
     Args:
         source: A living rank.
-        newcomer: A rank whose process is new, and has joined.
+        replacement: A rank whose process is new, and has joined.
         dead: All ranks whose processes are new; this one alone by itself.
         namespace: Where cells run on this rank; that of the rank's kernel by itself.
         step: Optimizer steps made so far: replacement ranks derive their random state from it.
@@ -252,14 +254,14 @@ def clone(
     here = dist.get_rank()
     place = _Place.of(namespace)
     if here == source:
-        answer = _give(place, newcomer, step, beside)
-    elif here == newcomer:
+        answer = _give(place, replacement, step, beside)
+    elif here == replacement:
         answer = _take(place, source, here, beside)
     else:
         answer = P2PTransfer(source).receive()
-    if here != newcomer:  # what has come there is whole
-        torch_rebuild.restart_static_graphs([newcomer])
-        _refuse_lost(place, answer, source, newcomer)
+    if here != replacement:  # what has come there is whole
+        torch_rebuild.restart_static_graphs([replacement])
+        _refuse_lost(place, answer, source, replacement)
     told = ("source", "names", "placeholders", "lost", "random", "inexact")
     return {key: answer[key] for key in told}
 
@@ -302,8 +304,8 @@ class _Place:
 # ---- The source ------------------------------------------------------------------------------
 
 
-def _give(place: _Place, newcomer: int, step: int, beside: Sequence[Part]) -> dict[str, Any]:
-    channel = P2PTransfer(newcomer)
+def _give(place: _Place, replacement: int, step: int, beside: Sequence[Part]) -> dict[str, Any]:
+    channel = P2PTransfer(replacement)
     sent = place.names()
     for part in beside:
         sent |= {f"{part.prefix}{key}": value for key, value in part.hand_over().items()}
@@ -313,7 +315,7 @@ def _give(place: _Place, newcomer: int, step: int, beside: Sequence[Part]) -> di
         parcel = pickler.dump(
             sent,
             anchors,
-            recipes(dist.get_rank(), newcomer),
+            recipes(dist.get_rank(), replacement),
             user_globals=place.namespace,
             refused=refused,
             excluded=excluded,
@@ -331,11 +333,11 @@ def _give(place: _Place, newcomer: int, step: int, beside: Sequence[Part]) -> di
             excluded |= pickler.names_of(parcel, failures)
     else:
         raise ClusterError(
-            f"Rank {newcomer} cannot build what rank {dist.get_rank()} holds.",
+            f"Rank {replacement} cannot build what rank {dist.get_rank()} holds.",
             why=failures[0].why,
             do="%dist restart",
         )
-    answer = _answer(parcel, newcomer, _seed(sent), step)
+    answer = _answer(parcel, replacement, _seed(sent), step)
     for rank in range(dist.get_world_size()):
         if rank != dist.get_rank():
             P2PTransfer(rank).send(answer)
@@ -363,7 +365,7 @@ def _seed(sent: Mapping[str, Any]) -> int:
     return torch.initial_seed() if loader is None else int(loader.state_dict()["seed"])
 
 
-def _answer(parcel: pickler.Parcel, newcomer: int, seed: int, step: int) -> dict[str, Any]:
+def _answer(parcel: pickler.Parcel, replacement: int, seed: int, step: int) -> dict[str, Any]:
     def users(names: Iterable[str]) -> list[str]:
         return [name for name in names if not name.startswith(_PART)]
 
@@ -373,16 +375,16 @@ def _answer(parcel: pickler.Parcel, newcomer: int, seed: int, step: int) -> dict
         "placeholders": {name: parcel.placeholders[name] for name in users(parcel.placeholders)},
         "lost": users(parcel.lost),
         "random": {"seed": seed, "step": step},
-        "inexact": _say_inexact(newcomer),
+        "inexact": _say_inexact(replacement),
     }
 
 
-def _say_inexact(newcomer: int) -> list[str]:
+def _say_inexact(replacement: int) -> list[str]:
     """Return what a new rank trains on with that is not what its predecessor had, in sentences."""
-    if not any(newcomer in ranks_of(d.process_group) for d in ddp_hook_state.differs_by_rank()):
+    if not any(replacement in ranks_of(d.process_group) for d in ddp_hook_state.differs_by_rank()):
         return []
     said = (
-        f"Rank {newcomer} went on with rank {dist.get_rank()}'s error feedback of PowerSGD, for "
+        f"Rank {replacement} went on with rank {dist.get_rank()}'s error feedback of PowerSGD, for "
         "what it had is lost: training is valid, but not bit-equal to an undisturbed run."
     )
     return [said]
@@ -451,12 +453,12 @@ def seed_anew(told: Mapping[str, int]) -> None:
 # ---- All ranks -------------------------------------------------------------------------------
 
 
-def _refuse_lost(place: _Place, answer: Mapping[str, Any], source: int, newcomer: int) -> None:
+def _refuse_lost(place: _Place, answer: Mapping[str, Any], source: int, replacement: int) -> None:
     """Refuse, on this rank, the models of which the new rank's part is gone."""
 
     def is_gone(module: nn.Module) -> bool:
-        held = newcomer in torch_rebuild.holders(module)
-        return held and not shards.here.comes_whole(module, source, newcomer)
+        held = replacement in torch_rebuild.holders(module)
+        return held and not shards.here.comes_whole(module, source, replacement)
 
     models: dict[nn.Module, str] = {}
     roots = [module for module, _ in torch_sharded.live_fsdp2_roots()]
@@ -470,7 +472,7 @@ def _refuse_lost(place: _Place, answer: Mapping[str, Any], source: int, newcomer
     for module, name in models.items():
         parts = "stages" if torch_rebuild.is_staged(module) else "shards"
         error = LostStateError(
-            f"The {parts} of `{name}` that rank {newcomer} held are lost.",
+            f"The {parts} of `{name}` that rank {replacement} held are lost.",
             why="each rank held a part of its parameters, and that process died",
             do="build it again in a cell, or restore a checkpoint",
         )

@@ -1,4 +1,4 @@
-"""How objects of torch, and our own, travel to a newcomer: recipes for the clone's pickler.
+"""How objects of torch, and our own, travel to a replacement: recipes for the clone's pickler.
 
 A recipe gets an object and returns a reduction as of `__reduce__`, or None when the object is none
 of its business. What torch ties to a process (groups, reducers, the table of composable states) is
@@ -29,15 +29,15 @@ from nbdist.engine.recovery.clone.shards import Shards
 from nbdist.engine.recovery.clone.unpickler import afterwards
 
 
-def recipes(source: int, newcomer: int) -> list[Recipe]:
+def recipes(source: int, replacement: int) -> list[Recipe]:
     """Return the recipes for one dump; they remember which storages it has met.
 
     Args:
         source: This rank.
-        newcomer: The rank that the dump is for.
+        replacement: The rank that the dump is for.
     """
     return [
-        Shards(source, newcomer).reduce,
+        Shards(source, replacement).reduce,
         _recipe_by_type,
         _Storages().reduce,
         torch_rebuild.reduce_replicated,

@@ -30,9 +30,9 @@ class Expected:
     def __init__(self) -> None:
         self._expected: dict[int, tuple[set[int], list[Any]]] = {}
 
-    def expect(self, newcomer: int, objects: Iterable[Any]) -> None:
+    def expect(self, replacement: int, objects: Iterable[Any]) -> None:
         """Have these objects travel to a new rank without the contents of what is cut."""
-        ids, held = self._expected.setdefault(newcomer, (set(), []))
+        ids, held = self._expected.setdefault(replacement, (set(), []))
         for one in objects:
             ids.add(id(one))
             held.append(one)  # an `id` is its own as long as the object lives
@@ -41,24 +41,24 @@ class Expected:
         """Forget what `expect` was told: the recovery is over."""
         self._expected.clear()
 
-    def is_expected(self, newcomer: int, value: object) -> bool:
+    def is_expected(self, replacement: int, value: object) -> bool:
         """Return whether a new rank gets the contents of `value` from a peer."""
-        return newcomer in self._expected and id(value) in self._expected[newcomer][0]
+        return replacement in self._expected and id(value) in self._expected[replacement][0]
 
-    def comes_whole(self, module: nn.Module, source: int, newcomer: int) -> bool:
+    def comes_whole(self, module: nn.Module, source: int, replacement: int) -> bool:
         """Return whether a new rank gets its own part of a module, from its source or from a peer.
 
         Args:
             module: On this rank.
             source: The rank that the new one is cloned from.
-            newcomer: A rank that held a part of it.
+            replacement: A rank that held a part of it.
         """
-        if self.is_expected(newcomer, module):
+        if self.is_expected(replacement, module):
             return True
         if torch_rebuild.is_staged(module):
-            return source in torch_pipeline.here.copies_of(module, newcomer)
+            return source in torch_pipeline.here.copies_of(module, replacement)
         cut = [p for p in module.parameters() if torch_shards.is_cut(p)]
-        return source in torch_shards.common_copies(cut, newcomer)
+        return source in torch_shards.common_copies(cut, replacement)
 
 
 class Shards:
@@ -66,12 +66,12 @@ class Shards:
 
     Args:
         source: This rank.
-        newcomer: The rank that the dump is for.
+        replacement: The rank that the dump is for.
     """
 
-    def __init__(self, source: int, newcomer: int) -> None:
+    def __init__(self, source: int, replacement: int) -> None:
         self._source = source
-        self._newcomer = newcomer
+        self._replacement = replacement
 
     def reduce(self, value: Any) -> tuple[Any, ...] | None:
         """Return a reduction, or None for what is not cut.
@@ -89,7 +89,7 @@ class Shards:
             self._check_module(value)
         elif isinstance(value, torch.optim.Optimizer):
             if torch_rebuild.is_sharded_optimizer(value):
-                if not here.is_expected(self._newcomer, value):
+                if not here.is_expected(self._replacement, value):
                     raise LostState(_CUT_STATES)
                 return torch_rebuild_zero.reduce(value)
         elif type(value) is torch_shards.spec_type():
@@ -97,8 +97,8 @@ class Shards:
         return torch_rebuild_fsdp.reduce(value)
 
     def _reduce_cut(self, tensor: torch.Tensor) -> tuple[Any, ...]:
-        is_same = self._newcomer in torch_shards.copies(tensor, self._source)
-        if not is_same and not here.is_expected(self._newcomer, tensor):
+        is_same = self._replacement in torch_shards.copies(tensor, self._source)
+        if not is_same and not here.is_expected(self._replacement, tensor):
             raise LostState(_CUT)
         function, args = torch_shards.reduce_part(tensor, with_contents=is_same)
         state = torch_rebuild.attributes_of(tensor)
@@ -108,13 +108,13 @@ class Shards:
         if torch_rebuild.is_fsdp1(module):
             raise LostState(_CUT)
         if torch_rebuild.is_staged(module) and not here.comes_whole(
-            module, self._source, self._newcomer
+            module, self._source, self._replacement
         ):
             raise LostState(_STAGED)
 
     def _is_of_same_stage(self, tensor: torch.Tensor) -> bool:
         return all(
-            here.comes_whole(model, self._source, self._newcomer)
+            here.comes_whole(model, self._source, self._replacement)
             for model in torch_pipeline.here.laid_models()
             if any(tensor is parameter for parameter in model.parameters())
         )

@@ -51,7 +51,7 @@ class Ties:
     parts: tuple[Ranks, ...] = ()
 
 
-def choose(ties: Mapping[int, Ties], newcomers: Iterable[int]) -> dict[int, list[int]]:
+def choose(ties: Mapping[int, Ties], replacements: Iterable[int]) -> dict[int, list[int]]:
     """Return the replacement ranks of each source.
 
     The source holds most of the new rank's own parts, as no other rank may, then shares most
@@ -59,14 +59,14 @@ def choose(ties: Mapping[int, Ties], newcomers: Iterable[int]) -> dict[int, list
 
     Args:
         ties: Of every rank.
-        newcomers: Ranks that hold nothing yet.
+        replacements: Ranks that hold nothing yet.
     """
-    new = sorted(newcomers)
+    new = sorted(replacements)
     living = sorted(set(ties) - set(new))
     chosen: dict[int, list[int]] = {}
-    for newcomer in new if living else ():
-        source = min(living, key=lambda rank: (*_strangeness(ties[rank], newcomer), rank))
-        chosen.setdefault(source, []).append(newcomer)
+    for replacement in new if living else ():
+        source = min(living, key=lambda rank: (*_strangeness(ties[rank], replacement), rank))
+        chosen.setdefault(source, []).append(replacement)
     return chosen
 
 
@@ -88,12 +88,12 @@ def exchange(names: Mapping[str, Any], parts: Iterable[Ranks] = ()) -> dict[int,
     return {rank: _ties(json.loads(text)) for rank, text in heard.items()}
 
 
-def missed(ties: Mapping[int, Ties], newcomer: int, source: int) -> list[Model]:
+def missed(ties: Mapping[int, Ties], replacement: int, source: int) -> list[Model]:
     """Return the models that the new rank's predecessor trained, and that its source does not hold.
 
     Args:
         ties: Of every rank.
-        newcomer: Whose models.
+        replacement: Whose models.
         source: The rank that it is cloned from.
     """
     held = {model.identity for model in ties[source].models}
@@ -101,7 +101,7 @@ def missed(ties: Mapping[int, Ties], newcomer: int, source: int) -> list[Model]:
         model.identity: model
         for rank in sorted(ties)
         for model in ties[rank].models
-        if model.identity not in held and newcomer in model.ranks
+        if model.identity not in held and replacement in model.ranks
     }
     return list(found.values())
 
@@ -123,9 +123,9 @@ def _ties(told: Mapping[str, Any]) -> Ties:
     return Ties(tuple(models), groups, parts)
 
 
-def _strangeness(ties: Ties, newcomer: int) -> tuple[int, int, int]:
+def _strangeness(ties: Ties, replacement: int) -> tuple[int, int, int]:
     """Return less the more parts, then models, then groups are shared."""
-    parts = sum(newcomer in ranks for ranks in ties.parts)
-    models = sum(newcomer in model.ranks for model in ties.models)
-    groups = sum(newcomer in ranks for ranks in ties.groups)
+    parts = sum(replacement in ranks for ranks in ties.parts)
+    models = sum(replacement in model.ranks for model in ties.models)
+    groups = sum(replacement in ranks for ranks in ties.groups)
     return -parts, -models, -groups

@@ -1,4 +1,4 @@
-"""Private parts of torch for a newcomer: wrapped modules made again beside the living ones.
+"""Private parts of torch for a replacement: wrapped modules made again beside the living ones.
 
 One of the modules for torch's private parts, see `torch_groups.py`. A module wrapped by DDP or by
 composable `replicate` holds a reducer, C++ that no pickle carries. The new rank makes one without a
@@ -244,7 +244,7 @@ def reduce_ddp(ddp: DistributedDataParallel) -> tuple[Any, ...]:
     return _make_module, (type(ddp),), contents, None, None, _fill_ddp
 
 
-def restart_static_graphs(newcomers: Iterable[int]) -> None:
+def restart_static_graphs(replacements: Iterable[int]) -> None:
     """Give static-graph modules a new reducer on this living rank, if a new rank shares them.
 
     A reducer learns the graph in its first iteration, with one collective more than in the others:
@@ -252,7 +252,7 @@ def restart_static_graphs(newcomers: Iterable[int]) -> None:
     """
     for ddp in torch_modules.live_ddps():
         members = torch_groups.ranks_of(ddp.process_group)
-        if ddp.static_graph and not set(newcomers).isdisjoint(members):
+        if ddp.static_graph and not set(replacements).isdisjoint(members):
             torch_reducers.remake_reducer(ddp, _buckets_of(ddp))
 
 

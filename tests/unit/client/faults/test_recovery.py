@@ -114,13 +114,13 @@ def test_what_is_lost_makes_a_repair_no_longer_whole() -> None:
     )
 
 
-def test_each_newcomers_random_state_is_told_with_its_own_rank_alone() -> None:
+def test_each_replacements_random_state_is_told_with_its_own_rank_alone() -> None:
     answer = PLAIN | {"cloned": CLONED}
     lines = describe({0: PLAIN, 1: answer, 2: answer}, {1: 8, 2: 9}).lines
     assert [line.count("(seed 0, rank 2, step 41)") for line in lines if "seed" in line] == [0, 1]
 
 
-def test_names_that_differ_between_ranks_are_told_once_for_all_newcomers() -> None:
+def test_names_that_differ_between_ranks_are_told_once_for_all_replacements() -> None:
     differ = CLONED | {"differ": ["ckpt", "is_main"]}
     answers = {rank: PLAIN | {"cloned": differ} for rank in (1, 2)}
     lines = describe({0: PLAIN, **answers}, {1: 8, 2: 9}).lines
@@ -133,7 +133,7 @@ def test_names_that_differ_between_ranks_are_told_once_for_all_newcomers() -> No
     assert any("rank 1 has rank 0's: n0," in line and "n11 and 2 more." in line for line in lines)
 
 
-def test_what_a_newcomer_trains_on_with_and_is_not_its_own_is_said() -> None:
+def test_what_a_replacement_trains_on_with_and_is_not_its_own_is_said() -> None:
     inexact = CLONED | {"inexact": ["Rank 1 went on with errors of rank 0."]}
     done = describe({0: PLAIN, 1: PLAIN | {"cloned": inexact}}, {1: 8})
     assert done.is_whole

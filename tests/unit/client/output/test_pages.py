@@ -48,10 +48,10 @@ class Events:
 def test_of_a_cell_in_parts_the_next_cell_shows_once_what_the_last_part_left() -> None:
     events, shown = Events(), list[str]()
     of_kernel = pages.Pages(MagicMock(), events)
-    of_kernel.begin(goes_on=False)
+    of_kernel.begin(continues=False)
     of_kernel.opened = True  # a page is opened in the first part
-    of_kernel.end(goes_on=True)
-    of_kernel.begin(goes_on=False)
+    of_kernel.end(continues=True)
+    of_kernel.begin(continues=False)
     assert of_kernel.opened
     of_kernel.show_next(lambda: shown.append("the first part"))
     of_kernel.show_next(lambda: shown.append("both parts"))

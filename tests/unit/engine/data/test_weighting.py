@@ -82,7 +82,7 @@ def test_measured_weights_follow_the_slowest_rank_of_each_part(
 @pytest.mark.parametrize(
     "paces",
     [[(0, 100.0), (1, 95.0)], [(0, 100.0), (1, 0.0)], [(0, 0.0), (1, 0.0)], [(0, 100.0)]],
-    ids=["nearly alike", "a newcomer", "nothing measured", "one part"],
+    ids=["nearly alike", "a replacement", "nothing measured", "one part"],
 )
 def test_parts_stay_equal_where_paces_are_alike_or_unknown(
     paces: list[tuple[int, float]],

@@ -32,7 +32,7 @@ def test_a_group_that_one_member_never_made_is_stale() -> None:
     assert (list(plan.groups), plan.stale, plan.group_count) == ([WORLD], (half,), 2)
 
 
-def test_a_newcomer_gets_the_groups_that_its_peers_say_it_is_in_made_as_theirs() -> None:
+def test_a_replacement_gets_the_groups_that_its_peers_say_it_is_in_made_as_theirs() -> None:
     pair, made = ("1", (1, 2)), GroupSpec("gloo", 5.0, "mesh_tp")
     old = Hello(("127.0.0.1", 1), {WORLD: SPEC, pair: made}, 4)
     plan = make_plan({0: hello(count=4), 1: old, 2: hello(is_new=True)})
@@ -57,7 +57,7 @@ def test_where_a_rank_has_no_default_group_all_make_one_that_had_no_namesake() -
     assert (plan.groups, plan.stale, plan.default, plan.is_replaced) == ({}, (), "5", True)
 
 
-def test_a_newcomer_takes_the_name_that_the_others_have_for_the_default_group() -> None:
+def test_a_replacement_takes_the_name_that_the_others_have_for_the_default_group() -> None:
     world: Key = ("7", (0, 1, 2))
     old = Hello(("127.0.0.1", 1), {world: SPEC}, 8, default="7")
     plan = make_plan({0: old, 1: hello(is_new=True), 2: old})

@@ -179,16 +179,16 @@ def test_sharded_ranks_without_a_common_snapshot_are_refused() -> None:
 
 
 def test_sharded_state_that_died_with_its_rank_is_refused() -> None:
-    (found,) = decide({0: [sharded(3, 3)], 1: []}, newcomers=[1])
+    (found,) = decide({0: [sharded(3, 3)], 1: []}, replacements=[1])
 
     assert (found.action, found.lost) == ("refuse", 3)
     assert found.line.startswith("Rank 1 died with a part of GPT")
 
 
-def test_survivors_agree_without_the_newcomer() -> None:
+def test_survivors_agree_without_the_replacement() -> None:
     reports = {0: [replicated(4)], 1: [replicated(3)], 2: []}
 
-    (found,) = decide(reports, newcomers=[2])
+    (found,) = decide(reports, replacements=[2])
 
     assert (found.source, found.behind) == (0, (1,))
 

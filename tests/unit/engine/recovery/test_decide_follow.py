@@ -80,7 +80,7 @@ def test_a_half_step_is_named_for_the_new_rank_that_is_cloned_with_it_too() -> N
 
 
 def test_a_cell_that_makes_all_anew_has_no_half_step() -> None:
-    (one,) = decide({r: replace(HALF, goes_on=False) for r in range(2)})
+    (one,) = decide({r: replace(HALF, continues=False) for r in range(2)})
     assert one.lines == ()
 
 
@@ -156,7 +156,7 @@ def test_what_nobody_knows_of_a_first_step_is_named_and_holds_the_cell() -> None
         "it shows that. What the loop does with them after the optimizer's step, do in a cell of "
         "its own; then %dist retry."
     )
-    anew = replace(FIRST, goes_on=False)
+    anew = replace(FIRST, continues=False)
     assert decide({0: anew, 1: anew})[0].lines == ()
 
 

@@ -1,4 +1,4 @@
-"""From whom newcomers are cloned."""
+"""From whom replacements are cloned."""
 
 from nbdist.engine.recovery.clone.sources import Model, Ties, choose, missed
 
@@ -36,7 +36,7 @@ def test_then_one_that_shares_most_groups_then_the_lowest() -> None:
     assert choose(ties, [3]) == {0: [3]}
 
 
-def test_newcomers_of_different_models_have_sources_of_their_own() -> None:
+def test_replacements_of_different_models_have_sources_of_their_own() -> None:
     ties = {
         0: Ties(models((0, 1)), (ALL,)),
         1: NOTHING,
@@ -46,12 +46,14 @@ def test_newcomers_of_different_models_have_sources_of_their_own() -> None:
     assert choose(ties, [2, 1]) == {0: [1], 3: [2]}
 
 
-def test_newcomers_are_no_sources_and_without_a_living_rank_there_is_none() -> None:
+def test_replacements_are_no_sources_and_without_a_living_rank_there_is_none() -> None:
     assert choose({0: NOTHING, 1: NOTHING}, [0]) == {1: [0]}
     assert choose({0: NOTHING, 1: NOTHING}, [0, 1]) == {}
 
 
-def test_a_model_that_the_source_does_not_hold_is_missed_by_the_newcomer_that_trained_it() -> None:
+def test_a_model_that_the_source_does_not_hold_is_missed_by_the_replacement_that_trained_it() -> (
+    None
+):
     ties = {
         0: Ties(models(ALL, (0, 1)), (ALL,)),
         1: NOTHING,
