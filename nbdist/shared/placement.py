@@ -17,7 +17,7 @@ TOKEN = "shared-with-hosts"  # a file beside the logs: a host that reads it shar
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlacement:
     """A rank's place among the hosts, as `torchrun` numbers it.
 
     Attributes:
@@ -41,11 +41,11 @@ class Place:
     leads: bool = True
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the plain values that `Place(**values)` takes."""
+        """Return the plain values that `RankPlacement(**values)` takes."""
         return asdict(self)
 
 
-def one_host(n: int, address: str) -> dict[int, Place]:
+def one_host(n: int, address: str) -> dict[int, RankPlacement]:
     """Return the places of `n` ranks of the notebook's machine."""
     return places(dict.fromkeys(range(n), HERE), {HERE: address})
 
@@ -77,7 +77,7 @@ def assign(
     return dict(sorted(placed.items()))
 
 
-def places(hosts: Mapping[int, str], addresses: Mapping[str, str]) -> dict[int, Place]:
+def places(hosts: Mapping[int, str], addresses: Mapping[str, str]) -> dict[int, RankPlacement]:
     """Return the place of each rank, of ranks by host and addresses by host.
 
     Hosts are numbered by their lowest rank.
@@ -86,7 +86,7 @@ def places(hosts: Mapping[int, str], addresses: Mapping[str, str]) -> dict[int, 
     for rank, host in sorted(hosts.items()):
         by_host.setdefault(host, []).append(rank)
     return {
-        rank: Place(
+        rank: RankPlacement(
             host,
             addresses[host],
             number,
@@ -101,7 +101,9 @@ def places(hosts: Mapping[int, str], addresses: Mapping[str, str]) -> dict[int, 
     }
 
 
-def keep_numbers(found: Mapping[int, Place], before: Mapping[int, Place]) -> dict[int, Place]:
+def keep_numbers(
+    found: Mapping[int, RankPlacement], before: Mapping[int, RankPlacement]
+) -> dict[int, RankPlacement]:
     """Return the places, with the local ranks of those that stay on their host as they were.
 
     Their GPUs go by them. Who comes to a host gets the lowest numbers that are free there.

@@ -30,7 +30,7 @@ def measure(width: int) -> dict[str, list[float]]:
     from nbdist.engine.kernel.records import Recorder
     from nbdist.engine.steps import step_state
     from nbdist.engine.tap import collective_check, counters, in_flight, tap
-    from nbdist.engine.tap.sampling import Measuring, Stride
+    from nbdist.engine.tap.sampling import Measuring, StepSampling
     from nbdist.engine.training import cell, training
     from tests.group.truth import go_first, more_workers
 
@@ -53,7 +53,7 @@ def measure(width: int) -> dict[str, list[float]]:
         optimizer.step()
         optimizer.zero_grad()
 
-    class Sampled(Stride):
+    class Sampled(StepSampling):
         is_on = False
 
         def samples(self, step: int) -> bool:

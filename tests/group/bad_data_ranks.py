@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from nbdist.engine.compat.torch_loaders import Made, Told
+from nbdist.engine.compat.torch_loaders import BatchReport, Made
 from nbdist.engine.component import EndedCell
 from nbdist.engine.data import position, services
 from nbdist.engine.data.coverage import coverage
@@ -259,6 +259,6 @@ class Pinnable:
 
 def pins() -> tuple[Any, int]:
     """Pin a batch in what it travels in, as torch's thread does."""
-    made = Made(Pinnable(), Told())
+    made = Made(Pinnable(), BatchReport())
     again = made.pin_memory()
     return again.batch, again.told.parts_ns["copy"]

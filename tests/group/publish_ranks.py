@@ -18,7 +18,7 @@ from tests.group.pretrained_ranks import Stages
 
 def into(folder: str, *, tracked: bool = True) -> list[dict[str, Any]]:
     told: list[dict[str, Any]] = []
-    publishing.here.place = publishing.Place(Path(folder), told.append, lambda: tracked)
+    publishing.here.place = publishing.PublishTarget(Path(folder), told.append, lambda: tracked)
     return told
 
 

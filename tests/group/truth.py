@@ -16,14 +16,14 @@ from typing import Any
 
 from nbdist.engine.tap import sampling
 from nbdist.engine.tap.intervals import union
-from nbdist.engine.tap.sampling import Stride
+from nbdist.engine.tap.sampling import StepSampling
 
 STEPS = 30
 WORKERS = 8
 FLOAT = 4  # bytes
 
 
-class EveryStep(Stride):
+class EveryStep(StepSampling):
     """Samples all steps, however short they are."""
 
     def sampled(self, now_ns: int, rows: int) -> None:

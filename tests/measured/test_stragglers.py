@@ -11,7 +11,7 @@ import pytest
 
 import nbdist
 from nbdist import Session
-from nbdist.client.metrics.analysis.stragglers import Judge
+from nbdist.client.metrics.analysis.stragglers import StragglerDetector
 from nbdist.client.metrics.analysis.values import Verdict
 from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.shared.wire import Record
@@ -101,11 +101,11 @@ class Trainings:
         self.session = session
         self.records: list[Record] = []
 
-    def run(self, setup: str = "", steps: int = STEPS) -> Judge:
+    def run(self, setup: str = "", steps: int = STEPS) -> StragglerDetector:
         """Train; `setup` is run before, on every rank."""
         self.records.clear()
         self.session.run(f"{LOOP}\nsteps = {steps}\n{setup}\n{TRAIN}", timeout_s=3 * LONGEST_S)
-        judge = Judge()
+        judge = StragglerDetector()
         for record in self.records:
             judge.add(record)
         return judge
@@ -128,7 +128,7 @@ class Trainings:
 
     def said_while_running(self) -> set[tuple[int, str]]:
         """Return every verdict that a judge gave at any moment of the last training."""
-        judge, said = Judge(), set()
+        judge, said = StragglerDetector(), set()
         for number, record in enumerate(sorted(self.records, key=lambda r: r.time_ns)):
             judge.add(record)
             if number % (10 * N) == 0:

@@ -27,7 +27,7 @@ from nbdist.client.faults.rank_errors import should_go_on, uses_what_is_lost
 from nbdist.client.faults.recovery import repair
 from nbdist.client.faults.repair_report import Repaired
 from nbdist.client.metrics.profile.chosen import ChosenSteps
-from nbdist.client.metrics.profile.collectives import Heard
+from nbdist.client.metrics.profile.collectives import ProfiledCollectives
 from nbdist.client.metrics.profile.gather import Profiled, folder_of, gather
 from nbdist.client.output.result import CellResult
 from nbdist.client.output.slots import kernel_shell
@@ -344,7 +344,7 @@ class CellAttempts:
             shown.say(notice)
             if not request.call:
                 self.shown = shown
-            heard = None if request.profile is None else Heard(request.profile)
+            heard = None if request.profile is None else ProfiledCollectives(request.profile)
             if heard is not None:
                 shown.telemetry.subscribe(heard.receive)
             parts = shown.slots, shown.telemetry, shown.tick, interrupts
@@ -385,7 +385,7 @@ class CellAttempts:
         return ProfileSteps(chosen.first, chosen.last, str(folder / "ranks"))
 
     def _profiled(
-        self, chosen: ChosenSteps, outcome: Outcome, heard: Heard, shown: ShownCell
+        self, chosen: ChosenSteps, outcome: Outcome, heard: ProfiledCollectives, shown: ShownCell
     ) -> Profiled:
         steps_made = {rank: c.summary.steps for rank, c in outcome.collectors.items()}
         folder = self._profile_folder

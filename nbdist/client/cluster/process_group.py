@@ -16,7 +16,7 @@ from nbdist.client.cluster.requests import Requests, gather
 from nbdist.shared import wire
 from nbdist.shared.errors import ClusterError
 from nbdist.shared.options import ClusterOptions
-from nbdist.shared.placement import HERE, Place
+from nbdist.shared.placement import HERE, RankPlacement
 from nbdist.shared.text import begin_with_ranks
 
 _LEAVE_TIMEOUT_S = 30.0
@@ -47,7 +47,7 @@ class ProcessGroup:
             sleeping_s: Returns the processor time (s) of those ranks that sleep on this machine.
         """
         self.generation = 0
-        self.places: Mapping[int, Place] = {}  # of all ranks; the launcher's word
+        self.places: Mapping[int, RankPlacement] = {}  # of all ranks; the launcher's word
         self._first_group = 0  # the default group's number; see `group.join` of the engine
         self._store_port = 0
         self._requests = requests
@@ -84,7 +84,7 @@ class ProcessGroup:
         self.generation = max(memory["generation"], *generations, 0)
         self._first_group = memory["first_group"]
         self._store_port = memory["store_port"]
-        self.places = {rank: Place(**place) for rank, place in memory["places"]}
+        self.places = {rank: RankPlacement(**place) for rank, place in memory["places"]}
 
     def recover(self, options: ClusterOptions, replacements: Iterable[int]) -> Answers:
         """Form the group of all ranks again and bring them to one state; main threads are idle.

@@ -32,7 +32,7 @@ from nbdist.client.cluster.patience import IdleProcesses, sleeping_s
 from nbdist.client.faults import describe
 from nbdist.client.faults.advice import WhatRan
 from nbdist.client.faults.deadlock import Deadlock
-from nbdist.client.faults.notes import Commentary, silent_ranks
+from nbdist.client.faults.notes import CellNotes, silent_ranks
 from nbdist.client.faults.poll import Poll
 from nbdist.client.faults.rank_state import MEETING, Inactive
 from nbdist.client.faults.recovery import repair
@@ -88,7 +88,7 @@ class FaultHandler:
         self._passed_on: set[int] = set()  # ranks whose children were interrupted
         self._dead: list[int] = []  # ranks whose death the others were told of
         self._stuck = IdleProcesses(_STUCK_AFTER_S)
-        self._commentary = Commentary(live, cluster)
+        self._commentary = CellNotes(live, cluster)
         self._cuts: list[Future[Any]] = []
 
     @property

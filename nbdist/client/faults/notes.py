@@ -25,7 +25,7 @@ _FREED_WITHIN_S = 5.0  # on a machine that is loaded; for a rank that has waited
 _STILL_COMPUTES_S = 0.5  # after another rank's failure
 
 
-class Commentary:
+class CellNotes:
     """What is said about one cell. Main thread only."""
 
     def __init__(self, live: LiveText, cluster: Cluster) -> None:

@@ -30,7 +30,7 @@ _AFTER_ERROR_S = 1.0  # such as too many open files
 _MOST_ANSWERS = 8  # at once; more wait
 
 
-class Asked(Protocol):
+class RequestHandler(Protocol):
     """The requests that a session answers; see there."""
 
     describe: str
@@ -51,7 +51,7 @@ class Asked(Protocol):
 class TerminalRequests:
     """Listens for one session, from its making until `close`."""
 
-    def __init__(self, session: Asked, folder: Path | None) -> None:
+    def __init__(self, session: RequestHandler, folder: Path | None) -> None:
         """Begin to listen.
 
         Args:

@@ -71,7 +71,7 @@ class SampleFault:
 
 
 @dataclass(slots=True)
-class Told:
+class BatchReport:
     """What is told of how a batch was made.
 
     Attributes:
@@ -97,7 +97,7 @@ class Made:
 
     __slots__ = ("batch", "told")
 
-    def __init__(self, batch: Any, told: Told) -> None:
+    def __init__(self, batch: Any, told: BatchReport) -> None:
         self.batch = batch
         self.told = told
 
@@ -114,7 +114,7 @@ _DIED = "a worker of this DataLoader has died"
 
 
 class _InProcess(dataloader._SingleProcessDataLoaderIter):
-    nbdist_told: Told | None = None
+    nbdist_told: BatchReport | None = None
     nbdist_loader = -1
 
     def _next_data(self) -> Any:
@@ -122,7 +122,7 @@ class _InProcess(dataloader._SingleProcessDataLoaderIter):
 
 
 class _OfWorkers(dataloader._MultiProcessingDataLoaderIter):
-    nbdist_told: Told | None = None
+    nbdist_told: BatchReport | None = None
     nbdist_loader = -1
     nbdist_add: Callable[[dict[str, int]], object]
     nbdist_has_died = False  # one of its workers
@@ -190,10 +190,10 @@ class Iterators:
         signal.signal(signal.SIGCHLD, handler)
 
 
-def told_of(iterator: Any) -> Told | None:
+def told_of(iterator: Any) -> BatchReport | None:
     """Return what is told of the batch that a DataLoader's iterator gave last, if anything is."""
     told = getattr(iterator, "nbdist_told", None)
-    return told if isinstance(told, Told) else None
+    return told if isinstance(told, BatchReport) else None
 
 
 def loader_of(iterator: Any) -> int:

@@ -306,7 +306,7 @@ class Loop:
         cause = fault.exception or bad.ElsewhereError.of(fault)
         raise bad.of_sample(fault, skips=batches.skips) from cause
 
-    def _leave_out(self, start: int, told: torch_loaders.Told) -> None:
+    def _leave_out(self, start: int, told: torch_loaders.BatchReport) -> None:
         """Note what was left out of the newest batch, which begins at position `start`."""
         standing = self._standing
         epoch = standing.batches.epoch

@@ -31,7 +31,7 @@ from typing import Any, Protocol
 from torch.utils.data import get_worker_info
 
 from nbdist.engine.compat import torch_loaders
-from nbdist.engine.compat.torch_loaders import Made, SampleFault, Told
+from nbdist.engine.compat.torch_loaders import BatchReport, Made, SampleFault
 from nbdist.engine.data import generators
 from nbdist.engine.data.batches import Seeds
 from nbdist.engine.kernel import tracebacks
@@ -123,7 +123,7 @@ class _Fetched:
     """Samples that were fetched, and what is told of it so far."""
 
     samples: Any
-    told: Told
+    told: BatchReport
     cpu_began_ns: int = field(default_factory=thread_time_ns)
     ended_ns: int = 0
 
@@ -158,7 +158,7 @@ class Items:
             seeds = portion.seed
             own = seeds if self._seed is None else seeds._replace(loader=self._seed)
             generators.seed_all(own.of_part())
-        told = Told(
+        told = BatchReport(
             skipped=list(getattr(portion, "skipped", ())),
             repeated=list(getattr(portion, "repeated", ())),
         )
@@ -174,7 +174,7 @@ class Items:
         told.parts_ns["fetch"] = max(0, own_ns)
         return fetched
 
-    def _all_of(self, portion: Portion, told: Told) -> Any:
+    def _all_of(self, portion: Portion, told: BatchReport) -> Any:
         if hasattr(self._dataset, "__getitems__"):
             try:
                 return self._dataset.__getitems__(portion)
@@ -188,7 +188,7 @@ class Items:
                 raise _Failed(fault_of(self._dataset, portion, 0, error)) from error
         return self._one_by_one(portion, told)
 
-    def _one_by_one(self, portion: Portion, told: Told) -> list[Any]:
+    def _one_by_one(self, portion: Portion, told: BatchReport) -> list[Any]:
         samples = []
         for nth in range(len(portion)):
             try:
@@ -209,7 +209,7 @@ class Items:
         (sample,) = self._dataset.__getitems__(one)
         return sample
 
-    def _stand_in(self, portion: Portion, told: Told) -> list[Any]:
+    def _stand_in(self, portion: Portion, told: BatchReport) -> list[Any]:
         """Return one sample of another rank's part: a rank without any would make all wait."""
         for nth, one in portion.others():
             try:

@@ -162,7 +162,7 @@ def _some_of(batches: Batches, start: int) -> list[Any]:
     return list(itertools.islice(ahead, 4 * MOST_WORKERS))
 
 
-class _Again:
+class _RepeatedBatches:
     """A batch sampler that gives the same parts for ever."""
 
     def __init__(self, parts: Sequence[Any]) -> None:
@@ -187,7 +187,7 @@ def _run(loader: DataLoader[Any], parts: Sequence[Any], workers: int, seconds: f
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of more workers than cores: whether they help is asked
         iterator = _started(loader, parts, workers)
-    told: list[torch_loaders.Told] = []
+    told: list[torch_loaders.BatchReport] = []
     try:
         for _ in range(workers):  # each worker's first, which opens files and imports
             torch_loaders.next_unwatched(iterator)
@@ -214,7 +214,7 @@ def _started(loader: DataLoader[Any], parts: Sequence[Any], workers: int) -> Any
     """Return an iterator whose workers make these parts for ever."""
     asked: DataLoader[Any] = DataLoader(
         loader.dataset,
-        batch_sampler=_Again(parts),
+        batch_sampler=_RepeatedBatches(parts),
         num_workers=workers,
         collate_fn=loader.collate_fn,
         worker_init_fn=loader.worker_init_fn,

@@ -35,7 +35,7 @@ from nbdist.shared.wire import CellStart, Repeat
 _Mark = list[tuple[PassLog, Commit]]
 
 
-class _Planned(NamedTuple):
+class _LoaderPlan(NamedTuple):
     """Where a loader that the cell makes goes on: what it is, its passes' `plan`, its `account`.
 
     The last pass of the plan goes on with the random numbers `draws`, after so many batches
@@ -49,7 +49,7 @@ class _Planned(NamedTuple):
     served: int
 
 
-class _Place(NamedTuple):
+class _LoaderPlace(NamedTuple):
     """Where a loader that was there goes on: its passes' `plan`, where it `stood`, and `began`.
 
     The last pass of the plan goes on with the random numbers `draws`.
@@ -74,7 +74,7 @@ class Restored(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Again:
+class _CellRerun:
     """How a cell is run again, also when others have run since.
 
     `continues` says that the optimizers which stepped were there before the cell; else `optimizers`
@@ -86,8 +86,8 @@ class _Again:
     number: int
     continues: bool
     has_stepped: bool
-    made: list[_Planned]
-    live: list[tuple["weakref.ref[LoaderPosition]", _Place]]
+    made: list[_LoaderPlan]
+    live: list[tuple["weakref.ref[LoaderPosition]", _LoaderPlace]]
     optimizers: list["weakref.ref[Optimizer]"]
     began: step_state.StepState | None = None
     kept: step_state.StepState | None = None
@@ -104,7 +104,7 @@ class _Again:
         Run again, the cell draws before it comes there, as an evaluation around the loop does. What
         was drawn by hand before that, to do the rest of a half step, counts.
         """
-        places: list[_Planned | _Place] = [*self.made, *(place for _, place in self.live)]
+        places: list[_LoaderPlan | _LoaderPlace] = [*self.made, *(place for _, place in self.live)]
         for one in places:
             at = one.plan[-1] if one.plan else None
             is_in_midst = at is not None and at.consumed
@@ -118,11 +118,11 @@ class _Cell:
 
     number: int = 0
     made: list[tuple[Spec, PassLog, Account]] = field(default_factory=list)
-    inherited: list[_Planned] = field(default_factory=list)
+    inherited: list[_LoaderPlan] = field(default_factory=list)
     # A loader that only its loop held would go with the exception, and its position with it.
     newest: "deque[LoaderPosition]" = field(default_factory=lambda: deque(maxlen=16))
-    taken_over: _Again | None = None  # in a replacement rank, which has not run it
-    repeats: _Again | None = None  # as which this cell was begun
+    taken_over: _CellRerun | None = None  # in a replacement rank, which has not run it
+    repeats: _CellRerun | None = None  # as which this cell was begun
     continues: str = ""  # where, as a sentence that is yet to be said
 
     def add(self, new: LoaderPosition) -> None:
@@ -136,19 +136,21 @@ class _Cell:
             if planned.plan or planned.account.loader == planned.account.born:
                 new.account.continue_as(planned.account, planned.served if planned.plan else 0)
 
-    def again(self) -> _Again:
+    def again(self) -> _CellRerun:
         """Return how it would be run again."""
         if self.taken_over is not None:
             return self.taken_over
         if self.repeats is not None and not step_state.has_stepped():
             # It came to nothing: what held before it still does.
             return replace(self.repeats, number=self.number)
-        return _Again(
+        return _CellRerun(
             self.number,
             step_state.continues(),
             step_state.has_stepped(),
             [
-                _Planned(spec, trail.plan(), trail.committed.draws, account, trail.committed.served)
+                _LoaderPlan(
+                    spec, trail.plan(), trail.committed.draws, account, trail.committed.served
+                )
                 for spec, trail, account in self.made
             ],
             [(weakref.ref(one), _place(one)) for one in position.here.live()],
@@ -163,12 +165,12 @@ def title() -> str:
     return "The cell" if name == "the cell" else name
 
 
-def _place(one: LoaderPosition) -> _Place:
+def _place(one: LoaderPosition) -> _LoaderPlace:
     trail = one.trail
-    return _Place(trail.plan(), trail.committed.draws, one.stood(), trail.began)
+    return _LoaderPlace(trail.plan(), trail.committed.draws, one.stood(), trail.began)
 
 
-def _moved(place: _Place, restored: Restored | None) -> _Place:
+def _moved(place: _LoaderPlace, restored: Restored | None) -> _LoaderPlace:
     if restored is None:
         return place
     # A checkpoint from before the cell: its loops begin where the loader stands.
@@ -176,14 +178,14 @@ def _moved(place: _Place, restored: Restored | None) -> _Place:
     return place._replace(plan=restored.plan if is_of_cell else [], draws=restored.draws)
 
 
-def _forget_accounts(again: _Again) -> None:
+def _forget_accounts(again: _CellRerun) -> None:
     """Forget what the loaders were given that a cell had made, which starts over."""
     for planned in again.made:
         journal.here().forget(planned.account.loader)
 
 
 _Handed = tuple[
-    int, bool, bool, list[_Planned], list[tuple[LoaderPosition, _Place]], list[Optimizer]
+    int, bool, bool, list[_LoaderPlan], list[tuple[LoaderPosition, _LoaderPlace]], list[Optimizer]
 ]
 
 
@@ -236,7 +238,7 @@ class Loops(Component):
 
     def __init__(self) -> None:
         self._cell = _Cell()
-        self._again: _Again | None = None
+        self._again: _CellRerun | None = None
 
     def cell_began(self, start: CellStart) -> None:
         """Let loops begin as always, or, in a cell that is run again, go on where they stood.
@@ -362,7 +364,7 @@ class Loops(Component):
             return  # it did not come whole
         last, *failed = [
             # Without random numbers: they were the other rank's.
-            _Again(
+            _CellRerun(
                 number,
                 continues,
                 has_stepped,
@@ -380,7 +382,7 @@ class Loops(Component):
         step_state.also(_take, _restore)
         step_state.here().before_first_step = self._begin_steps
 
-    def _prepare(self, again: _Again) -> str:
+    def _prepare(self, again: _CellRerun) -> str:
         """Let every loader stand where the cell goes on; returns where, for people."""
         living = [(live, place) for where, place in again.live if (live := where()) is not None]
         if not again.continues:

@@ -14,7 +14,7 @@ from nbdist.engine.group import meeting, sockets
 from nbdist.engine.group.state import GroupState
 from nbdist.shared.errors import ClusterError
 from nbdist.shared.options import ClusterOptions
-from nbdist.shared.placement import Place, gpu_of
+from nbdist.shared.placement import RankPlacement, gpu_of
 
 
 def environment(store_host: str, store_port: int, interface: str, *, recovers: bool = True) -> None:
@@ -55,7 +55,7 @@ def _interface_name(address: str) -> str | None:
     return None
 
 
-def take_device(options: ClusterOptions, place: Place) -> torch.device:
+def take_device(options: ClusterOptions, place: RankPlacement) -> torch.device:
     """Return the rank's device; a GPU becomes the current one of the process.
 
     Raises:

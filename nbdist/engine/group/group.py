@@ -43,7 +43,7 @@ from nbdist.engine.tap.interruptible_store import PatientStore, ReleasedError
 from nbdist.shared import error_text, name_servers
 from nbdist.shared.errors import ClusterError
 from nbdist.shared.options import ClusterOptions
-from nbdist.shared.placement import Place
+from nbdist.shared.placement import RankPlacement
 
 _STORE_TIMEOUT = timedelta(seconds=60)  # it listens before any rank is started
 _RESTART = "%dist restart    (new processes; what the ranks hold is lost)"
@@ -55,7 +55,7 @@ _ABORTED = (
 def join(
     rank: int,
     options: ClusterOptions,
-    place: Place,
+    place: RankPlacement,
     store_port: int,
     *,
     generation: int = 0,

@@ -15,10 +15,10 @@ from nbdist.engine.compat import on_import
 from nbdist.engine.kernel import location
 from nbdist.shared.errors import UsageError
 from nbdist.shared.options import ClusterOptions
-from nbdist.shared.placement import Place
+from nbdist.shared.placement import RankPlacement
 
 
-def rank_variables(rank: int, options: ClusterOptions, place: Place) -> dict[str, str]:
+def rank_variables(rank: int, options: ClusterOptions, place: RankPlacement) -> dict[str, str]:
     """Return a rank's environment variables.
 
     Args:

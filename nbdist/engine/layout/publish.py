@@ -59,7 +59,7 @@ class Published:
 
 
 @dataclass(slots=True)
-class Place:
+class PublishTarget:
     """The destination of models that a rank publishes.
 
     Attributes:
@@ -77,7 +77,7 @@ class Publishing:
     """How a process publishes: through the notebook, once its rank has joined."""
 
     def __init__(self) -> None:
-        self.place: Place | None = None
+        self.place: PublishTarget | None = None
 
 
 def publish(
@@ -125,7 +125,7 @@ def publish(
     return Published(name, alias)
 
 
-def _checked(name: str, alias: str | None) -> Place:
+def _checked(name: str, alias: str | None) -> PublishTarget:
     place = here.place
     if place is None:
         raise PublishError(

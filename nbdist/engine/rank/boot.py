@@ -28,7 +28,7 @@ from nbdist.engine.kernel import (
 from nbdist.engine.rank.rank import become, this_rank
 from nbdist.shared import lifeline, side, wire
 from nbdist.shared.options import ClusterOptions
-from nbdist.shared.placement import Place
+from nbdist.shared.placement import RankPlacement
 from nbdist.shared.text import name_ranks
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ def join(
     Args:
         version: Of the notebook's messages.
         options: The fields of `ClusterOptions`.
-        place: The fields of this rank's `Place`.
+        place: The fields of this rank's `RankPlacement`.
         store_port: Where the store listens, at the cluster's address.
         generation: 0 in a new cluster.
         replacements: Ranks that take the place of others, this one among them; empty in a new
@@ -109,7 +109,7 @@ def join(
             f"{wire.VERSION}: install the same nbdist on both"
         )
     here = this_rank()
-    here.options, here.place = asked, place_ = ClusterOptions(**options), Place(**place)
+    here.options, here.place = asked, place_ = ClusterOptions(**options), RankPlacement(**place)
     if asked.device == "cuda":
         torch.cuda.init()  # its error says why a GPU cannot be used
     if here.torchs is not None:

@@ -29,7 +29,7 @@ from nbdist.engine.kernel.stdio_files import LogStream
 from nbdist.shared import plain, wire
 from nbdist.shared.error_text import named
 from nbdist.shared.options import ClusterOptions
-from nbdist.shared.placement import HERE, Place
+from nbdist.shared.placement import HERE, RankPlacement
 
 if TYPE_CHECKING:
     from nbdist.engine.compat.torch_dist import Functions
@@ -44,7 +44,7 @@ class Rank:
     def __init__(self, spec: dict[str, Any]) -> None:
         self.rank: int = spec["rank"]
         self.options = ClusterOptions(**spec["options"])
-        self.place = Place(**spec["place"])
+        self.place = RankPlacement(**spec["place"])
         self.device = torch.device(self.options.device)
         self.variables: dict[str, str] = {}
         self.joined = False

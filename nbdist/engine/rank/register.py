@@ -91,7 +91,7 @@ def connect(rank: "Rank", device: torch.device) -> None:
     recovery.install()
     keep.here.look_in(lambda: rank.kernel.shell.user_ns)
     parallelize.here.report = recorder.fact
-    publish.here.place = publish.Place(
+    publish.here.place = publish.PublishTarget(
         Path(rank.logs).parent.parent / "models",
         lambda facts: _report_published(rank, facts),
         lambda: rank.tracks,

@@ -39,7 +39,7 @@ from nbdist.shared.options import (
     choose_options,
     may_share_gpus,
 )
-from nbdist.shared.placement import HERE, Place
+from nbdist.shared.placement import HERE, RankPlacement
 from nbdist.shared.text import counted
 from nbdist.shared.wire import Batch, CellStart
 
@@ -157,7 +157,7 @@ def _refuse_group() -> None:
         )
 
 
-def _place(environ: Mapping[str, str]) -> tuple[int, Place]:
+def _place(environ: Mapping[str, str]) -> tuple[int, RankPlacement]:
     """Return the rank and the place that torchrun has set, or Ray, Spark or Azure like it."""
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in environ]
     if missing:
@@ -174,7 +174,7 @@ def _place(environ: Mapping[str, str]) -> tuple[int, Place]:
     local_rank = int(environ.get("LOCAL_RANK", rank))
     host = HERE if nodes == 1 else f"node {node}"
     address = LOOPBACK if nodes == 1 else _address_towards(environ["MASTER_ADDR"])
-    place = Place(host, address, local_rank, local_size, node, nodes, leads=local_rank == 0)
+    place = RankPlacement(host, address, local_rank, local_size, node, nodes, leads=local_rank == 0)
     return rank, place
 
 
@@ -205,7 +205,7 @@ def _address_towards(host: str) -> str:
     return address
 
 
-def _join(rank: int, options: ClusterOptions, place: Place) -> torch.device:
+def _join(rank: int, options: ClusterOptions, place: RankPlacement) -> torch.device:
     """Join the group through the store of torchrun's agent, prepared like an engine."""
     from nbdist.engine.group import group
     from nbdist.engine.rank import register

@@ -60,7 +60,7 @@ class OptimizerSteps:
     begun: int = 0
     at: float = -math.inf  # time.monotonic() when the last whole one ended
     versions: tuple[int, ...] | None = None  # of its parameters, when a step with a closure began
-    cell: int = 0  # the newest in which it has stepped, as `Boundary` counts them
+    cell: int = 0  # the newest in which it has stepped, as `StepBoundary` counts them
     opened: int = 0  # as `followers.Stepped` tells
     before: int = 0  # whole ones when that cell began
     # Called once, when the next step begins: what follows a step, a scheduler's, is done then.
@@ -108,7 +108,7 @@ class _Buffer:
         return live
 
 
-class Boundary(Component):
+class StepBoundary(Component):
     """The last boundary of this rank."""
 
     def __init__(self) -> None:
@@ -547,7 +547,7 @@ def _versions(optimizer: Optimizer) -> tuple[int, ...]:
     )
 
 
-_here = Boundary()
+_here = StepBoundary()
 
 install = _here.install
 also = _here.also
@@ -559,6 +559,6 @@ continues = _here.continues
 restore = _here.restore
 
 
-def here() -> Boundary:
+def here() -> StepBoundary:
     """Return the boundary of this process."""
     return _here

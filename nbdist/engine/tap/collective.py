@@ -9,7 +9,7 @@ MESSAGES = ("send", "recv")  # kinds that go from one rank to one other
 WAKING_NS = 50_000  # until a thread that is woken on another core runs
 
 
-class Launch:
+class LaunchedCollective:
     """A collective this rank has launched.
 
     Attributes:

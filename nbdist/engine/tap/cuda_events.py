@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from nbdist.engine.compat import torch_hooks
-from nbdist.engine.tap.collective import Launch
+from nbdist.engine.tap.collective import LaunchedCollective
 
 
 class Event(Protocol):
@@ -91,11 +91,11 @@ class EventSpan:
 
     step: int
     begin: CudaMark
-    launch: Launch | None = None
+    launch: LaunchedCollective | None = None
     end: CudaMark | None = None
     end_ns: int = 0
     is_exposed: bool = False
-    cut_by: Launch | None = None
+    cut_by: LaunchedCollective | None = None
 
     def is_over(self) -> bool:
         """Return whether the GPU is through."""

@@ -49,7 +49,7 @@ import torch
 
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.tap import intervals
-from nbdist.engine.tap.collective import Launch
+from nbdist.engine.tap.collective import LaunchedCollective
 from nbdist.engine.tap.cuda_events import Anchor, CudaMark, EventSpan, Gpu
 
 MAX_SPANS = 4096  # whose end has not passed
@@ -62,7 +62,7 @@ BLOCKED_NS = 100_000  # a wait that took the host so long was the host's
 class Took:
     """The spans that have passed since the last `take`."""
 
-    ended: list[Launch] = field(default_factory=list)
+    ended: list[LaunchedCollective] = field(default_factory=list)
     waits: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -119,7 +119,7 @@ class CudaTimes:
         return mark
 
     def launched(
-        self, launch: Launch, begin: CudaMark, work: Any, outputs: Any, *, is_gloo: bool
+        self, launch: LaunchedCollective, begin: CudaMark, work: Any, outputs: Any, *, is_gloo: bool
     ) -> None:
         """Note what has been launched after `begin`, and have its end marked."""
         assert self.step is not None

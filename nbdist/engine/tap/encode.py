@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from nbdist.engine.kernel import location
-from nbdist.engine.tap.collective import Launch
+from nbdist.engine.tap.collective import LaunchedCollective
 from nbdist.engine.tap.collective_check import DTYPES
 from nbdist.shared.packed import ANY_TAG, Calls, Packer, Template
 
@@ -19,7 +19,7 @@ class Templates:
 
     def pack(
         self,
-        launches: Sequence[Launch],
+        launches: Sequence[LaunchedCollective],
         waits: Iterable[tuple[int, int]],
         skipped: int,
         end_ns: int,
@@ -39,7 +39,7 @@ class Templates:
         new, self._new = self._new, {}
         return Calls(packer.base_ns, new, packer.calls, packer.waits, skipped, end_ns)
 
-    def _numbers_of(self, launch: Launch) -> tuple[int, int]:
+    def _numbers_of(self, launch: LaunchedCollective) -> tuple[int, int]:
         """Return the template's number, and the call's number among those that match on peers."""
         key: object = (
             *(launch.kind, launch.book, launch.bytes, launch.dtype, launch.place, launch.peer),
@@ -59,7 +59,7 @@ class Templates:
         return at, number
 
 
-def _template(launch: Launch) -> Template:
+def _template(launch: LaunchedCollective) -> Template:
     book = launch.book
     return Template(
         *(launch.kind, book.name, book.title, book.ranks, launch.bytes, DTYPES[launch.dtype]),

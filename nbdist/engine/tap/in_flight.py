@@ -15,10 +15,10 @@ import torch.distributed as dist
 from nbdist.engine.compat import torch_groups, torch_hooks
 from nbdist.engine.kernel import location
 from nbdist.engine.tap import counters, intervals
-from nbdist.engine.tap.collective import MESSAGES, Launch
+from nbdist.engine.tap.collective import MESSAGES, LaunchedCollective
 from nbdist.engine.tap.cuda_times import CudaTimes, pointers
 from nbdist.engine.tap.encode import Templates
-from nbdist.engine.tap.sampling import Stride
+from nbdist.engine.tap.sampling import StepSampling
 from nbdist.shared.packed import ANY_TAG, Calls
 
 Level = Literal["off", "counts", "full"]
@@ -94,12 +94,16 @@ class TapState:
         self.collectives = 0
         self.sampled = 0  # the sampled ones among them
         self.exposed_ns = 0
-        self.under_way: dict[int, Launch] = {}  # asynchronous ones, and all sampled; by `number`
-        self.held: deque[Launch] = deque()  # without a future, kept to ask for their end
+        self.under_way: dict[
+            int, LaunchedCollective
+        ] = {}  # asynchronous ones, and all sampled; by `number`
+        self.held: deque[LaunchedCollective] = (
+            deque()
+        )  # without a future, kept to ask for their end
         self.launched = 0
-        self.last: Launch | None = None
+        self.last: LaunchedCollective | None = None
         # By thread, since when (ns): the main one, and those that run its backward.
-        self.blocked: dict[int, tuple[Launch | None, int]] = {}
+        self.blocked: dict[int, tuple[LaunchedCollective | None, int]] = {}
         # The main thread is in C++ that waits for what it launches.
         self.native: Since | None = None
         self.backward: Backward | None = None
@@ -111,14 +115,14 @@ class TapState:
 
     def begin_sampling(self) -> None:
         """Sample steps from here on, starting with the first."""
-        self.stride = Stride()
+        self.stride = StepSampling()
         self.templates = Templates()
         self.is_sampling = True  # the step that runs is sampled
         # At the end of backward, when all that it launched was over, in the newest sampled steps.
         # The least counts: for lack of a core it may have lasted longer in one of them.
         self.computed_ns: deque[int] = deque(maxlen=8)
-        self.ended: deque[Launch] = deque()  # since the last take
-        self.rows: list[Launch] = []  # ended before the last take, not reported yet
+        self.ended: deque[LaunchedCollective] = deque()  # since the last take
+        self.rows: list[LaunchedCollective] = []  # ended before the last take, not reported yet
         self.waits: deque[tuple[int, int]] = deque(maxlen=MAX_ROWS)
         self.skipped = 0
         # Steps and their ends, to be reported when their GPU is through.
@@ -135,14 +139,14 @@ class Since:
         self.first_launch = state.launched + 1
         self.before = state.last
 
-    def under_way(self) -> Launch | None:
+    def under_way(self) -> LaunchedCollective | None:
         """Return the oldest launch in it that is not known to be over."""
         for number, launch in sorted(state.under_way.copy().items()):
             if number >= self.first_launch and not launch.is_over():
                 return launch
         return None
 
-    def unknown(self) -> Launch | None:
+    def unknown(self) -> LaunchedCollective | None:
         """Return the newest launch in it, where its end is not looked for.
 
         That is so below level "full", and on CUDA.
@@ -160,7 +164,7 @@ class Backward(Since):
 
     def __init__(self, state: TapState) -> None:
         super().__init__(state)
-        self.last: Launch | None = None
+        self.last: LaunchedCollective | None = None
         self.last_launch_ns = 0
         self.exposed_ns = state.exposed_ns
 
@@ -208,7 +212,7 @@ def waiting() -> Waiting | None:
     return None
 
 
-def _describe(launch: Launch, for_ns: int, *, is_certain: bool) -> Waiting:
+def _describe(launch: LaunchedCollective, for_ns: int, *, is_certain: bool) -> Waiting:
     return Waiting(
         launch.kind,
         launch.book.name,
@@ -317,17 +321,17 @@ def _take_cuda(total_ns: int | None) -> int | None:
     return None if total_ns is None or cuda.total_ns is None else total_ns + cuda.total_ns
 
 
-def _total_ns(ended: list[Launch]) -> int:
+def _total_ns(ended: list[LaunchedCollective]) -> int:
     pairs = [(launch.begin_ns, launch.end_ns) for launch in ended]
     total_ns = intervals.union(pairs, since=state.seen_until_ns)
     state.seen_until_ns = max((end for _, end in pairs), default=state.seen_until_ns)
     return total_ns
 
 
-def _find_begins(ended: list[Launch]) -> None:
+def _find_begins(ended: list[LaunchedCollective]) -> None:
     """Find when each was taken up, those under way included."""
     under_way = [launch for launch in tuple(state.under_way.values()) if launch.is_sampled]
-    by_book: dict[counters.GroupCounters, list[Launch]] = {}
+    by_book: dict[counters.GroupCounters, list[LaunchedCollective]] = {}
     for launch in ended + under_way:
         if launch.begin_ns == 0 and (launch.is_message or not launch.book.workers):
             launch.begin_ns = launch.ready_ns
@@ -394,21 +398,21 @@ def waited(start_ns: int, end_ns: int, *, is_found: bool = True) -> None:
         state.waits.append((start_ns, end_ns))
 
 
-def sample(launch: Launch) -> bool:
+def sample(launch: LaunchedCollective) -> bool:
     """Return whether a new launch is sampled, and count it if so."""
     launch.is_sampled = state.is_sampling and state.sampled < MAX_ROWS
     state.sampled += launch.is_sampled
     return launch.is_sampled
 
 
-def ended(launch: Launch, end_ns: int) -> None:
+def ended(launch: LaunchedCollective, end_ns: int) -> None:
     """Note the end of a sampled synchronous operator: its caller has waited for it."""
     launch.number = state.launched = state.launched + 1
     launch.end_ns = end_ns
     state.ended.append(launch)
 
 
-def expect_end(launch: Launch, work: Any, outputs: Any, *, trains: bool) -> None:
+def expect_end(launch: LaunchedCollective, work: Any, outputs: Any, *, trains: bool) -> None:
     """Note the end of an operator when it comes; an unsampled one is only dropped when it is over.
 
     DDP's reducer may wait for what a thread that `trains` has launched within backward.
@@ -437,14 +441,14 @@ def expect_end(launch: Launch, work: Any, outputs: Any, *, trains: bool) -> None
         _hold(launch)  # a wait for it shows its end, or the next `take`
 
 
-def is_waited_as(launch: Launch, work: Any) -> None:
+def is_waited_as(launch: LaunchedCollective, work: Any) -> None:
     """The program receives another Work than the backend returned."""
     launch.work = work
     if launch.number not in state.under_way:  # its end may come at any moment, on gloo's thread
         launch.forget()
 
 
-def was_waited_for(launch: Launch) -> None:
+def was_waited_for(launch: LaunchedCollective) -> None:
     """The main thread has waited for it, where the tap could see."""
     sweep(launch)
     backward = state.backward
@@ -467,14 +471,14 @@ def _drop(number: int) -> None:
         state.skipped += 1
 
 
-def _hold(launch: Launch) -> None:
+def _hold(launch: LaunchedCollective) -> None:
     """Keep few Works alive, for they hold their tensors; the end of older ones is not seen."""
     state.held.append(launch)
     if len(state.held) > MAX_HELD:
         state.held.popleft().forget()
 
 
-def launch_of(target: Any) -> Launch | None:
+def launch_of(target: Any) -> LaunchedCollective | None:
     """Return the launch of a Work, or of an output tensor; None if it is over."""
     pointer = target.data_ptr() if isinstance(target, torch.Tensor) else None
     for launch in tuple(state.under_way.values()):
@@ -494,12 +498,12 @@ def end_receives_from_anyone(group: dist.ProcessGroup) -> None:
             torch_groups.end_receive(work)
 
 
-def was_let_go(launch: Launch | None, result: Any) -> bool:
+def was_let_go(launch: LaunchedCollective | None, result: Any) -> bool:
     """Return whether a wait's result says that `end_receives_from_anyone` has ended it."""
     return result is False and launch is not None and launch.kind == "recv" and launch.peer is None
 
 
-def sweep(waited_for: Launch | None = None) -> None:
+def sweep(waited_for: LaunchedCollective | None = None) -> None:
     """Note the end of those under way that are over.
 
     A waiting thread may continue before the callback runs; gloo's send and recv have no future, nor

@@ -67,7 +67,7 @@ class Measuring:
         self._began_ns, self._began_step, self._count = now_ns, step, 0
 
 
-class Stride:
+class StepSampling:
     """Chooses the steps of one cell whose collectives this rank reports."""
 
     __slots__ = ("_began_ns", "_rows", "_steps", "every")

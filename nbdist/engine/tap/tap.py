@@ -54,7 +54,7 @@ from nbdist.engine.component import Component
 from nbdist.engine.kernel import backward_threads, location
 from nbdist.engine.kernel.cost_clock import clock
 from nbdist.engine.tap import collective_check, purpose
-from nbdist.engine.tap.collective import Launch
+from nbdist.engine.tap.collective import LaunchedCollective
 from nbdist.engine.tap.counters import GroupCounters, book_of, counts, received, sent, tagged
 from nbdist.engine.tap.cuda_times import around_wait
 from nbdist.engine.tap.in_flight import (
@@ -221,7 +221,7 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
             channel = book.channel
             seq = book.count + 1
         start_ns = now()
-        launch = Launch(kind, book, seq, size, start_ns, place, peer)
+        launch = LaunchedCollective(kind, book, seq, size, start_ns, place, peer)
         if is_message:
             there = -1 if peer is None else peer
             # NCCL knows no tags.
@@ -335,7 +335,7 @@ def _message(
 
 
 def _wait_here(
-    launch: Launch, work: Any, finish: Callable[[], object] | None, trains: bool
+    launch: LaunchedCollective, work: Any, finish: Callable[[], object] | None, trains: bool
 ) -> None:
     """Wait for a synchronous operator within it."""
     end_ns = 0
@@ -400,7 +400,7 @@ def _timed_wait(native: Callable[..., Any]) -> Callable[..., Any]:
     return wait
 
 
-def _unblock(thread: int, outer: tuple[Launch | None, int] | None) -> None:
+def _unblock(thread: int, outer: tuple[LaunchedCollective | None, int] | None) -> None:
     """A thread no longer waits, except for what it has waited for before."""
     if outer is None:
         state.blocked.pop(thread, None)
@@ -408,7 +408,7 @@ def _unblock(thread: int, outer: tuple[Launch | None, int] | None) -> None:
         state.blocked[thread] = outer
 
 
-def _limit(launch: Launch) -> tuple[timedelta, ...]:
+def _limit(launch: LaunchedCollective) -> tuple[timedelta, ...]:
     """Return how long a message of gloo may be waited for: as long as its group's collectives.
 
     By itself gloo takes the time within which its connections were to be made.

@@ -9,7 +9,7 @@ from nbdist.engine.kernel.environment import rank_variables
 from nbdist.shared import errors
 from nbdist.shared.errors import ClusterError, Interrupted, NBDistError, RankError
 from nbdist.shared.options import ClusterOptions
-from nbdist.shared.placement import Place
+from nbdist.shared.placement import RankPlacement
 
 
 def test_an_error_says_what_why_and_what_to_do_in_a_line_each() -> None:
@@ -47,7 +47,7 @@ def test_a_rank_that_asks_for_the_session_is_told_where_it_lives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = ClusterOptions(n=4, device="cpu", backend="gloo", threads=1)
-    for name, value in rank_variables(3, options, Place()).items():
+    for name, value in rank_variables(3, options, RankPlacement()).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ClusterError, match="is for the notebook, and this is rank 3") as refused:
         current.current()

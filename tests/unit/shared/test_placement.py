@@ -3,7 +3,15 @@
 import pytest
 
 from nbdist.shared.errors import StartError
-from nbdist.shared.placement import Place, assign, gpu_of, keep_numbers, one_host, peer_of, places
+from nbdist.shared.placement import (
+    RankPlacement,
+    assign,
+    gpu_of,
+    keep_numbers,
+    one_host,
+    peer_of,
+    places,
+)
 
 SLOTS = {"a": 2, "b": 2, "c": 1}
 
@@ -26,12 +34,12 @@ def test_a_rank_without_a_slot_is_named() -> None:
 
 def test_numbers_on_a_host_are_as_torchrun_gives_them() -> None:
     found = places({0: "a", 1: "a", 2: "b"}, {"a": "10.0.0.1", "b": "10.0.0.2"})
-    assert found[1] == Place("a", "10.0.0.1", 1, 2, 0, 2, peer=2, leads=False)
-    assert found[2] == Place("b", "10.0.0.2", 0, 1, 1, 2, peer=0)
+    assert found[1] == RankPlacement("a", "10.0.0.1", 1, 2, 0, 2, peer=2, leads=False)
+    assert found[2] == RankPlacement("b", "10.0.0.2", 0, 1, 1, 2, peer=0)
 
 
 def test_one_host_is_one_node() -> None:
-    assert one_host(2, "127.0.0.1")[1] == Place(
+    assert one_host(2, "127.0.0.1")[1] == RankPlacement(
         "localhost", "127.0.0.1", 1, 2, 0, 1, peer=0, leads=False
     )
 

@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from nbdist.client.cluster.processes import Started
 from nbdist.shared.ended import Ended
 from nbdist.shared.errors import StartError, UsageError
-from nbdist.shared.placement import Place
+from nbdist.shared.placement import RankPlacement
 from nbdist.shared.text import name_ranks
 
 GROUP = "nbdist.launchers"
@@ -112,7 +112,7 @@ class Launcher(Protocol):
             StartError: It ended, or makes no progress.
         """
 
-    def places(self, n: int, address: str, *, crowded: bool = False) -> Mapping[int, Place]:
+    def places(self, n: int, address: str, *, crowded: bool = False) -> Mapping[int, RankPlacement]:
         """Return where each of `n` ranks is, or will be started; ranks that live stay.
 
         Args:

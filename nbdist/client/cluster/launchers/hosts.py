@@ -27,7 +27,7 @@ from nbdist.client.cluster.patience import FAR_S
 from nbdist.client.cluster.processes import Started
 from nbdist.shared.ended import Ended, EndKind
 from nbdist.shared.errors import StartError
-from nbdist.shared.placement import HERE, TOKEN, Place, assign, places
+from nbdist.shared.placement import HERE, TOKEN, RankPlacement, assign, places
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class HostsLauncher:
         """Wait for the parents' imports of torch; see `Launcher.ready`."""
         return rendezvous.ready(self._hosts, say)
 
-    def places(self, n: int, address: str, *, crowded: bool = False) -> dict[int, Place]:
+    def places(self, n: int, address: str, *, crowded: bool = False) -> dict[int, RankPlacement]:
         """Return the ranks' places; see `Launcher.places`."""
         living = self._hosts.living()
         slots = {name: host.channel.slots for name, host in living.items()}

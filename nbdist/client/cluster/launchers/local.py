@@ -43,7 +43,7 @@ from nbdist.client.cluster.processes import Started
 from nbdist.shared import lifeline
 from nbdist.shared.ended import Ended, EndKind
 from nbdist.shared.errors import StartError
-from nbdist.shared.placement import Place, one_host
+from nbdist.shared.placement import RankPlacement, one_host
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class LocalLauncher:
                 )
             wait.attend(now)
 
-    def places(self, n: int, address: str, *, crowded: bool = False) -> dict[int, Place]:
+    def places(self, n: int, address: str, *, crowded: bool = False) -> dict[int, RankPlacement]:
         """Return the ranks' places: all on this machine; see `Launcher.places`."""
         return one_host(n, address)
 

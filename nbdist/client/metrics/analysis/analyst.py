@@ -17,7 +17,7 @@ from nbdist.client.metrics.analysis.parts import StepParts
 from nbdist.client.metrics.analysis.rows import CallRows, FamilyIndex, Waits, decode
 from nbdist.client.metrics.analysis.steps import BlockedTime, split
 from nbdist.client.metrics.analysis.stragglers import StragglerReport
-from nbdist.client.metrics.analysis.table import CollectiveTable, Met, met
+from nbdist.client.metrics.analysis.table import CollectiveTable, MatchedCollectives, met
 from nbdist.client.metrics.analysis.timeline import STEPS, SampledSteps, time_line
 from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep, TimeLine
 from nbdist.shared.collectives import waits_for_all
@@ -182,7 +182,7 @@ class Analyst:
         return rows, waits
 
     def _tell(
-        self, steps: list[int], divided: BlockedTime, news: Met, n: int
+        self, steps: list[int], divided: BlockedTime, news: MatchedCollectives, n: int
     ) -> list[ExplainedStep]:
         whole = news.at(news.is_whole)
         order = np.lexsort((whole.skew, whole.step))
@@ -208,7 +208,7 @@ class Analyst:
             self._parts.add_explained(result, by_peer)
         return explained
 
-    def _draw(self, meetings: Meetings, every: Met) -> None:
+    def _draw(self, meetings: Meetings, every: MatchedCollectives) -> None:
         steps = {
             step: (end_ns - self._lengths_ns[step], end_ns)
             for step, end_ns in self._ends.items()

@@ -41,7 +41,7 @@ class StragglerReport:
         self.newest: tuple[Verdict, ...] = ()
         self.rates: Mapping[int, Mapping[int, float]] = {}
         self.own_ms: Mapping[int, float] = {}
-        self._judge: Judge | None = Judge()
+        self._judge: StragglerDetector | None = StragglerDetector()
         self._next_s = float("-inf")
 
     def take(self, records: Sequence[Record], now_s: float, *, is_last: bool) -> None:
@@ -60,7 +60,7 @@ class StragglerReport:
             _log.exception("The search for stragglers stopped for this cell")
 
 
-class Judge:
+class StragglerDetector:
     """One cell's evidence and what follows from it. One thread.
 
     `own_ms` is each rank's mean own work over the steps of which verdicts were asked last.

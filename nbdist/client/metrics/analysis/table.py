@@ -17,7 +17,7 @@ _MS = 1e-6  # in a nanosecond
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class MatchedCollectives:
     """Collectives, one at each index, as they enter the table; times in nanoseconds.
 
     The times and `last` count where `is_whole` alone.
@@ -32,12 +32,12 @@ class Met:
     transfer: Ints
     last: Ints
 
-    def at(self, chosen: npt.NDArray[np.bool_]) -> "Met":
+    def at(self, chosen: npt.NDArray[np.bool_]) -> "MatchedCollectives":
         """Return those where the mask is true."""
-        return Met(*(getattr(self, f.name)[chosen] for f in fields(self)))
+        return MatchedCollectives(*(getattr(self, f.name)[chosen] for f in fields(self)))
 
 
-def met(meetings: Meetings, families: Sequence[Family]) -> Met:
+def met(meetings: Meetings, families: Sequence[Family]) -> MatchedCollectives:
     """Return what the table counts of each meeting.
 
     Times are means over its ranks, but for the skew; waiting is that of the ranks that waited. It
@@ -48,7 +48,7 @@ def met(meetings: Meetings, families: Sequence[Family]) -> Met:
     rows, first, count = meetings.rows, meetings.first, meetings.count
     if not len(first):
         none = np.zeros(0, np.int64)
-        return Met(none, none, none.astype(bool), none, none, none, none, none)
+        return MatchedCollectives(none, none, none.astype(bool), none, none, none, none, none)
     family = _families(meetings, families)
     is_symmetric = np.array([waits_for_all(f.kind) for f in families], bool)[family]
     arrived = meetings.arrived
@@ -60,7 +60,7 @@ def met(meetings: Meetings, families: Sequence[Family]) -> Met:
     ends = np.add.reduceat(rows.end - since, first) // count + launched
     end = np.where(is_symmetric, ends, np.maximum.reduceat(rows.end, first))
     begun = np.maximum(arrived, np.maximum.reduceat(rows.begin, first))
-    return Met(
+    return MatchedCollectives(
         step=np.maximum.reduceat(rows.step, first),
         family=family,
         is_whole=meetings.is_whole,
@@ -86,11 +86,13 @@ class CollectiveTable:
 
     def __init__(self) -> None:
         self._steps: list[int] = []
-        self._met: Met | None = None
+        self._met: MatchedCollectives | None = None
         self.rows: tuple[CollectiveRow, ...] = ()
         self.row_of: dict[int, int] = {}  # a family's row
 
-    def add(self, steps: Sequence[int], news: Met, families: Sequence[Family]) -> None:
+    def add(
+        self, steps: Sequence[int], news: MatchedCollectives, families: Sequence[Family]
+    ) -> None:
         """Take the collectives of steps that follow on those known; work out the rows anew."""
         self._steps = [*self._steps, *steps][-RECENT:]
         known = news if self._met is None else _both(self._met, news)
@@ -99,7 +101,7 @@ class CollectiveTable:
         self._met = known.at(known.step >= self._steps[0])
         self._work_out(self._met, families)
 
-    def _work_out(self, met: Met, families: Sequence[Family]) -> None:
+    def _work_out(self, met: MatchedCollectives, families: Sequence[Family]) -> None:
         present, place = np.unique(met.family, return_inverse=True)
         count = np.bincount(place, minlength=len(present))
         whole, at = met.at(met.is_whole), place[met.is_whole]
@@ -154,5 +156,10 @@ def _row(
     )
 
 
-def _both(a: Met, b: Met) -> Met:
-    return Met(*(np.concatenate((getattr(a, f.name), getattr(b, f.name))) for f in fields(Met)))
+def _both(a: MatchedCollectives, b: MatchedCollectives) -> MatchedCollectives:
+    return MatchedCollectives(
+        *(
+            np.concatenate((getattr(a, f.name), getattr(b, f.name)))
+            for f in fields(MatchedCollectives)
+        )
+    )

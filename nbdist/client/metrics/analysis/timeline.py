@@ -16,7 +16,7 @@ _MS = 1e-6  # in a nanosecond
 
 @dataclass(frozen=True, slots=True)
 class SampledSteps:
-    """What was told of some steps. `families` are those of the meetings, as in `Met`.
+    """What was told of some steps. `families` are those of `MatchedCollectives`.
 
     `steps` are begin and end of each as the first rank had them, where they are known.
     """

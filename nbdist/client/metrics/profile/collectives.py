@@ -4,7 +4,8 @@ Torch's slices tell when a rank was in a collective. Here lie all ranks' beside 
 slice is divided: *waiting for rank N*, the last to launch it, *queueing* for a thread of the
 backend, and *transfer*; arrows lead from that rank's launch to the others.
 
-Threads: `Heard.receive` runs on ipyparallel's IO thread; everything else on the main one.
+Threads: `ProfiledCollectives.receive` runs on ipyparallel's IO thread; everything else on the main
+one.
 """
 
 from collections import defaultdict
@@ -29,7 +30,7 @@ _FIRST_ID = 2**52  # of arrows; the ranks' own are less
 Told = Mapping[int, Sequence[tuple[int, Calls]]]  # by rank: step, what was told of it
 
 
-class Heard:
+class ProfiledCollectives:
     """What ranks have told of the collectives of some steps."""
 
     def __init__(self, steps: ChosenSteps) -> None:

@@ -155,7 +155,9 @@ class Checkpointed(Around):
 
     def _contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         forward, again = _selective() if self._is_selective else (nullcontext(), nullcontext())
-        return forward, _Again(tuple(self._module.buffers()) if self._has_buffers else (), again)
+        return forward, _Recomputation(
+            tuple(self._module.buffers()) if self._has_buffers else (), again
+        )
 
 
 def _call(block: Checkpointed, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -165,7 +167,7 @@ def _call(block: Checkpointed, args: tuple[Any, ...], keywords: dict[str, Any]) 
 _uncompiled = torch_hooks.left_alone(_call)
 
 
-class _Again(AbstractContextManager[None]):
+class _Recomputation(AbstractContextManager[None]):
     """Wraps a block that computes again; may be entered again.
 
     Schedules that make backwards in halves compute a block twice. Running statistics follow a batch

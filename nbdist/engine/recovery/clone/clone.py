@@ -115,7 +115,7 @@ def clone_each(
     marks = _compare(replacements, namespace)
     names, own = _group_names(replacements, namespace)
     is_new = here in replacements
-    ties = sources.exchange({} if is_new else _Place.of(namespace).names(), parts)
+    ties = sources.exchange({} if is_new else _CloneContext.of(namespace).names(), parts)
     chosen = sources.choose(ties, replacements)
     # One by one: what one replacement rank cannot build another may.
     for source, replacement in ((source, one) for source, its in chosen.items() for one in its):
@@ -124,12 +124,14 @@ def clone_each(
         )
         if here == replacement:
             arrived()
-            missed = _name_missed(_Place.of(namespace).namespace, ties, source)
+            missed = _name_missed(_CloneContext.of(namespace).namespace, ties, source)
             answer["inexact"] += missed
-            answer["inexact"] += _name_own(_Place.of(namespace), source)
+            answer["inexact"] += _name_own(_CloneContext.of(namespace), source)
         if told is None or here == replacement:
             if here == replacement:
-                _name_groups(_Place.of(namespace).namespace, own, names, answer["placeholders"])
+                _name_groups(
+                    _CloneContext.of(namespace).namespace, own, names, answer["placeholders"]
+                )
             said = {*answer["placeholders"], *answer["lost"]}
             differ = [name for name in fingerprint.differing(marks, source) if name not in said]
             told = {**answer, "differ": differ}
@@ -141,7 +143,7 @@ def _compare(
 ) -> dict[int, dict[str, str]]:
     """Return the fingerprints of every living rank's names, by rank."""
     is_new = dist.get_rank() in replacements
-    mine = {} if is_new else fingerprint.of_names(_Place.of(namespace).names())
+    mine = {} if is_new else fingerprint.of_names(_CloneContext.of(namespace).names())
     heard = rendezvous.exchange("names", json.dumps(mine), rendezvous.FORM_TIMEOUT_S)
     return {rank: json.loads(text) for rank, text in heard.items() if rank not in replacements}
 
@@ -161,7 +163,7 @@ def _name_missed(
     return lines
 
 
-def _name_own(place: "_Place", source: int) -> list[str]:
+def _name_own(place: "_CloneContext", source: int) -> list[str]:
     """Put placeholders for what only this rank's predecessor held; return what is said of it."""
     here, client = dist.get_rank(), state.here.member().client
     before, _ = name_record.read(client, here)
@@ -187,7 +189,7 @@ def namespace() -> dict[str, Any]:
 
 def written_names(namespace: dict[str, Any]) -> dict[str, Any]:
     """Return what a rank writes the names of at a cell's end (`name_record`)."""
-    return _Place(namespace, {}).names()
+    return _CloneContext(namespace, {}).names()
 
 
 def _group_names(
@@ -199,7 +201,7 @@ def _group_names(
     """
     mine = group_record.SurvivorReport({})
     if not (is_new := dist.get_rank() in replacements):
-        mine = group_record.here.report(_Place.of(namespace).names())
+        mine = group_record.here.report(_CloneContext.of(namespace).names())
     heard = rendezvous.exchange("group names", json.dumps(asdict(mine)), rendezvous.FORM_TIMEOUT_S)
     told = [group_record.SurvivorReport(**json.loads(text)) for text in heard.values()]
     own: group_names.Names = {}
@@ -252,7 +254,7 @@ def clone(
         ClusterError: A replacement rank cannot build the namespace.
     """
     here = dist.get_rank()
-    place = _Place.of(namespace)
+    place = _CloneContext.of(namespace)
     if here == source:
         answer = _give(place, replacement, step, beside)
     elif here == replacement:
@@ -267,14 +269,14 @@ def clone(
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _CloneContext:
     """Where cells run on this rank, and what every rank has of its own."""
 
     namespace: dict[str, Any]
     anchors: dict[str, Any]  # by keys that all ranks share
 
     @classmethod
-    def of(cls, namespace: dict[str, Any] | None) -> "_Place":
+    def of(cls, namespace: dict[str, Any] | None) -> "_CloneContext":
         anchors = {**torch_rebuild.anchors(), "__main__": sys.modules.get("__main__")}
         if namespace is None:
             namespace, shell = keep.here.names(), get_ipython()
@@ -304,7 +306,9 @@ class _Place:
 # ---- The source ------------------------------------------------------------------------------
 
 
-def _give(place: _Place, replacement: int, step: int, beside: Sequence[Part]) -> dict[str, Any]:
+def _give(
+    place: _CloneContext, replacement: int, step: int, beside: Sequence[Part]
+) -> dict[str, Any]:
     channel = P2PTransfer(replacement)
     sent = place.names()
     for part in beside:
@@ -393,7 +397,7 @@ def _say_inexact(replacement: int) -> list[str]:
 # ---- A new rank ------------------------------------------------------------------------------
 
 
-def _take(place: _Place, source: int, here: int, beside: Sequence[Part]) -> dict[str, Any]:
+def _take(place: _CloneContext, source: int, here: int, beside: Sequence[Part]) -> dict[str, Any]:
     channel = P2PTransfer(source)
     values = _load_from(channel, place)
     answer: dict[str, Any] = channel.receive()
@@ -407,7 +411,7 @@ def _take(place: _Place, source: int, here: int, beside: Sequence[Part]) -> dict
     return answer
 
 
-def _load_from(channel: P2PTransfer, place: _Place) -> dict[str, Any]:
+def _load_from(channel: P2PTransfer, place: _CloneContext) -> dict[str, Any]:
     for _ in range(_MOST_ROUNDS):
         header = channel.receive()
         buffers = channel.receive_buffers()
@@ -453,7 +457,9 @@ def seed_anew(told: Mapping[str, int]) -> None:
 # ---- All ranks -------------------------------------------------------------------------------
 
 
-def _refuse_lost(place: _Place, answer: Mapping[str, Any], source: int, replacement: int) -> None:
+def _refuse_lost(
+    place: _CloneContext, answer: Mapping[str, Any], source: int, replacement: int
+) -> None:
     """Refuse, on this rank, the models of which the new rank's part is gone."""
 
     def is_gone(module: nn.Module) -> bool:

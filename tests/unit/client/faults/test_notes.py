@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.faults.notes import Commentary, deaf
+from nbdist.client.faults.notes import CellNotes, deaf
 from nbdist.client.faults.poll import Round
 from nbdist.client.faults.rank_state import Inactive, RankState, Wait
 from tests.unit.fakes import FakeCluster
@@ -33,12 +33,12 @@ class Note:
         return self.is_drawn
 
 
-def commentary() -> tuple[Commentary, Note]:
+def commentary() -> tuple[CellNotes, Note]:
     note: Any = Note()
-    return Commentary(note, FakeCluster()), note
+    return CellNotes(note, FakeCluster()), note
 
 
-def attend(said: Commentary, doing: dict[int, RankState], **more: Any) -> None:
+def attend(said: CellNotes, doing: dict[int, RankState], **more: Any) -> None:
     now = time.monotonic()
     last = Round(began=now, said=doing)
     watch: Any = SimpleNamespace(last=last, moved_at=0.0, silent=lambda now: [])

@@ -4,9 +4,9 @@ import pytest
 
 from nbdist.engine.kernel.environment import group_variables, rank_variables, restore
 from nbdist.shared.options import ClusterOptions
-from nbdist.shared.placement import Place
+from nbdist.shared.placement import RankPlacement
 
-PLACE = Place(local_rank=1, local_size=4)
+PLACE = RankPlacement(local_rank=1, local_size=4)
 
 
 def _options(device: str) -> ClusterOptions:

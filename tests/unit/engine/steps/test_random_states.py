@@ -10,7 +10,7 @@ import torch
 from numpy.random import mtrand
 
 from nbdist.engine.steps import random_states
-from nbdist.engine.steps.step_state import Boundary
+from nbdist.engine.steps.step_state import StepBoundary
 
 DRAWS: dict[str, Callable[[], Any]] = {
     "python": random.random,
@@ -93,7 +93,7 @@ TORCH_DRAWS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("draw", TORCH_DRAWS.values(), ids=list(TORCH_DRAWS))
 def test_what_torch_drew_after_a_mark_is_drawn_again(draw: Callable[[], Any]) -> None:
-    boundary = Boundary()
+    boundary = StepBoundary()
     with torch.random.fork_rng(devices=()):
         for _ in range(5):  # a number that is kept back is there at every second mark
             mark = boundary.random_numbers()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nbdist.engine.component import EndedCell
-from nbdist.engine.steps.step_state import Boundary
+from nbdist.engine.steps.step_state import StepBoundary
 from nbdist.shared.wire import CellStart
 
 START = CellStart(1, (0,), 1)
@@ -14,8 +14,8 @@ FAILED = EndedCell(1, "1 / 0", has_succeeded=False)
 
 
 @pytest.fixture
-def boundary() -> Iterator[Boundary]:
-    made = Boundary()
+def boundary() -> Iterator[StepBoundary]:
+    made = StepBoundary()
     made.install(lambda _: (), lambda *_: None)
     made.cell_began(START)
     yield made
@@ -33,7 +33,7 @@ def break_down(*_: object) -> None:
     raise ValueError("planted")
 
 
-def test_what_cannot_be_recorded_costs_no_count_of_steps(boundary: Boundary) -> None:
+def test_what_cannot_be_recorded_costs_no_count_of_steps(boundary: StepBoundary) -> None:
     boundary.also(break_down, lambda _: None)
     optimizer = optimizer_after(3)
     assert boundary.steps[optimizer].whole == 3
@@ -43,7 +43,9 @@ def test_what_cannot_be_recorded_costs_no_count_of_steps(boundary: Boundary) -> 
     assert "ValueError: planted" in said
 
 
-def test_what_cannot_be_recorded_in_one_cell_is_recorded_in_the_next(boundary: Boundary) -> None:
+def test_what_cannot_be_recorded_in_one_cell_is_recorded_in_the_next(
+    boundary: StepBoundary,
+) -> None:
     seen: list[int] = []
     boundary.then(lambda _, steps: seen.append(steps))
     boundary.followers.after_step = break_down  # type: ignore[method-assign, assignment]
@@ -57,7 +59,7 @@ def test_what_cannot_be_recorded_in_one_cell_is_recorded_in_the_next(boundary: B
     assert list(boundary.cell_ended(FAILED)) == []
 
 
-def test_of_a_turn_that_cannot_be_looked_at_nothing_is_known(boundary: Boundary) -> None:
+def test_of_a_turn_that_cannot_be_looked_at_nothing_is_known(boundary: StepBoundary) -> None:
     optimizer_after(1)
     boundary.followers.look = break_down  # type: ignore[method-assign]
     assert not boundary.progress().has_stepped

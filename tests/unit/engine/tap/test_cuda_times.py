@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from nbdist.engine.tap import cuda_times, in_flight
-from nbdist.engine.tap.collective import Launch
+from nbdist.engine.tap.collective import LaunchedCollective
 from nbdist.engine.tap.counters import GroupCounters
 from nbdist.engine.tap.cuda_events import CudaMark, Gpu
 from nbdist.engine.tap.cuda_times import ANCHOR_EVERY_NS, BLOCKED_NS, MAX_SPANS, CudaTimes
@@ -144,7 +144,7 @@ class _Rank:
     def begin(self) -> CudaMark | None:
         return self.times.begin([[self.tensor]])
 
-    def nccl(self, ms: float | None, book: Any = BOOK, stream: int = NCCL) -> Launch:
+    def nccl(self, ms: float | None, book: Any = BOOK, stream: int = NCCL) -> LaunchedCollective:
         """Launch a collective on NCCL's stream that lasts so long behind what is queued there."""
         begin = self.begin()
         assert begin is not None
@@ -159,7 +159,7 @@ class _Rank:
         self.times.launched(launch, begin, self.work, [self.tensor], is_gloo=False)
         return launch
 
-    def synchronous(self, ms: float) -> Launch:
+    def synchronous(self, ms: float) -> LaunchedCollective:
         """Launch one that NCCL runs on the current stream, and returns no Work of."""
         begin = self.begin()
         assert begin is not None
@@ -178,9 +178,9 @@ class _Rank:
         if begin is not None:
             self.times.wait_ended(target, begin, blocked_ns)
 
-    def _launch(self, book: Any) -> Launch:
+    def _launch(self, book: Any) -> LaunchedCollective:
         self.seq += 1
-        return Launch("all_reduce", book, self.seq, 16, self.world.now(), None, None)
+        return LaunchedCollective("all_reduce", book, self.seq, 16, self.world.now(), None, None)
 
     def later(self, ms: float) -> cuda_times.Took:
         self.world.now_ns += round(ms * MS)

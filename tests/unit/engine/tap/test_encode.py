@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from nbdist.engine.tap import encode, in_flight
-from nbdist.engine.tap.collective import Launch
+from nbdist.engine.tap.collective import LaunchedCollective
 from nbdist.engine.tap.counters import MAX_TAGS, GroupCounters
 from nbdist.engine.tap.encode import MAX_TEMPLATES, Templates
 from nbdist.shared.packed import ANY_TAG, CALL, Calls
@@ -20,8 +20,10 @@ class _Book:
 BOOK = cast("GroupCounters", _Book())
 
 
-def _launch(size: int, kind: str = "all_reduce", seq: int = 1, peer: int | None = None) -> Launch:
-    return Launch(kind, BOOK, seq, size, 1_000, None, peer)
+def _launch(
+    size: int, kind: str = "all_reduce", seq: int = 1, peer: int | None = None
+) -> LaunchedCollective:
+    return LaunchedCollective(kind, BOOK, seq, size, 1_000, None, peer)
 
 
 def _columns(calls: Calls) -> list[tuple[int, int]]:
@@ -78,7 +80,7 @@ def _fresh_book() -> Any:
 
 
 def numbered(book: Any, sends: bool, peer: int, tag: int, seq: int) -> tuple[int, int]:
-    """Launch a message; return its tag and number."""
+    """LaunchedCollective a message; return its tag and number."""
     found: tuple[int, int] = book.next_in_tag(sends, peer, tag, seq)
     assert book.next_in_tag(sends, peer, tag, seq) == found, "not launched yet"
     book.count_in_tag(sends, peer, *found)

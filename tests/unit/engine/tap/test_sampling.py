@@ -9,14 +9,14 @@ from nbdist.engine.tap.sampling import (
     MOST_ROWS,
     MOST_STEPS,
     Measuring,
-    Stride,
+    StepSampling,
     is_chosen,
 )
 
 
-def _run(step_ms: float, calls: int, seconds: float = 20) -> tuple[Stride, float, float]:
+def _run(step_ms: float, calls: int, seconds: float = 20) -> tuple[StepSampling, float, float]:
     """Return the stride after so long, and steps and rows told a second in the last quarter."""
-    stride, told = Stride(), 0
+    stride, told = StepSampling(), 0
     steps = int(seconds * 1000 / step_ms)
     for step in range(1, steps + 1):
         if stride.samples(step):
@@ -40,7 +40,7 @@ def test_short_steps_are_told_often_enough_and_no_oftener(step_ms: float, calls:
 
 
 def test_the_first_step_is_told_and_the_stride_is_a_power_of_two_that_never_falls() -> None:
-    stride = Stride()
+    stride = StepSampling()
     assert stride.samples(1)
     seen, now_ns = [stride.every], 0
     for step in range(1, 5000):

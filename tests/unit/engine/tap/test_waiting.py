@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nbdist.engine.tap import in_flight
-from nbdist.engine.tap.collective import Launch
+from nbdist.engine.tap.collective import LaunchedCollective
 
 
 class _Book:
@@ -20,10 +20,10 @@ def state(monkeypatch: pytest.MonkeyPatch) -> in_flight.TapState:
     return made
 
 
-def launch(state: in_flight.TapState, seq: int) -> Launch:
+def launch(state: in_flight.TapState, seq: int) -> LaunchedCollective:
     """Launch what nobody looks for the end of, as on CUDA."""
     book: Any = _Book()
-    state.last = Launch("all_reduce", book, seq, 8, seq, None, None)
+    state.last = LaunchedCollective("all_reduce", book, seq, 8, seq, None, None)
     return state.last
 
 

@@ -82,14 +82,14 @@ def apply(
         runs: Blocks that follow each other here: all of them, or those of each stage.
     """
     for run in runs:
-        _wrap(run[0], _Before(_take_part, mesh), None)
+        _wrap(run[0], _InputHook(_take_part, mesh), None)
         _wrap(run[-1], None, _After(mesh))
     for owner in dict.fromkeys(pair.owner for pair in plan.pairs):
         module = model.get_submodule(owner)
-        module.register_forward_pre_hook(_Before(_gather, mesh), with_kwargs=True)
+        module.register_forward_pre_hook(_InputHook(_gather, mesh), with_kwargs=True)
 
 
-def _wrap(module: nn.Module, before: "_Before | None", after: "_After | None") -> None:
+def _wrap(module: nn.Module, before: "_InputHook | None", after: "_After | None") -> None:
     forward = module.forward
 
     @functools.wraps(forward)
@@ -127,7 +127,7 @@ def _changed(
     return changed
 
 
-class _Before:
+class _InputHook:
     """Changes the hidden states that a module is called with."""
 
     def __init__(

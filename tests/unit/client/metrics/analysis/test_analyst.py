@@ -3,7 +3,7 @@
 import pytest
 
 from nbdist.client.metrics.analysis.analyst import LATE_S, Analyst
-from nbdist.client.metrics.analysis.stragglers import Judge
+from nbdist.client.metrics.analysis.stragglers import StragglerDetector
 from nbdist.client.metrics.analysis.values import RECENT
 from nbdist.shared.packed import Calls
 from nbdist.shared.wire import Record
@@ -59,7 +59,7 @@ def test_the_end_waits_for_nobody() -> None:
 def test_steps_are_explained_on_when_who_is_slow_cannot_be_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Judge, "add", lambda judge, record: 1 // 0)
+    monkeypatch.setattr(StragglerDetector, "add", lambda judge, record: 1 // 0)
     analyst = Analyst((0, 1), OneClock())
     assert [s.step for s in analyst.take(both(1), is_last=False)] == [1]
     assert [s.step for s in analyst.take(both(2), is_last=True)] == [2]

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from nbdist.client.metrics.analysis.stragglers import EVERY_S, Judge, StragglerReport
+from nbdist.client.metrics.analysis.stragglers import EVERY_S, StragglerDetector, StragglerReport
 from nbdist.client.metrics.analysis.values import Verdict
 from nbdist.shared.packed import Calls, Template
 from nbdist.shared.wire import Record
@@ -30,7 +30,7 @@ class Machine:
     def __init__(self, ranks: int, seed: int = 0, waits_in: str = "backward") -> None:
         self.ranks = range(ranks)
         self.waits_in = waits_in
-        self.judge = Judge()
+        self.judge = StragglerDetector()
         self.step = 0
         self.records: list[Record] = []
         self._noise = np.random.default_rng(seed)
@@ -595,7 +595,7 @@ def test_a_judge_that_fails_is_logged_once_and_falls_silent(
     machine.steps(60, {1: {"data_s": 0.020}})
     said = StragglerReport()
     said.take(machine.records, 0.0, is_last=False)
-    monkeypatch.setattr(Judge, "verdicts", lambda judge: 1 // 0)
+    monkeypatch.setattr(StragglerDetector, "verdicts", lambda judge: 1 // 0)
     for now_s in (1.0, 2.0, 3.0):
         said.take(machine.records, now_s, is_last=False)
         assert told_of(said) == []

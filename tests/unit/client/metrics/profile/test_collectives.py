@@ -4,7 +4,7 @@ from array import array
 from typing import Any
 
 from nbdist.client.metrics.profile.chosen import ChosenSteps
-from nbdist.client.metrics.profile.collectives import Heard, lanes
+from nbdist.client.metrics.profile.collectives import ProfiledCollectives, lanes
 from nbdist.shared.packed import Calls, Packer, Template
 from nbdist.shared.wire import Record
 
@@ -99,7 +99,7 @@ def test_nothing_told_gives_nothing() -> None:
 
 
 def test_only_chosen_steps_are_kept_with_what_all_calls_have_in_common() -> None:
-    heard = Heard(ChosenSteps(3, 4))
+    heard = ProfiledCollectives(ChosenSteps(3, 4))
 
     def record(step: int, calls: Calls) -> Record:
         return Record(0, step, "calls", step, 0, {}, calls)
