@@ -12,88 +12,38 @@ show what follows: what its code sets is then *unknown*.
 Main thread.
 """
 
-import ast
-import dis
 import itertools
 import re
-import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
-from torch import nn
 
-from nbdist.engine.compat import torch_live, torch_modules
-from nbdist.engine.kernel import cell_code
+from nbdist.engine.compat import torch_live
 from nbdist.engine.steps import keep
+from nbdist.engine.steps.code_names import loop_targets, reached, stored
 from nbdist.engine.steps.find_followers import (
     MOST_ITEMS,
-    PLAIN,
     Found,
     has_state,
     hold,
-    is_users,
     loose_schedulers,
-    loose_tensors,
     search,
 )
-from nbdist.engine.steps.grown_lists import GrownLists, is_length
-from nbdist.engine.steps.tuned_by_hand import MOST_GROUPS, TunedByHand
+from nbdist.engine.steps.grown_lists import is_length
+from nbdist.engine.steps.history import History
+from nbdist.engine.steps.marks import Mark, mark
+from nbdist.engine.steps.numbers import Number, Numbers, option_key
+from nbdist.engine.steps.tuned_by_hand import TunedByHand
 from nbdist.engine.steps.written_weights import WrittenWeights
 
 Optimizer = torch.optim.Optimizer
-Number = int | float
-Mark = tuple[object, ...]
 _Now = tuple[dict[str, Mark], dict[str, Number]]  # marks, and numbers
 
-_MOST_LEAVES = 32  # numbers and tensors in a mark
-_MOST_TENSORS = 12
-_MOST_VALUES = 4  # tensors of a mark that are looked into: `.data` writes without a new version
 _KEPT_TURNS = 3
-_OF_RANKS = ("rank", "local_rank", "world_size")  # numbers of nbdist's: a scale changes them
-_OPTION = re.compile(r"\.param_groups\[\d+\](\['\w+'\])$")  # in the name of an option
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """When something has moved, in turns.
-
-    Attributes:
-        born: The turn in which it was found.
-        moved: The last in which it has moved; None: never.
-        least: Turns between two moves, and the most; 0 before the first.
-        beside: The names of the optimizers that have stepped in the turn of its last move.
-    """
-
-    born: int
-    moved: int | None = None
-    least: int = 0
-    most: int = 0
-    beside: frozenset[str] = frozenset()
-
-    def after_move(self, turn: int, beside: frozenset[str] = frozenset()) -> "History":
-        """Return this with a move in `turn`, in which the optimizers of these names stepped."""
-        gap = turn - self.born + 1 if self.moved is None else turn - self.moved
-        least = min(self.least or gap, gap) if self.moved is not None or not self.least else gap
-        return replace(self, moved=turn, least=least, most=max(self.most, gap), beside=beside)
-
-    def is_due(self, turn: int, stepped: frozenset[str] = frozenset()) -> bool:
-        """Return whether it should move in `turn`; of what was found in it, nobody can tell.
-
-        It moves with its optimizers: where none of them is among those that have `stepped`, never.
-        """
-        if self.moved is None:
-            return turn == self.born and not self.beside
-        if self.beside and not self.beside & stepped:
-            return False
-        return self.least <= turn - self.moved <= self.most
-
-    def is_regular(self, turn: int) -> bool:
-        """Return whether what is due in `turn` moves in it for certain, and not now and then."""
-        return self.moved is not None and (self.least == self.most or turn - self.moved == 1)
 
 
 def _keep_nothing() -> None:
@@ -163,10 +113,7 @@ class Followers:
         self._opened = 0  # times that a turn has begun
         self._objects: dict[str, Callable[[], Any]] = {}
         self._optimizers: WeakKeyDictionary[Optimizer, str] = WeakKeyDictionary()
-        self._names: list[str] = []  # of numbers, in the namespace
-        self._places: list[tuple[str, Callable[[], Any]]] = []  # of numbers: the user's own objects
-        # Options that no scheduler sets: their names, the optimizer, its group, the key.
-        self._tuned: list[tuple[str, ref[Optimizer], int, str]] = []
+        self._watched = Numbers()
         self._marks: dict[str, Mark] = {}
         self._numbers: deque[dict[str, Number]] = deque(maxlen=_KEPT_TURNS)
         self._history: dict[str, History] = {}
@@ -184,7 +131,6 @@ class Followers:
         self._kept: tuple[int, Any] = 0, None
         self._written = WrittenWeights()
         self._by_hand = TunedByHand()
-        self._lists = GrownLists()
 
     # -- events
 
@@ -260,7 +206,7 @@ class Followers:
     def end_cell(self, source: str, *, is_failed: bool) -> None:
         """End the last turn of a cell that went well; of one that failed, note its loops' names."""
         if is_failed or self._has_stepped or self._turn > self._first_turn:
-            self._lists.stay()
+            self._watched.lists.stay()
         self._set_by_loops = loop_targets(source)
         self._reached = self._stored = None
         if is_failed:
@@ -297,7 +243,7 @@ class Followers:
         """
         self._begins_with_cell, self._is_by_loader = False, True
         self._find_numbers(self._search())
-        self._numbers[-1] = self._all_numbers()
+        self._numbers[-1] = self._watched.read()
         for name in self._numbers[-1]:
             self._history.setdefault(name, History(self._turn))
 
@@ -327,7 +273,7 @@ class Followers:
                 self._history[name] = History(self._turn)
 
     def _now(self) -> _Now:
-        return self._marked(), self._all_numbers()
+        return self._marked(), self._watched.read()
 
     def _age(self) -> int:
         return self._turn - min((one.born for one in self._history.values()), default=self._turn)
@@ -350,30 +296,6 @@ class Followers:
         """Return what tells a step of an optimizer."""
         steps = self._steps.get(optimizer)
         return (0 if steps is None else steps.whole,)
-
-    def _all_numbers(self) -> dict[str, Number]:
-        """Return the numbers of the namespace and the user's own objects, lengths, and options."""
-        names = keep.here.names()
-        found = {
-            name: value
-            for name in self._names
-            if type(value := names.get(name)) is int or type(value) is float
-        }
-        for path, place in self._places:
-            if (owner := place()) is not None:
-                found |= _numbers_in(vars(owner), f"{path}.")
-        found |= self._lists.lengths(names)
-        return found | {name: group[key] for name, (group, key) in self._options().items()}
-
-    def _options(self) -> dict[str, tuple[dict[str, Any], str]]:
-        """Return where the numbers of optimizers' groups are: group and key, by name."""
-        found = {}
-        for name, held, at, key in self._tuned:
-            if (optimizer := held()) is not None and at < len(optimizer.param_groups):
-                group = optimizer.param_groups[at]
-                if type(value := group.get(key)) is int or type(value) is float:
-                    found[name] = group, key
-        return found
 
     def living(self) -> dict[str, Any]:
         """Return what is followed, by the names that lead there."""
@@ -412,8 +334,8 @@ class Followers:
             self._marks.setdefault(name, self._count(optimizer))
             self._history.setdefault(name, History(self._turn))
         if self._numbers:
-            began, now = self._numbers[-1], self._all_numbers()
-            for name in [n for n in began if n not in now and _OPTION.search(n)]:
+            began, now = self._numbers[-1], self._watched.read()
+            for name in [n for n in began if n not in now and option_key(n)]:
                 del began[name]  # a scheduler sets it
             began.update({n: v for n, v in now.items() if n not in began})
             for name in began:
@@ -423,19 +345,14 @@ class Followers:
         return search(keep.here.kept(), keep.here.names(), torch_live.here.live(Optimizer))
 
     def _find_numbers(self, found: Found) -> None:
-        self._names = [name for name in _numbers_in(keep.here.names(), "") if name not in _OF_RANKS]
-        self._places = [(path, hold(owner, path)) for path, owner in found.owners.items()]
-        self._lists.watch(found.lists)
         loose = loose_schedulers(found, found.optimizers.values())
         self._by_hand.watch((*found.followers.values(), *loose.values()))
-        self._tuned = [
-            (f"{self._optimizers.get(one, name)}.param_groups[{at}][{key!r}]", ref(one), at, key)
+        by_hand = {
+            one: self._optimizers.get(one, name)
             for name, one in found.optimizers.items()
             if not self._by_hand.is_scheduled(one)
-            for at, group in enumerate(one.param_groups[:MOST_GROUPS])
-            for key, value in group.items()
-            if type(value) is int or type(value) is float
-        ]
+        }
+        self._watched.watch(found, by_hand)
 
     def _forget_made_anew(self, names: set[str]) -> None:
         """Forget when an optimizer stepped whose name means another one now, and what moved then.
@@ -478,7 +395,7 @@ class Followers:
         if self._turn == self._first_turn:
             new = {n for n, h in self._history.items() if h.moved is None and self._may_follow(n)}
         numbers = {n for n in follows | new if n in began and n not in self._set_by_loops}
-        options = {n for n in due & numbers if _OPTION.search(n) and self._history[n].moved}
+        options = {n for n in due & numbers if option_key(n) and self._history[n].moved}
         certain = {n for n in options if self._history[n].is_regular(self._turn)}
         # Of other numbers only counters: what is set anew each time lacks nothing.
         known = {n for n in due if n in self._objects or n in optimizers}
@@ -489,7 +406,7 @@ class Followers:
             known |= counters
         known = (known - options) | certain
         last = {n for n, history in self._history.items() if history.moved == self._turn - 1}
-        now = self._all_numbers()
+        now = self._watched.read()
         before = self._numbers[-2] if len(self._numbers) > 1 else {}
         # From a batch on the loop's body runs again, and so does all that it counts.
         ahead = moved - optimizers
@@ -556,7 +473,7 @@ class Followers:
         """Return whether this cell moves it, and not an older one alone: it did, or names it."""
         if self._reached is None or (history.moved or 0) >= self._first_turn:
             return True
-        if _OPTION.search(name):  # to name its optimizer is not to set it
+        if option_key(name):  # to name its optimizer is not to set it
             return self._is_stored(name)
         root = re.split(r"[.[]", name)[0]
         return root in self._reached or root not in keep.here.names()
@@ -574,8 +491,7 @@ class Followers:
 
     def _is_stored(self, name: str) -> bool:
         """Return whether the cell's code may set a number of this name."""
-        option = _OPTION.search(name)
-        last = option[1] if option else name.rpartition(".")[2]
+        last = option_key(name) or name.rpartition(".")[2]
         return self._stored is None or last in self._stored
 
     def _is_there(self, name: str) -> bool:
@@ -593,26 +509,15 @@ class Followers:
 
     def numbers(self) -> dict[str, Number]:
         """Return all numbers as this turn began: which of them move with steps may show later."""
-        return dict(self._numbers[-1]) if self._numbers else self._all_numbers()
+        return dict(self._numbers[-1]) if self._numbers else self._watched.read()
 
     def put_numbers(self, values: Mapping[str, Number]) -> None:
         """Give numbers these values, where their names still lead to numbers."""
-        owners = {path: owner for path, held in self._places if (owner := held()) is not None}
-        names, options = keep.here.names(), self._options()
-        self._lists.go_back(values)
-        for name, value in values.items():
-            if name in options:
-                group, key = options[name]
-                group[key] = value
-                continue
-            path, _, last = name.rpartition(".")
-            place = vars(owners[path]) if path in owners else names if not path else None
-            if place is not None and type(place.get(last)) in (int, float):
-                place[last] = value
+        self._watched.put(values)
 
     def run_again(self) -> None:
         """Cut lists back, for the cell that a fault has ended goes on from its last step."""
-        self._lists.cut(keep.here.names())
+        self._watched.lists.cut(keep.here.names())
 
     def position(self) -> tuple[int, dict[str, History]]:
         """Return the turn that runs and what is known of moves, for `stand_at`. Never changed."""
@@ -633,131 +538,3 @@ class Followers:
         """Stand where another rank does, or this one did."""
         self._turn, self._history = position[0], dict(position[1])
         self._open()
-
-
-def loop_targets(source: str) -> frozenset[str]:
-    """Return the names that loops of a cell bind: run again, the cell binds them anew."""
-    cell = cell_code.tree(source)
-    if cell is None:
-        return frozenset()
-    targets = [node.target for node in ast.walk(cell) if isinstance(node, ast.For)]
-    names = (node for target in targets for node in ast.walk(target))
-    return frozenset(node.id for node in names if isinstance(node, ast.Name))
-
-
-def reached(source: str, names: Mapping[str, Any]) -> frozenset[str] | None:
-    """Return the names that a cell leads to: its own, and those of functions and classes it names.
-
-    None: not known, for it is no Python.
-    """
-    cell = cell_code.tree(source)
-    if cell is None:
-        return None
-    todo = {node.id for node in ast.walk(cell) if isinstance(node, ast.Name)}
-    todo.update(cell_code.words_of_magics(cell))
-    found: set[str] = set()
-    while todo:
-        found.add(name := todo.pop())
-        one = names.get(name)
-        of_class = one if isinstance(one, type) else type(one)
-        for member in (one, *(vars(of_class).values() if is_users(of_class) else ())):
-            todo |= _names_in(getattr(member, "__code__", None)) - found
-    return frozenset(found)
-
-
-def stored(
-    source: str, reached: frozenset[str] | None, names: Mapping[str, Any]
-) -> frozenset[str] | None:
-    """Return the names and attributes that a cell sets, and functions and classes it leads to.
-
-    Of items the keys that it may set, as `['lr']`: those in code that sets items or calls `update`.
-    None: not known, for it is no Python.
-    """
-    cell, code = cell_code.tree(source), cell_code.compiled(source)
-    if cell is None or code is None or reached is None:
-        return None
-    found = _stored_in(code).union(cell_code.words_of_magics(cell))
-    for one in map(names.get, reached):
-        of_class = one if isinstance(one, type) else type(one)
-        for member in (one, *(vars(of_class).values() if is_users(of_class) else ())):
-            found |= _stored_in(getattr(member, "__code__", None))
-    return frozenset(found)
-
-
-def _stored_in(code: Any) -> set[str]:
-    if not isinstance(code, types.CodeType):
-        return set()
-    sets = ("STORE_NAME", "STORE_GLOBAL", "STORE_ATTR")
-    steps = list(dis.get_instructions(code))
-    own = {step.argval for step in steps if step.opname in sets}
-    if "update" in code.co_names or any(step.opname == "STORE_SUBSCR" for step in steps):
-        keys = (c if isinstance(c, tuple) else (c,) for c in code.co_consts)
-        own |= {f"[{key!r}]" for key in itertools.chain(*keys) if isinstance(key, str)}
-    return own.union(*map(_stored_in, code.co_consts))
-
-
-def _names_in(code: Any) -> set[str]:
-    if not isinstance(code, types.CodeType):
-        return set()
-    return set(code.co_names).union(*map(_names_in, code.co_consts))
-
-
-# ---- Marks --------------------------------------------------------------------------------------
-
-
-def mark(one: Any) -> Mark:
-    """Return what tells a move of an object: a few of its numbers, and the versions of tensors."""
-    leaves: list[object] = []
-    seen: set[int] = set()
-    tensors = values = 0
-    todo: list[Any] = [one] if has_state(one) else loose_tensors(one)
-    if isinstance(one, torch.amp.GradScaler):
-        todo = torch_modules.scaler_tensors(one)  # the rest is of the step that runs
-    while todo and len(leaves) < _MOST_LEAVES and tensors < _MOST_TENSORS:
-        item = todo.pop()
-        kind = type(item)
-        if kind in (int, float, bool, str) or item is None:
-            leaves.append(item if item == item else "nan")
-        elif isinstance(item, torch.Tensor):
-            leaves.append((id(item), item._version))
-            tensors += 1
-            if values < _MOST_VALUES and (value := _first(item)) is not None:
-                values += 1
-                leaves.append(value)
-        elif isinstance(item, (*PLAIN, Optimizer)) or id(item) in seen:
-            continue
-        else:
-            seen.add(id(item))
-            todo.extend(reversed(list(itertools.islice(_held(item), MOST_ITEMS))))
-    return tuple(leaves)
-
-
-def _held(item: Any) -> Iterator[Any]:
-    if isinstance(item, dict):
-        yield from list(item.values())
-    elif isinstance(item, list | tuple | deque):
-        yield from item
-    elif isinstance(item, nn.Module):
-        yield from list(item._buffers.values())
-        yield from list(item._parameters.values())
-        yield from list(item._modules.values())
-        yield from (v for n, v in list(vars(item).items()) if not n.startswith("_"))
-    elif hasattr(item, "__dict__"):
-        yield from list(vars(item).values())
-
-
-def _first(tensor: torch.Tensor) -> float | None:
-    """Return a tensor's first value where that waits for no device."""
-    tensor = getattr(tensor, "_local_tensor", tensor)
-    if tensor.device.type != "cpu" or not tensor.numel() or tensor.layout is not torch.strided:
-        return None
-    value = tensor.detach()[(0,) * tensor.dim()].item()
-    return value if value == value else -1.0
-
-
-def _numbers_in(names: Mapping[str, Any], prefix: str) -> dict[str, Number]:
-    return {
-        prefix + name: value
-        for name, value in list(names.items())
-        if (type(value) is int or type(value) is float) and name[:1] != "_"
-    }
