@@ -34,6 +34,16 @@ dist.barrier()
         "import time\nif rank:\n    print('in')\n    while True: time.sleep(0.1)"
     ),
     "top-level await": "import asyncio\nprint('in')\nawait asyncio.sleep(600)",
+    "a loop beside an await": (
+        "import asyncio\nawait asyncio.sleep(0)\nprint('in')\nwhile True: pass"
+    ),
+    "a loop below an await": (
+        "import asyncio\nasync def f():\n    print('in')\n    while True: pass\nawait f()"
+    ),
+    "a wait in C++ beside an await": (
+        "import asyncio\nawait asyncio.sleep(0)\nprint('in')\n"
+        "dist.all_reduce(torch.ones(1)) if rank else None\nwhile True: pass"
+    ),
     "all_reduce of one rank": "print('in')\ndist.all_reduce(torch.ones(1)) if rank else None",
     "all_reduce and a loop": (
         "print('in')\nif rank: dist.all_reduce(torch.ones(1))\nwhile True: pass"
@@ -68,6 +78,7 @@ for _ in torch.utils.data.DataLoader(Slow(), num_workers=2): pass
 }
 
 
+AWAITS = "import asyncio\nawait asyncio.sleep(0)\n"
 TRAINING = """
 m = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
 o = torch.optim.SGD(m.parameters(), lr=0.1)
@@ -103,8 +114,10 @@ def test_an_interrupt_ends_the_cell_and_the_next_one_runs(notebook: Kernel, code
     assert "Out: 1" in notebook.cell("kept").text
 
 
-def test_an_interrupted_training_leaves_replicas_equal(notebook: Kernel) -> None:
-    ran = notebook.cell(TRAINING, "--no-track", interrupt_after=["in"], timeout_s=30)
+@pytest.mark.parametrize("begins", ["", AWAITS], ids=["plain", "with an await"])
+def test_an_interrupted_training_leaves_replicas_equal(notebook: Kernel, begins: str) -> None:
+    code = begins + TRAINING
+    ran = notebook.cell(code, "--no-track", interrupt_after=["in"], timeout_s=30)
     assert_interrupted(ran)
     assert_usable(notebook)  # and no alarm in its text
     assert "Out: True" in notebook.cell(ARE_EQUAL, "--no-track").text, ran

@@ -12,7 +12,7 @@ import pytest
 import nbdist
 from nbdist import Session
 from nbdist.client.metrics.analysis.stragglers import StragglerDetector
-from nbdist.client.metrics.analysis.values import Verdict
+from nbdist.client.metrics.analysis.values import Straggler
 from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.shared.wire import Record
 from tests.cluster.conftest import LONGEST_S, ROOT
@@ -110,7 +110,7 @@ class Trainings:
             judge.add(record)
         return judge
 
-    def verdict(self, setup: str, steps: int = STEPS) -> Verdict:
+    def verdict(self, setup: str, steps: int = STEPS) -> Straggler:
         """Train and return the only verdict."""
         verdicts = self.run(setup, steps).verdicts()
         self.show()

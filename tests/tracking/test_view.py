@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from PIL import Image
 
-from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep, RankStep, Verdict
+from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep, RankStep, Straggler
 from nbdist.client.tracking.run import RunLink, Tracker
 from nbdist.client.tracking.shipping.ui import start_ui
 from nbdist.client.tracking.shipping.view import MOST_CHARACTERS, encode, view_state
@@ -72,7 +72,7 @@ class Known:
         parts = {rank: {"waiting": 3.0 - rank} for rank in range(4)}
         return Analysis(
             ranks=tuple(RankStep(rank, 10.0, parts[rank]) for rank in range(4)),
-            verdicts=(Verdict(3, "forward", 0.5, VERDICT, 1),),
+            verdicts=(Straggler(3, "forward", 0.5, VERDICT, 1),),
         )
 
 

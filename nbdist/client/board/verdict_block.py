@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from nbdist.client.board import palette
 from nbdist.client.board.text import STYLE
 from nbdist.client.metrics.analysis.advice import advice_for
-from nbdist.client.metrics.analysis.values import Verdict
+from nbdist.client.metrics.analysis.values import Straggler
 from nbdist.client.output.slots import Display
 from nbdist.shared.text import name_ranks
 
@@ -22,7 +22,7 @@ _BLOCK = (
 _WHO = re.compile(r"\branks? \d+(?: and \d+)?", re.IGNORECASE)  # first of all in each sentence
 
 
-def headline(verdicts: Sequence[Verdict]) -> str:
+def headline(verdicts: Sequence[Straggler]) -> str:
     """Return the verdicts in a few words, for a picture's head; "" without one."""
     if not verdicts:
         return ""
@@ -32,7 +32,7 @@ def headline(verdicts: Sequence[Verdict]) -> str:
     return f"{who} {verb} the others down: {', '.join(causes)}"
 
 
-def to_html(verdicts: Sequence[Verdict]) -> str:
+def to_html(verdicts: Sequence[Straggler]) -> str:
     """Return the block, "" without a verdict; its colours are those of the page."""
     return "".join(
         f'<div role="note" {_BLOCK}><div>{_with_bold_rank(verdict.sentence)}</div>'
@@ -42,7 +42,7 @@ def to_html(verdicts: Sequence[Verdict]) -> str:
     )
 
 
-def to_text(verdicts: Sequence[Verdict]) -> str:
+def to_text(verdicts: Sequence[Straggler]) -> str:
     """Return the block as lines, "" without a verdict."""
     return "\n".join(
         f"{verdict.sentence}\nDo:  {advice_for(verdict).do} {_command(verdict)} shows it."
@@ -50,12 +50,12 @@ def to_text(verdicts: Sequence[Verdict]) -> str:
     )
 
 
-def display(verdicts: Sequence[Verdict]) -> Display:
+def display(verdicts: Sequence[Straggler]) -> Display:
     """Return the block as an output of its own."""
     return Display({"text/html": to_html(verdicts), "text/plain": to_text(verdicts)})
 
 
-def _command(verdict: Verdict) -> str:
+def _command(verdict: Straggler) -> str:
     return f"%dist board {advice_for(verdict).view}"
 
 

@@ -28,7 +28,7 @@ from nbdist.client.cells.trained_cell import OpenCell, TrainedCell
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
 from nbdist.client.metrics.analysis.clocks import Clocks
-from nbdist.client.metrics.analysis.values import Verdict
+from nbdist.client.metrics.analysis.values import Straggler
 from nbdist.client.metrics.checks.batch_growth import Trained
 from nbdist.client.metrics.checks.checks import CellChecks
 from nbdist.client.metrics.checks.drift import Told
@@ -98,7 +98,7 @@ class CellContext:
         return self.folder.absolute() / "checkpoints" / notebook_name()
 
     @property
-    def verdicts(self) -> tuple[Verdict, ...]:
+    def verdicts(self) -> tuple[Straggler, ...]:
         """The slow ranks of the newest cell that makes steps; any thread."""
         for insight in (self.insight, self._trained):
             if insight is not None and insight.now().ranks:

@@ -22,7 +22,7 @@ from nbdist.client.faults.advice import Advice, AdviceKind
 from nbdist.client.faults.fault_handler import FaultHandler
 from nbdist.client.faults.leaving import Leaving
 from nbdist.client.faults.repair_report import Repaired
-from nbdist.client.faults.stderr_tail import LastWords
+from nbdist.client.faults.stderr_tail import StderrReader
 from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.client.output.live_text import LiveText
 from nbdist.client.output.result import CellResult
@@ -114,7 +114,7 @@ class CellRun:
         start, events = self._attempt.start, self._cluster.events
         events.note("cell begun", number=start.number, ranks=list(start.ranks))
         cell = {origins.cell_file_name(self._request.code): start.prompt}
-        self._last_words = LastWords(self._cluster.logs, self._request.ranks, cell)
+        self._last_words = StderrReader(self._cluster.logs, self._request.ranks, cell)
         stop_listening = self._cluster.on_death(self._on_death)
         outcome = Outcome(self._collectors, self._live)
         try:

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
-from nbdist.client.metrics.analysis.values import Verdict
+from nbdist.client.metrics.analysis.values import Straggler
 from nbdist.client.metrics.checks.checks import CellChecks
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.metrics.usual_step import RunFigures, UsualSteps
@@ -31,7 +31,7 @@ class TrainedCell:
     telemetry: Telemetry
     figures: RunFigures | None
     alarms: tuple[str, ...]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[Straggler, ...]
     before: RunFigures | None
     cut_off: str
 

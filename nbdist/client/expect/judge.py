@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from nbdist.client.expect.assertion import Comparison
-from nbdist.client.metrics.analysis.values import Verdict
+from nbdist.client.metrics.analysis.values import Straggler
 from nbdist.client.metrics.usual_step import RunFigures, StepTime
 from nbdist.shared.errors import ExpectationError
 from nbdist.shared.text import counted, milliseconds, name_bytes, name_ranks
@@ -62,7 +62,7 @@ def judge_parity(text: str, *, ok: bool, proof: str) -> str:
 
 
 def judge_alarms(
-    text: str, alarms: Sequence[str], verdicts: Sequence[Verdict], cut_off: str = ""
+    text: str, alarms: Sequence[str], verdicts: Sequence[Straggler], cut_off: str = ""
 ) -> str:
     """Judge what the session reports of a training.
 

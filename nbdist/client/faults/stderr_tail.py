@@ -46,7 +46,7 @@ class LastOutput:
         return gpu_errors.explain("\n".join((*self.asserted, *self.lines)))
 
 
-class LastWords:
+class StderrReader:
     """Remembers how much each rank had written, and reads what came after."""
 
     def __init__(
@@ -84,7 +84,7 @@ class LastWords:
 
 
 def read(text: str, cells: Mapping[str, int]) -> LastOutput:
-    """Return what a text tells that a rank wrote before its end; `cells` as for `LastWords`."""
+    """Return what a text tells that a rank wrote before its end; `cells` as for `StderrReader`."""
     lines = without_noise(text).splitlines()
     place, frame = _crash(lines, cells)
     telling = telling_lines(lines)

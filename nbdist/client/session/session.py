@@ -26,7 +26,7 @@ from nbdist.client.cells.trained_cell import TrainedCell
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.memory import ClusterMemory
 from nbdist.client.faults.recovery import restart
-from nbdist.client.metrics.analysis.values import Verdict
+from nbdist.client.metrics.analysis.values import Straggler
 from nbdist.client.metrics.cost import Cost
 from nbdist.client.metrics.profile.chosen import parse_steps
 from nbdist.client.metrics.profile.gather import Profiled
@@ -88,7 +88,7 @@ class Session:
         return self._attempts.last
 
     @property
-    def verdicts(self) -> tuple[Verdict, ...]:
+    def verdicts(self) -> tuple[Straggler, ...]:
         """The ranks that made others slow in the newest cell that trains, and why; may be empty.
 
         While a cell runs they are those of now, over its last 50 steps. Any thread.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from nbdist.client.metrics.analysis.values import ExplainedStep, RankStep, Verdict
+from nbdist.client.metrics.analysis.values import ExplainedStep, RankStep, Straggler
 from nbdist.client.metrics.recent import recent_steps, values_of_run
 from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.metrics.telemetry import Series as History
@@ -76,7 +76,7 @@ class RunEnd:
     error: str | None
     picture: bytes | None
     time_ms: int
-    verdicts: Sequence[Verdict] = ()
+    verdicts: Sequence[Straggler] = ()
     files: Mapping[str, Path] = field(default_factory=dict)
     board: bytes | None = None
 

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
+from types import FrameType, TracebackType
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
@@ -29,6 +29,8 @@ class Interrupts:
         # Of the newest message to stop: it may not have begun yet.
         self._wanted: str | None = None
         self._lock = threading.Lock()
+        # Of a cell that awaits, whose SIGINT has another handler, and whose code runs.
+        self.in_code: Callable[[int, FrameType | None], object] = signal.default_int_handler
 
     def begin(self, message: str) -> None:
         """Allow interrupts of this message until `end`.

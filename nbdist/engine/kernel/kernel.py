@@ -12,7 +12,8 @@ them changes. The parts, and their use:
 - `Kernel.session.send`, which all messages pass: whether a cell has sent any on `iopub_socket`,
   and which (`journal`);
 - `pre_handler_hook` and `saved_sigint_handler`: when an interrupt may be raised;
-- `_cancel_on_sigint`, which handles an interrupt of a cell that awaits.
+- `_cancel_on_sigint`, which handles an interrupt of a cell that awaits, and IPython's `run_code`,
+  below which a cell's code runs.
 
 How its shell behaves is `shell.py`'s.
 """
@@ -26,6 +27,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
+from types import FrameType
 from typing import Any, Protocol
 
 import ipyparallel.engine.app
@@ -33,6 +35,7 @@ from ipykernel.ipkernel import IPythonKernel
 from ipykernel.zmqshell import ZMQInteractiveShell
 from ipyparallel.engine.app import IPEngine
 from ipyparallel.engine.kernel import IPythonParallelKernel
+from IPython.core.interactiveshell import InteractiveShell
 
 from nbdist.engine.kernel import calls, interrupts
 from nbdist.engine.kernel.journal import Journal
@@ -206,20 +209,23 @@ class RankKernel(IPythonParallelKernel):
 
     @contextlib.contextmanager
     def _cancel_on_sigint(self, future: Any) -> Iterator[None]:
-        """Cancel a cell that awaits as soon as SIGINT comes.
+        """Interrupt a cell with an await as soon as SIGINT comes: its code, or its wait.
 
-        ipykernel's handler runs in the event loop's own thread and so does not wake it: a cell
-        that only waited kept waiting.
+        ipykernel only cancels the cell, which is seen at its next await: a loop went on. And its
+        handler runs in the event loop's own thread and so does not wake it: a wait went on, too.
         """
         loop = asyncio.get_running_loop()
         with super()._cancel_on_sigint(future):
             cancel: Any = signal.getsignal(signal.SIGINT)
 
-            def cancel_and_wake(*arguments: Any) -> None:
-                cancel(*arguments)
+            def interrupt(number: int, frame: FrameType | None) -> None:
+                if _runs_code(frame):
+                    interrupts.here.in_code(number, frame)
+                    return
+                cancel(number, frame)
                 loop.call_soon_threadsafe(_nothing)
 
-            signal.signal(signal.SIGINT, cancel_and_wake)
+            signal.signal(signal.SIGINT, interrupt)
             yield
 
     @property
@@ -318,6 +324,18 @@ def _is_read(status: str, parent: Mapping[str, Any], *, is_silent: bool) -> bool
     return bool(parent.get("header", {}).get("msg_type") != wire.REQUEST)
 
 
+def _runs_code(frame: FrameType | None) -> bool:
+    """Return whether a cell's code runs here, of which IPython catches every error.
+
+    Elsewhere in a cell that awaits, an error would end the event loop, and the rank with it.
+    """
+    while frame is not None and (caller := frame.f_back) is not None:
+        if caller.f_code is InteractiveShell.run_code.__code__:
+            return frame.f_globals is not caller.f_globals
+        frame = caller
+    return False
+
+
 def _nothing() -> None:
     """Do nothing: the call wakes up an event loop."""
 
@@ -347,7 +365,7 @@ def check() -> list[str]:
         ),
         (
             ZMQInteractiveShell,
-            ("user_ns", "execution_count"),
+            ("user_ns", "execution_count", "run_code"),
         ),
     ]
     versions = ", ".join(f"{name} {version(name)}" for name in TRIED)

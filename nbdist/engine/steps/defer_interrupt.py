@@ -54,13 +54,12 @@ class HeldInterrupts:
                 target=self._strike_late, name="nbdist-interrupt", daemon=True
             )
             self._watch.start()
+            interrupts.here.in_code = self._wait
         # Once put there it stays for the cell: to change it at each step is two system calls.
         handler = _handler(_INTERRUPT)
         if handler is signal.default_int_handler:
             _set_handler(_INTERRUPT, self._wait)
-        # Also after a step that has failed, and so has no end. Any other handler is the program's
-        # own.
-        self._holds = handler is signal.default_int_handler or handler == self._wait
+        self._holds = True  # also after a step that has failed, and so has no end
 
     def end(self) -> None:
         """The step is whole: an interrupt that has come meanwhile strikes soon."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nbdist.client.metrics.analysis.values import Cause, Verdict
+from nbdist.client.metrics.analysis.values import Cause, Straggler
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,12 @@ _ADVICE: Mapping[Cause, Advice] = {
 }
 
 
-def cause_of(verdict: Verdict) -> str:
+def cause_of(verdict: Straggler) -> str:
     """Return what makes the rank slow, and in which part of a step where both are known."""
     said = advice_for(verdict).cause
     return f"{said} in {verdict.cause}" if verdict.within else said
 
 
-def advice_for(verdict: Verdict) -> Advice:
+def advice_for(verdict: Straggler) -> Advice:
     """Return what to do about what a rank does, or else about the part in which it does so."""
     return _ADVICE[verdict.within or verdict.cause]

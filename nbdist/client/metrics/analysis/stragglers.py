@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nbdist.client.metrics.analysis import links, sentences, work
-from nbdist.client.metrics.analysis.values import Verdict
+from nbdist.client.metrics.analysis.values import Straggler
 from nbdist.shared.packed import Template
 from nbdist.shared.wire import Record
 
@@ -38,7 +38,7 @@ class StragglerReport:
     """
 
     def __init__(self) -> None:
-        self.newest: tuple[Verdict, ...] = ()
+        self.newest: tuple[Straggler, ...] = ()
         self.rates: Mapping[int, Mapping[int, float]] = {}
         self.own_ms: Mapping[int, float] = {}
         self._judge: StragglerDetector | None = StragglerDetector()
@@ -88,7 +88,7 @@ class StragglerDetector:
         """Return what links carry, in bytes per second, by sending and receiving rank."""
         return self._links.rates()
 
-    def verdicts(self) -> tuple[Verdict, ...]:
+    def verdicts(self) -> tuple[Straggler, ...]:
         """Return who is slow now, the slowest first."""
         window = self._rows.window()
         if window is None:
@@ -111,12 +111,12 @@ class StragglerDetector:
         lasts = {(slow.rank, slow.cause) for slow in lasting}
         return [slow for slow in found if not slow.may_pass or (slow.rank, slow.cause) in lasts]
 
-    def _of_work(self, slow: work.Slow) -> Verdict | None:
+    def _of_work(self, slow: work.Slow) -> Straggler | None:
         since = self._since.get((slow.rank, slow.cause), slow.since_step)
         sentence = sentences.of_work(slow)
-        return Verdict(slow.rank, slow.cause, slow.share, sentence, since, sentences.within(slow))
+        return Straggler(slow.rank, slow.cause, slow.share, sentence, since, sentences.within(slow))
 
-    def _of_link(self, window: work.StepWindow) -> Verdict | None:
+    def _of_link(self, window: work.StepWindow) -> Straggler | None:
         slow = self._links.find()
         if slow is None:
             return None
@@ -130,7 +130,7 @@ class StragglerDetector:
         if share < work.SLOWER or starved_s > work.LEAST_OF * lost_s:
             return None
         since = self._since.get((slow.rank, "link"), slow.since_step)
-        return Verdict(slow.rank, "link", share, sentences.of_link(slow), since)
+        return Straggler(slow.rank, "link", share, sentences.of_link(slow), since)
 
     def _peers(self, ranks: tuple[int, ...]) -> Mapping[int, set[int]]:
         """Return whom each rank's work is compared with."""

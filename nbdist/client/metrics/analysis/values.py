@@ -115,7 +115,7 @@ class TimeLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Straggler:
     """A rank that makes the others slow, and why.
 
     `share` is how much slower than its peers it is, 0.38 for 38 %; `sentence` says all of it, with
@@ -144,7 +144,7 @@ class Analysis:
     ranks: tuple[RankStep, ...] = ()
     table: tuple[CollectiveRow, ...] = ()
     line: TimeLine | None = None
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[Straggler, ...] = ()
     clock_error_ms: float = 0.0
     explained_until: int = 0
     left_out: int = 0

@@ -8,9 +8,9 @@ from nbdist.client.metrics.analysis.values import (
     CollectiveRow,
     RankStep,
     Span,
+    Straggler,
     TimeLine,
     TimelineLane,
-    Verdict,
 )
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.shared.wire import Batch, Record
@@ -130,10 +130,10 @@ def analysis_of(
     line = TimeLine(
         48.0, tuple((steps - 2 + i, 16.0 * i, 16.0 * i + 15.8) for i in range(3)), lanes
     )
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[Straggler, ...] = ()
     if slow is not None:
         words = f"rank {slow} is 48 % slower: its data loading (5.6 ms against 0.8 ms a step)."
-        verdicts = (Verdict(slow, "data", 0.48, words, steps - 49),)
+        verdicts = (Straggler(slow, "data", 0.48, words, steps - 49),)
     return Analysis(told, rows if ranks > 1 else (), line if ranks > 1 else None, verdicts, 0.02,
                     steps, 0)  # fmt: skip
 

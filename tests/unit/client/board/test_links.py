@@ -14,7 +14,7 @@ from nbdist.client.board.plots.links import rates_of, slow_links
 from nbdist.client.board.plots.own_work import own_work_ms
 from nbdist.client.board.scene import Scene
 from nbdist.client.board.views import stragglers
-from nbdist.client.metrics.analysis.values import Verdict
+from nbdist.client.metrics.analysis.values import Straggler
 from tests.unit.client.board.board_data import analysis_of, cell_info, training
 
 
@@ -27,7 +27,7 @@ def ring(
 
 
 def seen(ranks: int, links: dict[int, dict[int, float]], *causes: tuple[int, str]) -> Scene:
-    said = tuple(Verdict(rank, cause, 0.4, f"rank {rank}: {cause}.", 1) for rank, cause in causes)  # type: ignore[arg-type]
+    said = tuple(Straggler(rank, cause, 0.4, f"rank {rank}: {cause}.", 1) for rank, cause in causes)  # type: ignore[arg-type]
     known = replace(analysis_of(ranks), links=links, verdicts=said)
     return look(training(ranks, 60), cell_info(ranks), known)
 

@@ -11,13 +11,13 @@ from nbdist.client.board.look import look
 from nbdist.client.board.past import Past
 from nbdist.client.board.verdict_block import headline, to_html, to_text
 from nbdist.client.metrics.analysis.advice import advice_for
-from nbdist.client.metrics.analysis.values import Cause, Verdict
+from nbdist.client.metrics.analysis.values import Cause, Straggler
 from tests.unit.client.board.board_data import analysis_of, cell_info, training
 
-SLOW = Verdict(
+SLOW = Straggler(
     1, "data", 8.0, "Rank 1 takes 9.0 times as long <per> step: its data loading takes 35 ms.", 12
 )
-LINK = Verdict(2, "link", 0.5, "The link of rank 2 is slow: 8 MB/s.", 20)
+LINK = Straggler(2, "link", 0.5, "The link of rank 2 is slow: 8 MB/s.", 20)
 
 
 @pytest.mark.parametrize("cause", get_args(Cause))

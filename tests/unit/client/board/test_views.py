@@ -23,7 +23,7 @@ from nbdist.client.board.plots import lines
 from nbdist.client.board.plots.split import SplitPlot
 from nbdist.client.board.scene import Curve, Scene
 from nbdist.client.board.views.collectives import group_names
-from nbdist.client.metrics.analysis.values import Analysis, RankStep, Verdict
+from nbdist.client.metrics.analysis.values import Analysis, RankStep, Straggler
 from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.shared.text import figure
 from nbdist.shared.wire import Batch, Record
@@ -298,7 +298,7 @@ def test_the_share_of_communication_is_one_figure_in_picture_table_and_sentence(
 
 
 def test_two_ranks_that_both_stand_out_have_no_others_to_wait() -> None:
-    verdicts = tuple(Verdict(rank, "data", 0.5, "slow", 1) for rank in (0, 1))
+    verdicts = tuple(Straggler(rank, "data", 0.5, "slow", 1) for rank in (0, 1))
     view = look(training(2, 60), cell_info(2), Analysis(verdicts=verdicts))
 
     assert VIEWS["overview"].sentence(view).endswith("ranks 0-1 make each other wait.")

@@ -7,7 +7,7 @@ import pytest
 
 from nbdist.client.expect import judge
 from nbdist.client.expect.assertion import Comparison, parse
-from nbdist.client.metrics.analysis.values import Verdict
+from nbdist.client.metrics.analysis.values import Straggler
 from nbdist.client.metrics.usual_step import RunFigures, StepTime
 from nbdist.shared.errors import ExpectationError, NBDistError
 
@@ -117,8 +117,8 @@ def test_ranks_without_a_core_are_allowed_more_but_never_a_multiple() -> None:
 
 
 def test_alarms_are_all_told_and_a_rank_without_a_core_is_none() -> None:
-    slow = Verdict(1, "forward", 0.4, "Rank 1 is slow.", 3)
-    starved = Verdict(0, "backward", 0.4, "Rank 0 waits for a core.", 3, "starved")
+    slow = Straggler(1, "forward", 0.4, "Rank 1 is slow.", 3)
+    starved = Straggler(0, "backward", 0.4, "Rank 0 waits for a core.", 3, "starved")
     assert "Rank 0 waits for a core" in judge.judge_alarms("no alarms", [], [starved])
     with pytest.raises(ExpectationError) as failed:
         judge.judge_alarms("no alarms", ["Replicas differ."], [slow, starved])

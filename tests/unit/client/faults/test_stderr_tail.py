@@ -5,7 +5,7 @@ from pathlib import Path
 from nbdist.client.faults.stderr_tail import (
     MOST_LINES,
     LastOutput,
-    LastWords,
+    StderrReader,
     read,
     telling_lines,
 )
@@ -16,7 +16,7 @@ from tests.unit.shared.test_gpu_errors import ASSERT, EMBEDDING
 def test_only_what_was_written_since_counts(tmp_path: Path) -> None:
     file = tmp_path / "rank-1.stderr"
     file.write_text("a warning of this morning\n")
-    words = LastWords(tmp_path, [0, 1])
+    words = StderrReader(tmp_path, [0, 1])
     assert words.of(1) == LastOutput()
     with file.open("a") as more:
         more.write("terminate called after throwing an instance of 'std::bad_alloc'\n")
@@ -24,13 +24,13 @@ def test_only_what_was_written_since_counts(tmp_path: Path) -> None:
 
 
 def test_a_rank_without_a_file_has_said_nothing(tmp_path: Path) -> None:
-    assert LastWords(tmp_path, [0]).of(0) == LastOutput()
+    assert StderrReader(tmp_path, [0]).of(0) == LastOutput()
 
 
 def test_a_file_that_was_emptied_meanwhile_is_read_from_its_beginning(tmp_path: Path) -> None:
     file = tmp_path / "rank-0.stderr"
     file.write_text("x" * 1000)
-    words = LastWords(tmp_path, [0])
+    words = StderrReader(tmp_path, [0])
     file.write_text("corrupted size vs. prev_size\n")
     assert words.of(0).lines == ("corrupted size vs. prev_size",)
 
@@ -115,7 +115,7 @@ def test_what_was_written_before_another_end_explains_nothing() -> None:
 
 
 def test_a_line_that_was_cut_at_the_beginning_names_no_file_by_halves(tmp_path: Path) -> None:
-    words = LastWords(tmp_path, [0])
+    words = StderrReader(tmp_path, [0])
     (tmp_path / "rank-0.stderr").write_text(f"{EMBEDDING}\n" * 9000 + ABORTED)
     said = words.of(0)
     assert said.gpu is not None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nbdist.client.metrics.analysis.stragglers import EVERY_S, StragglerDetector, StragglerReport
-from nbdist.client.metrics.analysis.values import Verdict
+from nbdist.client.metrics.analysis.values import Straggler
 from nbdist.shared.packed import Calls, Template
 from nbdist.shared.wire import Record
 
@@ -104,7 +104,7 @@ class Machine:
                 | {f"{theirs}.{k}": v for k, v in back.items()},
             )
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Straggler:
         """Return the only verdict."""
         (verdict,) = self.judge.verdicts()
         return verdict
