@@ -99,9 +99,9 @@ def _look(path: Path) -> Detached | None:
     name = path.name.removeprefix(user_socket.DETACHED).removesuffix(user_socket.SUFFIX)
     try:
         with _ask(path, {"ask": "who"}, _FIND_TIMEOUT_S) as connection:
-            told = user_socket.receive(connection, user_socket.ANSWER_BYTES, _FIND_TIMEOUT_S)
-        kernel = told["kernel"]
-        return Detached(name, path, told["folder"], told["says"], told["since"], kernel)
+            answer = user_socket.receive(connection, user_socket.ANSWER_BYTES, _FIND_TIMEOUT_S)
+        kernel = answer["kernel"]
+        return Detached(name, path, answer["folder"], answer["says"], answer["since"], kernel)
     except (ConnectionRefusedError, FileNotFoundError):
         remove_dead(path)
         return None
@@ -153,14 +153,14 @@ def attach(cluster: Detached, kernel: int) -> tuple[socket.socket, dict[str, Any
     except OSError as error:
         raise _ended(cluster) from error
     try:
-        told = json.loads(_first_line(connection))
+        answer = json.loads(_first_line(connection))
     except (OSError, ValueError) as error:
         connection.close()
         raise _ended(cluster) from error
-    if "error" in told:
+    if "error" in answer:
         connection.close()
-        raise _refused(told)
-    if told["memory"] is None:
+        raise _refused(answer)
+    if answer["memory"] is None:
         connection.close()
         raise ClusterError(
             f"The cluster {cluster.name} cannot be attached to.",
@@ -168,7 +168,7 @@ def attach(cluster: Detached, kernel: int) -> tuple[socket.socket, dict[str, Any
             do=f"nbdist stop {cluster.name} in a terminal",
         )
     connection.settimeout(None)
-    return connection, told
+    return connection, answer
 
 
 def stop(cluster: Detached) -> str:
@@ -179,11 +179,11 @@ def stop(cluster: Detached) -> str:
     """
     try:
         with _ask(cluster.path, {"ask": "stop"}, _STOP_TIMEOUT_S) as connection:
-            told = user_socket.receive(connection, user_socket.ANSWER_BYTES, _STOP_TIMEOUT_S)
+            answer = user_socket.receive(connection, user_socket.ANSWER_BYTES, _STOP_TIMEOUT_S)
     except (OSError, ValueError) as error:
         raise _ended(cluster) from error
-    if "error" in told:
-        raise _refused(told)
+    if "error" in answer:
+        raise _refused(answer)
     return f"Stopped {cluster.name}: {cluster.says}, in {cluster.folder}."
 
 
@@ -212,8 +212,8 @@ def _first_line(connection: socket.socket) -> bytes:
     return line
 
 
-def _refused(told: dict[str, Any]) -> ClusterError:
-    what, why, do = map(str, told["error"])
+def _refused(answer: dict[str, Any]) -> ClusterError:
+    what, why, do = map(str, answer["error"])
     return ClusterError(what, why=why, do=do)
 
 

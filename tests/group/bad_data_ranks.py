@@ -261,4 +261,4 @@ def pins() -> tuple[Any, int]:
     """Pin a batch in what it travels in, as torch's thread does."""
     made = Made(Pinnable(), BatchReport())
     again = made.pin_memory()
-    return again.batch, again.told.parts_ns["copy"]
+    return again.batch, again.report.parts_ns["copy"]

@@ -391,7 +391,7 @@ class CellAttempts:
         folder = self._profile_folder
         assert folder is not None  # the ranks got it with the cell
         clocks = shown.clocks_after_all()
-        received = heard.told()
+        received = heard.calls_by_rank()
         return gather(self._cluster, folder, chosen, steps_made, received, clocks.offset_ns)
 
 

@@ -82,8 +82,8 @@ def _judge_comparison(asked: Comparison, session: "Session") -> str:
     do = ""
     for key in asked.names:
         over, name = key.split()
-        if (told := _metric(over, name, trained)) is not None:
-            values[key], words = told
+        if (known := _metric(over, name, trained)) is not None:
+            values[key], words = known
             do = "%dist board shows how it came to be"
         else:
             _refuse_over(over, name, trained)
@@ -105,9 +105,9 @@ def _metric(
 
     of_telemetry = trained.telemetry.series
     series = losses(of_telemetry) if name == "loss" else of_telemetry(name)
-    told = {rank: one for rank, one in series.items() if one.n}
-    if told:
-        return _over(over, name, told)
+    known = {rank: one for rank, one in series.items() if one.n}
+    if known:
+        return _over(over, name, known)
     number = values_of_run(recent_steps(of_telemetry)).get(name)
     if number is None:
         return None
@@ -116,15 +116,15 @@ def _metric(
     return [number], f"{name} is {_written(number)}"
 
 
-def _over(over: str, name: str, told: "dict[int, Series]") -> tuple[Sequence[float], str]:
-    final = [series.values[series.n - 1] for series in told.values()]
-    first = [series.values[0] for series in told.values()]
-    every = [value for series in told.values() for value in series.values[: series.n]]
-    step = int(max(series.steps[series.n - 1] for series in told.values()))
-    where = f"step {step}" + (f", the mean of {len(told)} ranks" if len(told) > 1 else "")
+def _over(over: str, name: str, known: "dict[int, Series]") -> tuple[Sequence[float], str]:
+    final = [series.values[series.n - 1] for series in known.values()]
+    first = [series.values[0] for series in known.values()]
+    every = [value for series in known.values() for value in series.values[: series.n]]
+    step = int(max(series.steps[series.n - 1] for series in known.values()))
+    where = f"step {step}" + (f", the mean of {len(known)} ranks" if len(known) > 1 else "")
     if over == "each":
         words = ", ".join(
-            f"{_written(value)} on rank {rank}" for rank, value in zip(told, final, strict=True)
+            f"{_written(value)} on rank {rank}" for rank, value in zip(known, final, strict=True)
         )
         return final, f"{name} is {words}"
     # A NaN that `min` and `max` would pass over is what must be seen.

@@ -95,7 +95,7 @@ def describe_replacements(
     for rank in sorted(set(pids) - set(bare)):
         lines += _cloned(f"Rank {rank} {came} (pid {pids[rank]})", rank, answers[rank]["cloned"])
     cloned = {rank: answers[rank]["cloned"] for rank in sorted(set(pids) - set(bare))}
-    inexact = [line for told in cloned.values() for line in told.get("inexact", ())]
+    inexact = [line for of_rank in cloned.values() for line in of_rank.get("inexact", ())]
     # Of ranks that come beside others, the layouts that have no part for them are named by `scale`.
     lost = _lost(cloned) if replaced else []
     return [*lines, *lost, *dict.fromkeys(inexact), *_differing(cloned)]
@@ -103,10 +103,10 @@ def describe_replacements(
 
 def _lost(cloned: Mapping[int, Mapping[str, Any]]) -> list[str]:
     """Return which sharded models cannot be used any more, in one sentence for all new ranks."""
-    names = list(dict.fromkeys(name for told in cloned.values() for name in told["lost"]))
+    names = list(dict.fromkeys(name for of_rank in cloned.values() for name in of_rank["lost"]))
     if not names:
         return []
-    held = [rank for rank, told in cloned.items() if told["lost"]]
+    held = [rank for rank, of_rank in cloned.items() if of_rank["lost"]]
     what = f"The shards of {', '.join(names)} that {name_ranks(held)} held are lost"
     return [f"{what}: build {'it' if len(names) == 1 else 'them'} again or restore a checkpoint."]
 
@@ -114,9 +114,9 @@ def _lost(cloned: Mapping[int, Mapping[str, Any]]) -> list[str]:
 def _differing(cloned: Mapping[int, Mapping[str, Any]]) -> list[str]:
     """Return what new ranks have of another rank's that was most likely made from its number."""
     alike: dict[tuple[int, tuple[str, ...]], list[int]] = {}
-    for rank, told in cloned.items():
-        if names := told.get("differ"):
-            alike.setdefault((told["source"], tuple(names)), []).append(rank)
+    for rank, of_rank in cloned.items():
+        if names := of_rank.get("differ"):
+            alike.setdefault((of_rank["source"], tuple(names)), []).append(rank)
     return [
         f"These differ between ranks, and {name_ranks(ranks)} "
         f"{'has' if len(ranks) == 1 else 'have'} rank {source}'s: {_listed(names)}. "

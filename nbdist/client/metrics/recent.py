@@ -58,17 +58,17 @@ def recent_steps(series: GetSeries) -> dict[int, RecentSteps]:
     Args:
         series: The history of a key, by rank: `Telemetry.series`.
     """
-    told = {name: series(key) for name, key in TOLD.items()}
+    known = {name: series(key) for name, key in TOLD.items()}
     made = {name: series(key) for name, key in MAKING.items()}
     counts = {name: series(name) for name in ("samples", "tokens")}
     found = {}
     for rank, times in series("step_s").items():
-        measured = told["compute"].get(rank) or told["comm"].get(rank) or times
+        measured = known["compute"].get(rank) or known["comm"].get(rank) or times
         steps, step_s = _since(times, _begin(times, measured))
         if not len(step_s) or step_s.mean() <= 0:
             continue
         mean_ms = float(step_s.mean()) * 1e3
-        shares = {n: _per_s(of[rank], steps, step_s) for n, of in told.items() if rank in of}
+        shares = {n: _per_s(of[rank], steps, step_s) for n, of in known.items() if rank in of}
         rates = {n: _per_s(of[rank], steps, step_s) for n, of in counts.items() if rank in of}
         works = {n: _per_s(of[rank], steps, step_s) for n, of in made.items() if rank in of}
         found[rank] = RecentSteps(
@@ -124,17 +124,17 @@ def comm_pct(steps: Iterable[RecentSteps]) -> float | None:
 
 def data_pct(steps: Iterable[RecentSteps]) -> float | None:
     """Return how much of a step the loop waited for its loader, over the ranks that told it."""
-    told = [rank for rank in steps if "data" in rank.parts]
-    return percent((rank.parts["data"] for rank in told), (rank.step_ms for rank in told))
+    known = [rank for rank in steps if "data" in rank.parts]
+    return percent((rank.parts["data"] for rank in known), (rank.step_ms for rank in known))
 
 
 def making_ms(steps: Iterable[RecentSteps]) -> dict[str, float]:
     """Return what making the batches of a step took by part, the mean of the ranks that told it."""
-    told = [rank.making for rank in steps if rank.making]
+    known = [rank.making for rank in steps if rank.making]
     return {
-        part: sum(making.get(part, 0.0) for making in told) / len(told)
+        part: sum(making.get(part, 0.0) for making in known) / len(known)
         for part in MAKING
-        if any(part in making for making in told)
+        if any(part in making for making in known)
     }
 
 
@@ -187,9 +187,9 @@ def _since(series: "Series", step: float) -> tuple[Floats, Floats]:
     return steps[is_finite], values[is_finite]
 
 
-def _per_s(told: "Series", steps: Floats, step_s: Floats) -> float | None:
+def _per_s(known: "Series", steps: Floats, step_s: Floats) -> float | None:
     """Return the sum of a value over the time of the steps that tell it; None where none does."""
-    at, values = _since(told, steps[0])
+    at, values = _since(known, steps[0])
     place = np.minimum(np.searchsorted(steps, at), len(steps) - 1)
     both = steps[place] == at
     time_s = step_s[place[both]].sum()

@@ -151,25 +151,25 @@ class UsualSteps:
 
     def figures(self, telemetry: Telemetry) -> RunFigures | None:
         """Return the training's figures; None where no rank has made a step."""
-        told = [of_rank for of_rank in self._ranks.values() if of_rank.steps]
-        if not told:
+        stepped = [of_rank for of_rank in self._ranks.values() if of_rank.steps]
+        if not stepped:
             return None
-        usual = [of_rank.forms.most_common(1) for of_rank in told]
+        usual = [of_rank.forms.most_common(1) for of_rank in stepped]
         forms = [form[0][0] if form else (0.0, 0.0) for form in usual]
         kinds = tuple(
             of_rank.kinds.get(form, {UNTOLD: int(form[0])} if form[0] else {})
-            for of_rank, form in zip(told, forms, strict=True)
+            for of_rank, form in zip(stepped, forms, strict=True)
         )
         sent = [
             of_rank.sent.get(form, None if form[0] else 0.0)
-            for of_rank, form in zip(told, forms, strict=True)
+            for of_rank, form in zip(stepped, forms, strict=True)
         ]
         known = [nbytes for nbytes in sent if nbytes is not None]
         return RunFigures(
             world_size=len(self._ranks),
-            steps=max(of_rank.steps for of_rank in told),
+            steps=max(of_rank.steps for of_rank in stepped),
             kinds=kinds,
-            in_all=tuple(of_rank.in_all for of_rank in told),
+            in_all=tuple(of_rank.in_all for of_rank in stepped),
             bytes=sum(known) / len(known) if len(known) == len(sent) else None,
             time=step_time(telemetry),
         )
@@ -191,8 +191,8 @@ def step_time(telemetry: Telemetry) -> StepTime | None:
         rank: dict(zip(series.steps[: series.n], series.values[: series.n], strict=True))
         for rank, series in telemetry.series("starved_s").items()
     }
-    told = [*times.values(), *waits.values()]  # only measured steps tell waits
-    common = [step for step in (told[0] if told else ()) if all(step in of for of in told)]
+    known = [*times.values(), *waits.values()]  # only measured steps tell waits
+    common = [step for step in (known[0] if known else ()) if all(step in of for of in known)]
     chosen = sorted(common)[1:]
     if len(chosen) < 2:
         return None

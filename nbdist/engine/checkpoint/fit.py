@@ -78,17 +78,17 @@ class SavedTraining:
         self.tensors = tensors
         self.facts = facts
         self.aliases: dict[str, dict[str, str]] = {}
-        for told in facts:
-            for model, aliases in told["aliases"].items():
+        for of_rank in facts:
+            for model, aliases in of_rank["aliases"].items():
                 self.aliases.setdefault(model, {}).update(aliases)
-        self.apart = frozenset(name for told in facts for name in told["apart"])
+        self.apart = frozenset(name for of_rank in facts for name in of_rank["apart"])
         self.models = sorted(self.aliases, key=_order)
-        self.optimizers = max(len(told["optimizers"]) for told in facts)
+        self.optimizers = max(len(of_rank["optimizers"]) for of_rank in facts)
         self.called: dict[str, Any] = facts[0].get("called", {"models": {}, "optimizers": []})
 
     def trained(self, number: int) -> set[str]:
         """Return the names of what an optimizer trained, on all ranks."""
-        groups = [g for told in self.facts for g in told["optimizers"][number]["groups"]]
+        groups = [g for of_rank in self.facts for g in of_rank["optimizers"][number]["groups"]]
         return {name for group in groups for name in group["names"] if name}
 
     def prefix(self, model: str, rank: int) -> str:
@@ -188,8 +188,8 @@ def _pair_optimizers(training: Training, saved: SavedTraining, found: Fit) -> No
             f"it has {len(trained)} optimizers, the training here {len(trains)}"
         )
         return
-    told = saved.called["optimizers"] or [[]] * saved.optimizers
-    was_called = {name: told[_number_of(name)] for name in trained}
+    names = saved.called["optimizers"] or [[]] * saved.optimizers
+    was_called = {name: names[_number_of(name)] for name in trained}
     called = {n: training.names_of(training.optimizers[_number_of(n)]) for n in trains}
     fits = {(h, t) for h in trains for t in trained if _is_one_in_other(trains[h], trained[t])}
     one = paired(list(trains), list(trained), fits, called, was_called)
@@ -322,8 +322,8 @@ def _fit_optimizer(
         found.complaints.append(f"it was trained by {there}, and is to be by {here}")
         return
     others: States = {}
-    for told in saved.facts:
-        others.update(told["states"].get(str(number), {}))
+    for of_rank in saved.facts:
+        others.update(of_rank["states"].get(str(number), {}))
     models = {model.name: model for model in training.models}
     by_parameter = {name: _states_of(saved, name, number, rank) for name in saved.models}
     real = training_state.real(optimizer)

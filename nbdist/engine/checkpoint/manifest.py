@@ -51,8 +51,8 @@ class Manifest:
         """Return the text of the file."""
         fields = {name: getattr(self, name) for name in self.__slots__}
         files = {name: list(facts) for name, facts in self.files.items()}
-        told = {**fields, "files": files}
-        return json.dumps({**told, "crc": _crc_of(told)}, indent=1)
+        content = {**fields, "files": files}
+        return json.dumps({**content, "crc": _crc_of(content)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Manifest":
@@ -61,13 +61,15 @@ class Manifest:
         Raises:
             ValueError, KeyError, TypeError: It is not such a text.
         """
-        told = json.loads(text)
-        if told["format"] != FORMAT:  # of a newer one nothing else is known
-            return cls(0, 0.0, 0, {}, {}, None, str(told.get("nbdist", "")), "", told["format"])
-        if told.pop("crc") != _crc_of(told):
+        content = json.loads(text)
+        if content["format"] != FORMAT:  # of a newer one nothing else is known
+            return cls(
+                0, 0.0, 0, {}, {}, None, str(content.get("nbdist", "")), "", content["format"]
+            )
+        if content.pop("crc") != _crc_of(content):
             raise ValueError("it has another checksum than when it was written")
-        files = {name: (int(size), int(crc)) for name, (size, crc) in told["files"].items()}
-        return cls(**{**told, "files": files})
+        files = {name: (int(size), int(crc)) for name, (size, crc) in content["files"].items()}
+        return cls(**{**content, "files": files})
 
 
 def order(name: str) -> tuple[int, int] | None:
@@ -118,6 +120,6 @@ def best_of(committed: Mapping[str, Manifest]) -> str | None:
     return min(rated)[2] if rated else None
 
 
-def _crc_of(told: Mapping[str, Any]) -> int:
+def _crc_of(content: Mapping[str, Any]) -> int:
     """Return the checksum of a commit's fields."""
-    return zlib.crc32(json.dumps(told, sort_keys=True).encode())
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())

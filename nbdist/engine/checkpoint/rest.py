@@ -165,7 +165,7 @@ def fit(facts: Sequence[Facts], rank: int, found: Fit, *, is_alike: bool) -> Non
 def _fit_followers(
     training: Training, facts: Sequence[Facts], rank: int, found: Fit, *, is_alike: bool
 ) -> None:
-    every = [_followers_in(told) for told in facts]
+    every = [_followers_in(rank_facts) for rank_facts in facts]
     there = every[rank % len(facts)]
     if found.is_part:
         there = _of_part(there, facts[rank % len(facts)].get("follows", {}), found)
@@ -192,7 +192,7 @@ def _fit_followers(
                 "layout are others here"
             )
         elif len(facts) != dist.get_world_size() and any(
-            told.get(name, there[name])[1] != state for told in every
+            rank_facts.get(name, there[name])[1] != state for rank_facts in every
         ):
             found.notes.append(f"{here} differed between {counted(len(facts), 'rank')}: it stays")
         else:
@@ -219,12 +219,12 @@ def _of_part(
     return its
 
 
-def _followers_in(told: Facts) -> dict[str, tuple[str, bytes]]:
+def _followers_in(rank_facts: Facts) -> dict[str, tuple[str, bytes]]:
     """Return what followed the steps of a rank, by name; without names those of before."""
-    if "followers" in told:
-        return dict(told["followers"])
+    if "followers" in rank_facts:
+        return dict(rank_facts["followers"])
     # Formerly without names, in the order of making: those of a class are told apart by it.
-    unnamed = [*told["schedulers"], *told["scalers"]]
+    unnamed = [*rank_facts["schedulers"], *rank_facts["scalers"]]
     return {f"#{number}": one for number, one in enumerate(unnamed)}
 
 
@@ -320,7 +320,7 @@ def _fit_kept(training: Training, facts: Sequence[Facts], rank: int, found: Fit)
                 f"{counted(len(facts), 'rank')}' own, and there are {dist.get_world_size()} ranks "
                 f"(nbdist.loader resumes on any number; nbdist.keep({name}=None) restores without)"
             )
-        elif is_own or all(told["kept"][name][0] == digest for told in facts):
+        elif is_own or all(rank_facts["kept"][name][0] == digest for rank_facts in facts):
             found.loads.append((training.kept[name], state))
         else:
             found.notes.append(f"{name} differed between {counted(len(facts), 'rank')}: it stays")
@@ -329,7 +329,7 @@ def _fit_kept(training: Training, facts: Sequence[Facts], rank: int, found: Fit)
 def _put_options(training: Training, facts: Sequence[Facts], fitted: Fit) -> None:
     """Give every group the options of the group that has had its parameters."""
     for here, number in fitted.optimizers.items():
-        told = {
+        options = {
             name: group["options"]
             for rank in facts
             for group in rank["optimizers"][number]["groups"]
@@ -337,7 +337,7 @@ def _put_options(training: Training, facts: Sequence[Facts], fitted: Fit) -> Non
         }
         for group in training.optimizers[here].param_groups:
             own = [training.names.get(id(p), "").partition(".") for p in group["params"]]
-            known = (told.get(f"{fitted.models.get(model)}.{name}") for model, _, name in own)
+            known = (options.get(f"{fitted.models.get(model)}.{name}") for model, _, name in own)
             for what, value in (next((o for o in known if o is not None), {})).items():
                 if what not in _OF_THE_DEVICE:
                     _put_option(group, what, value)
@@ -396,16 +396,19 @@ def _say_places(loaders: Sequence[position.LoaderPosition]) -> list[str]:
     return [f"{name} is at {place}" for (name, _), place in zip(found, places, strict=True)]
 
 
-def _put_buckets(training: Training, told: Mapping[str, Any], fitted: Fit) -> None:
+def _put_buckets(training: Training, rank_facts: Mapping[str, Any], fitted: Fit) -> None:
     """Have gradients summed in the order of the training that was saved."""
     for model in training.models:
-        ddp, buckets = trained_models.ddp_of(model.module), told.get(fitted.models[model.name])
+        ddp, buckets = (
+            trained_models.ddp_of(model.module),
+            rank_facts.get(fitted.models[model.name]),
+        )
         if ddp is not None and buckets:
             ddp_buckets.continue_with(ddp, buckets)
 
 
-def _put_random(told: tuple[Any, ...]) -> None:
-    cpu, cuda, plain = told
+def _put_random(states: tuple[Any, ...]) -> None:
+    cpu, cuda, plain = states
     torch.default_generator.set_state(cpu)
     random_states.put_back(random_states.States(*plain))
     if cuda is not None and torch.cuda.is_available():
@@ -428,7 +431,7 @@ def _derive_random(first: tuple[Any, ...]) -> None:
 
 
 def _put_loaders(
-    training: Training, told: Mapping[str, Any], *, repeats: bool, is_part: bool
+    training: Training, rank_facts: Mapping[str, Any], *, repeats: bool, is_part: bool
 ) -> list[position.LoaderPosition]:
     """Have each loader go on where the one of its name, it itself, or the newest like it stood.
 
@@ -439,14 +442,16 @@ def _put_loaders(
     """
     here = step_state.here().random_numbers()
     gc.collect()  # a loader that only a reference cycle keeps is gone: another has its place
-    states = told["loaders"]
-    names = told.get("names", [frozenset()] * len(states))  # of a later version than the rest
-    saved = [position.SavedPosition(*one) for one in zip(states, told["held"], names, strict=True)]
+    states = rank_facts["loaders"]
+    names = rank_facts.get("names", [frozenset()] * len(states))  # of a later version than the rest
+    saved = [
+        position.SavedPosition(*one) for one in zip(states, rank_facts["held"], names, strict=True)
+    ]
     chosen = position.matched(saved, training.loaders, keep.here.named())
     restored = []
     for number in reversed(range(len(states))):
-        mark: StepState | None = here if number == told["newest"] else None
-        passes = [p and Position(*p) for p in told["plans"][number]]
+        mark: StepState | None = here if number == rank_facts["newest"] else None
+        passes = [p and Position(*p) for p in rank_facts["plans"][number]]
         plan = passes if repeats else []
         at = Position(states[number]["epoch"], states[number]["consumed"])
         restored.append(resume.Restored(chosen[number], passes, at, Draws(mark)))

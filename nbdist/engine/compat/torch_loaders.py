@@ -95,17 +95,17 @@ class BatchReport:
 class Made:
     """A batch on its way from where it is made to the loop."""
 
-    __slots__ = ("batch", "told")
+    __slots__ = ("batch", "report")
 
-    def __init__(self, batch: Any, told: BatchReport) -> None:
+    def __init__(self, batch: Any, report: BatchReport) -> None:
         self.batch = batch
-        self.told = told
+        self.report = report
 
     def pin_memory(self) -> "Made":
         """Pin the batch as torch would have; torch calls it on a thread of its own."""
         began_ns = perf_counter_ns()
         self.batch = pin_memory.pin_memory(self.batch)
-        parts = self.told.parts_ns
+        parts = self.report.parts_ns
         parts["copy"] = parts.get("copy", 0) + perf_counter_ns() - began_ns
         return self
 
@@ -114,7 +114,7 @@ _DIED = "a worker of this DataLoader has died"
 
 
 class _InProcess(dataloader._SingleProcessDataLoaderIter):
-    nbdist_told: BatchReport | None = None
+    nbdist_report: BatchReport | None = None
     nbdist_loader = -1
 
     def _next_data(self) -> Any:
@@ -122,7 +122,7 @@ class _InProcess(dataloader._SingleProcessDataLoaderIter):
 
 
 class _OfWorkers(dataloader._MultiProcessingDataLoaderIter):
-    nbdist_told: BatchReport | None = None
+    nbdist_report: BatchReport | None = None
     nbdist_loader = -1
     nbdist_add: Callable[[dict[str, int]], object]
     nbdist_has_died = False  # one of its workers
@@ -143,13 +143,13 @@ class _OfWorkers(dataloader._MultiProcessingDataLoaderIter):
 def _open(iterator: Any, made: Any, asked_ns: int) -> Any:
     """Return the batch in `made`, and keep what is told of it; `asked_ns` is 0 without workers."""
     if not isinstance(made, Made):
-        iterator.nbdist_told = None
+        iterator.nbdist_report = None
         return made
-    told = iterator.nbdist_told = made.told
+    report = iterator.nbdist_report = made.report
     if asked_ns:  # the way from worker to loop, as far as the loop had to wait for it
-        on_its_way_ns = max(0, perf_counter_ns() - max(asked_ns, told.ended_ns))
-        told.parts_ns["copy"] = max(told.parts_ns.get("copy", 0), on_its_way_ns)
-        iterator.nbdist_add(told.parts_ns)
+        on_its_way_ns = max(0, perf_counter_ns() - max(asked_ns, report.ended_ns))
+        report.parts_ns["copy"] = max(report.parts_ns.get("copy", 0), on_its_way_ns)
+        iterator.nbdist_add(report.parts_ns)
     return made.batch
 
 
@@ -175,25 +175,25 @@ class Iterators:
             return
 
         def handler(number: int, frame: Any) -> None:
-            told: RuntimeError | None = None
+            raised: RuntimeError | None = None
             try:
                 native(number, frame)  # first: it knows no worker that was asked how it ended
             except RuntimeError as error:  # it tells of one death, and forgets it
-                told = error
+                raised = error
             died = [one for one in list(self._alive) if dead_workers(one)]
             for one in died:
                 one.nbdist_has_died = True
-            if any(one.nbdist_waits for one in died) or (told is not None and not died):
-                raise told or RuntimeError(_DIED)
+            if any(one.nbdist_waits for one in died) or (raised is not None and not died):
+                raise raised or RuntimeError(_DIED)
 
         handler.is_of_nbdist = True  # type: ignore[attr-defined]
         signal.signal(signal.SIGCHLD, handler)
 
 
-def told_of(iterator: Any) -> BatchReport | None:
-    """Return what is told of the batch that a DataLoader's iterator gave last, if anything is."""
-    told = getattr(iterator, "nbdist_told", None)
-    return told if isinstance(told, BatchReport) else None
+def report_of(iterator: Any) -> BatchReport | None:
+    """Return the report of the batch that a DataLoader's iterator gave last, if there is one."""
+    report = getattr(iterator, "nbdist_report", None)
+    return report if isinstance(report, BatchReport) else None
 
 
 def loader_of(iterator: Any) -> int:

@@ -168,7 +168,7 @@ def _named() -> dict[int, dict[str, Any]]:
     for name, value in keep.here.named().items():
         if isinstance(value, Loader) and not name.startswith("_"):
             names.setdefault(value._standing.account.loader, name)
-    return {key: {**told, "name": names.get(key, "")} for key, told in account.here.about.items()}
+    return {key: {**facts, "name": names.get(key, "")} for key, facts in account.here.about.items()}
 
 
 def _together(
@@ -180,10 +180,10 @@ def _together(
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, (entries, about))
     known: dict[int, dict[str, Any]] = {}
-    for _, told in reversed(everyone):
-        known |= told
+    for _, facts in reversed(everyone):
+        known |= facts
     for loader in known:
-        each = [told[loader].get("alike", {}) for _, told in everyone if loader in told]
+        each = [facts[loader].get("alike", {}) for _, facts in everyone if loader in facts]
         known[loader] = {**known[loader], "differs": alike.differing(each)}
     return [entry for each, _ in everyone for entry in each], known
 
@@ -203,12 +203,12 @@ def _each(
         return about.get(key[0], _UNKNOWN)["cell"], places.get(key[0], -1), key[1]
 
     for loader, epoch in sorted(by_epoch, key=place):
-        told = about.get(loader, _UNKNOWN)
+        facts = about.get(loader, _UNKNOWN)
         standing = living.get(loader)
         order = None if standing is None else standing.batches.samples_of(epoch)
         found = counts.count(
             by_epoch[loader, epoch],
-            told["samples"],
+            facts["samples"],
             is_followed=epoch < last[loader],
             order=None if order is None else order.numpy(),
         )
@@ -218,10 +218,10 @@ def _each(
             "left_out": found.left_out,
             "skipped": found.skipped,
         }
-        unsure = _unsure(told, is_alive=standing is not None)
+        unsure = _unsure(facts, is_alive=standing is not None)
         yield EpochCoverage(
             names[loader],
-            told["prompt"],
+            facts["prompt"],
             epoch,
             found.samples,
             found.once,
@@ -237,8 +237,8 @@ def _each(
                 for kind, value in kinds.items()
                 if value.count
             },
-            is_by_position=standing is None or told["samples"] is None or bool(unsure),
-            places=told["samples"],
+            is_by_position=standing is None or facts["samples"] is None or bool(unsure),
+            places=facts["samples"],
             unsure=unsure,
         )
 
@@ -249,8 +249,8 @@ def _told_apart(
     """Return a name for each loader: its own, or "loader"; with a number where a cell has more."""
     alike: dict[tuple[str, int], list[int]] = {}
     for loader in sorted(about, key=lambda one: places.get(one, -1)):
-        told = about[loader]
-        alike.setdefault((told["name"] or "loader", told["prompt"]), []).append(loader)
+        facts = about[loader]
+        alike.setdefault((facts["name"] or "loader", facts["prompt"]), []).append(loader)
     return {
         loader: name if len(loaders) == 1 else f"{name} {nth}"
         for (name, _), loaders in alike.items()
@@ -258,14 +258,14 @@ def _told_apart(
     }
 
 
-def _unsure(told: Mapping[str, Any], *, is_alive: bool) -> str:
+def _unsure(facts: Mapping[str, Any], *, is_alive: bool) -> str:
     """Return why a loader's positions do not tell its samples; "" where they do."""
-    if differs := told.get("differs"):
+    if differs := facts.get("differs"):
         return (
             f"ranks differ in {differs}, so nobody knows which samples came how often: positions "
             "are counted. Do: make it alike on all ranks, such as by a seed"
         )
-    if told.get("repeats") and not is_alive:
+    if facts.get("repeats") and not is_alive:
         return "its sampler gives samples more than once, and is no more: positions are counted"
     return ""
 

@@ -270,13 +270,13 @@ class Loop:
                 raise
             except (RuntimeError, OSError, EOFError) as error:
                 self._restart(inner, error)
-        told = torch_loaders.told_of(inner)
-        if told is not None and told.fault is not None:
-            self._raise(told.fault)
+        report = torch_loaders.report_of(inner)
+        if report is not None and report.fault is not None:
+            self._raise(report.fault)
         start = self._standing.consumed
         self._standing.give()
-        if told is not None and (told.skipped or told.repeated):
-            self._leave_out(start, told)
+        if report is not None and (report.skipped or report.repeated):
+            self._leave_out(start, report)
         return batch
 
     def _restart(self, inner: Iterator[Any], error: Exception) -> None:
@@ -306,10 +306,10 @@ class Loop:
         cause = fault.exception or bad.ElsewhereError.of(fault)
         raise bad.of_sample(fault, skips=batches.skips) from cause
 
-    def _leave_out(self, start: int, told: torch_loaders.BatchReport) -> None:
+    def _leave_out(self, start: int, report: torch_loaders.BatchReport) -> None:
         """Note what was left out of the newest batch, which begins at position `start`."""
         standing = self._standing
         epoch = standing.batches.epoch
-        skipped = [Skipped(epoch, one.sample, one.error.strip()) for one in told.skipped]
-        standing.left_out.add(start, skipped, len(told.repeated))
-        standing.leave_out([one.nth for one in told.skipped], told.repeated)
+        skipped = [Skipped(epoch, one.sample, one.error.strip()) for one in report.skipped]
+        standing.left_out.add(start, skipped, len(report.repeated))
+        standing.leave_out([one.nth for one in report.skipped], report.repeated)

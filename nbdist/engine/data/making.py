@@ -123,7 +123,7 @@ class _Fetched:
     """Samples that were fetched, and what is told of it so far."""
 
     samples: Any
-    told: BatchReport
+    report: BatchReport
     cpu_began_ns: int = field(default_factory=thread_time_ns)
     ended_ns: int = 0
 
@@ -158,37 +158,37 @@ class Items:
             seeds = portion.seed
             own = seeds if self._seed is None else seeds._replace(loader=self._seed)
             generators.seed_all(own.of_part())
-        told = BatchReport(
+        report = BatchReport(
             skipped=list(getattr(portion, "skipped", ())),
             repeated=list(getattr(portion, "repeated", ())),
         )
-        here.add_noted(told.parts_ns)  # this thread may have read a stream for the batch, before
-        fetched = _Fetched(None, told)
+        here.add_noted(report.parts_ns)  # this thread may have read a stream for the batch, before
+        fetched = _Fetched(None, report)
         began_ns = perf_counter_ns()
         try:
-            fetched.samples = self._all_of(portion, told)
+            fetched.samples = self._all_of(portion, report)
         except _Failed as failed:
-            told.fault = failed.fault
+            report.fault = failed.fault
         fetched.ended_ns = perf_counter_ns()
-        own_ns = fetched.ended_ns - began_ns - here.add_noted(told.parts_ns)
-        told.parts_ns["fetch"] = max(0, own_ns)
+        own_ns = fetched.ended_ns - began_ns - here.add_noted(report.parts_ns)
+        report.parts_ns["fetch"] = max(0, own_ns)
         return fetched
 
-    def _all_of(self, portion: Portion, told: BatchReport) -> Any:
+    def _all_of(self, portion: Portion, report: BatchReport) -> Any:
         if hasattr(self._dataset, "__getitems__"):
             try:
                 return self._dataset.__getitems__(portion)
             except NBDistError:
                 raise
             except Exception as error:
-                found = self._one_by_one(portion, told)
-                if told.skipped:
+                found = self._one_by_one(portion, report)
+                if report.skipped:
                     return found
                 # None of them fails alone: it is the batch that does.
                 raise _Failed(fault_of(self._dataset, portion, 0, error)) from error
-        return self._one_by_one(portion, told)
+        return self._one_by_one(portion, report)
 
-    def _one_by_one(self, portion: Portion, told: BatchReport) -> list[Any]:
+    def _one_by_one(self, portion: Portion, report: BatchReport) -> list[Any]:
         samples = []
         for nth in range(len(portion)):
             try:
@@ -200,8 +200,8 @@ class Items:
                 if not self._skips:
                     raise _Failed(fault) from error
                 fault.exception = None
-                told.skipped.append(fault)
-        return samples or self._stand_in(portion, told)
+                report.skipped.append(fault)
+        return samples or self._stand_in(portion, report)
 
     def _sample(self, one: Any) -> Any:
         if not hasattr(self._dataset, "__getitems__"):
@@ -209,7 +209,7 @@ class Items:
         (sample,) = self._dataset.__getitems__(one)
         return sample
 
-    def _stand_in(self, portion: Portion, told: BatchReport) -> list[Any]:
+    def _stand_in(self, portion: Portion, report: BatchReport) -> list[Any]:
         """Return one sample of another rank's part: a rank without any would make all wait."""
         for nth, one in portion.others():
             try:
@@ -218,9 +218,9 @@ class Items:
                 raise
             except Exception:
                 continue  # its own rank tells of it
-            told.repeated.append(nth)
+            report.repeated.append(nth)
             return found
-        raise _Failed(told.skipped[-1])
+        raise _Failed(report.skipped[-1])
 
 
 class Collate:
@@ -231,12 +231,12 @@ class Collate:
 
     def __call__(self, fetched: _Fetched) -> Made:
         """Return the batch, and what is told of it."""
-        told = fetched.told
-        batch = None if told.fault is not None else self._collate(fetched.samples)
-        told.ended_ns = perf_counter_ns()
-        told.parts_ns["collate"] = told.ended_ns - fetched.ended_ns
-        told.cpu_ns = thread_time_ns() - fetched.cpu_began_ns
-        return Made(batch, told)
+        report = fetched.report
+        batch = None if report.fault is not None else self._collate(fetched.samples)
+        report.ended_ns = perf_counter_ns()
+        report.parts_ns["collate"] = report.ended_ns - fetched.ended_ns
+        report.cpu_ns = thread_time_ns() - fetched.cpu_began_ns
+        return Made(batch, report)
 
 
 class Init:

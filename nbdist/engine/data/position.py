@@ -386,21 +386,21 @@ def matched(
     found: list[LoaderPosition | None] = [None] * len(saved)
     free = list(loaders)
     fits: tuple[Callable[[LoaderPosition, SavedPosition], bool], ...] = (
-        lambda one, told: bool(called[id(one)] & told.names),
-        lambda one, told: one.is_held and one.is_of(told.state),
-        lambda one, told: one.is_held and one.is_kind_of(told.state),
-        lambda one, told: one.is_held,
-        lambda one, told: True,
+        lambda one, wanted: bool(called[id(one)] & wanted.names),
+        lambda one, wanted: one.is_held and one.is_of(wanted.state),
+        lambda one, wanted: one.is_held and one.is_kind_of(wanted.state),
+        lambda one, wanted: one.is_held,
+        lambda one, wanted: True,
     )
     for was_held, fit in itertools.product((True, False), fits):
         for number in reversed(range(len(saved))):
-            told = saved[number]
-            if found[number] is not None or told.is_held is not was_held:
+            wanted = saved[number]
+            if found[number] is not None or wanted.is_held is not was_held:
                 continue
             alike = (
                 one
                 for one in reversed(free)
-                if one.batches.samples == told.state["samples"] and fit(one, told)
+                if one.batches.samples == wanted.state["samples"] and fit(one, wanted)
             )
             if (chosen := next(alike, None)) is not None:
                 found[number] = chosen
@@ -440,8 +440,8 @@ class Positions(Component):
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
         """Return what is to be told of samples that loaders left out, once."""
         rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-        told = (one.left_out.take_notice(rank) for one in self.in_order())
-        return tuple(notice for notice in told if notice)
+        notices = (one.left_out.take_notice(rank) for one in self.in_order())
+        return tuple(notice for notice in notices if notice)
 
     def next_number(self) -> int:
         """Return the number of a loader that is made."""

@@ -187,27 +187,28 @@ def _run(loader: DataLoader[Any], parts: Sequence[Any], workers: int, seconds: f
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of more workers than cores: whether they help is asked
         iterator = _started(loader, parts, workers)
-    told: list[torch_loaders.BatchReport] = []
+    reports: list[torch_loaders.BatchReport] = []
     try:
         for _ in range(workers):  # each worker's first, which opens files and imports
             torch_loaders.next_unwatched(iterator)
         began = perf_counter()
-        while len(told) < 2 * workers or (
-            len(told) < 16 * workers and perf_counter() - began < seconds
+        while len(reports) < 2 * workers or (
+            len(reports) < 16 * workers and perf_counter() - began < seconds
         ):
             torch_loaders.next_unwatched(iterator)
-            one = torch_loaders.told_of(iterator)
+            one = torch_loaders.report_of(iterator)
             assert one is not None  # `Collate` tells of each
-            told.append(one)
+            reports.append(one)
         took_s = perf_counter() - began
     finally:
         torch_loaders.end_workers(iterator)
     mean = {
-        part: sum(one.parts_ns.get(part, 0) for one in told) / len(told) / 1e9 for part in PARTS
+        part: sum(one.parts_ns.get(part, 0) for one in reports) / len(reports) / 1e9
+        for part in PARTS
     }
     made = {part: s for part, s in mean.items() if s > 0 and part != "copy"}
-    cpu_s = sum(one.cpu_ns for one in told) / len(told) / 1e9
-    return _Run(took_s / len(told), sum(made.values()), made, cpu_s)
+    cpu_s = sum(one.cpu_ns for one in reports) / len(reports) / 1e9
+    return _Run(took_s / len(reports), sum(made.values()), made, cpu_s)
 
 
 def _started(loader: DataLoader[Any], parts: Sequence[Any], workers: int) -> Any:

@@ -225,28 +225,28 @@ def _answer(connection: socket.socket, key: bytes) -> int:
     connection.settimeout(_HELLO_S)
     mine = secrets.token_bytes(_NONCE_BYTES)
     connection.sendall(mine)
-    told = bytes(_exactly(connection, _FROM.size + _NONCE_BYTES))
+    hello = bytes(_exactly(connection, _FROM.size + _NONCE_BYTES))
     proof = bytes(_exactly(connection, 32))
-    if not hmac.compare_digest(proof, _proof(key, b"out", told + mine)):
+    if not hmac.compare_digest(proof, _proof(key, b"out", hello + mine)):
         raise ValueError("it does not know the session's key")
-    connection.sendall(_proof(key, b"in", told))
+    connection.sendall(_proof(key, b"in", hello))
     connection.settimeout(None)
-    (rank,) = _FROM.unpack(told[: _FROM.size])
+    (rank,) = _FROM.unpack(hello[: _FROM.size])
     return int(rank)
 
 
 def _ask(connection: socket.socket, rank: int, key: bytes) -> None:
     """Prove to an inbox that this rank knows the key, and have it prove so."""
     theirs = bytes(_exactly(connection, _NONCE_BYTES))
-    told = _FROM.pack(rank) + secrets.token_bytes(_NONCE_BYTES)
-    connection.sendall(told + _proof(key, b"out", told + theirs))
-    if not hmac.compare_digest(bytes(_exactly(connection, 32)), _proof(key, b"in", told)):
+    hello = _FROM.pack(rank) + secrets.token_bytes(_NONCE_BYTES)
+    connection.sendall(hello + _proof(key, b"out", hello + theirs))
+    if not hmac.compare_digest(bytes(_exactly(connection, 32)), _proof(key, b"in", hello)):
         raise OSError("the peer does not know the session's key")
     connection.settimeout(None)
 
 
-def _proof(key: bytes, role: bytes, told: bytes) -> bytes:
-    return hmac.digest(key, role + told, "sha256")
+def _proof(key: bytes, role: bytes, hello: bytes) -> bytes:
+    return hmac.digest(key, role + hello, "sha256")
 
 
 def _tune(connection: socket.socket) -> None:

@@ -147,7 +147,7 @@ class Cell:
         now_ns = perf_counter_ns()
         if is_batch or iterator is not self._iterator:
             self._note_pass(iterator)
-        if is_batch and (made := torch_loaders.told_of(iterator)) is not None:
+        if is_batch and (made := torch_loaders.report_of(iterator)) is not None:
             self._making.update(made.parts_ns, cpu=made.cpu_ns, batches=1)
         self._may_train = is_batch and torch.is_grad_enabled()
         if self.is_measured:

@@ -131,8 +131,8 @@ class Analyst:
         for step in sorted(self._told):
             missing = set(self._ranks) - self._silent - set(self._told[step])
             if any(self._newest.get(rank, 0) > step for rank in missing):
-                told = self._drop(step)
-                self._left_out += sum(len(calls.calls) // len(CALL) for calls in told.values())
+                dropped = self._drop(step)
+                self._left_out += sum(len(calls.calls) // len(CALL) for calls in dropped.values())
                 continue
             is_late = now_s - self._since[step] > LATE_S or self._size > MOST_WAITING
             if missing and not is_last:
@@ -168,14 +168,14 @@ class Analyst:
     def _decode(self, steps: list[int]) -> tuple[list[CallRows], list[Waits]]:
         rows, waits = [], []
         for rank in self._ranks:
-            told = [(step, self._told[step][rank]) for step in steps if rank in self._told[step]]
-            if not told:
+            sampled = [(step, self._told[step][rank]) for step in steps if rank in self._told[step]]
+            if not sampled:
                 continue
-            offset_ns = self._clock.offset_ns(rank, told[-1][1].base_ns)
+            offset_ns = self._clock.offset_ns(rank, sampled[-1][1].base_ns)
             if offset_ns is None:
-                self._left_out += sum(len(calls.calls) // len(CALL) for _, calls in told)
+                self._left_out += sum(len(calls.calls) // len(CALL) for _, calls in sampled)
                 continue
-            calls, blocked, left_out = decode(rank, told, self._book, offset_ns)
+            calls, blocked, left_out = decode(rank, sampled, self._book, offset_ns)
             rows.append(calls)
             waits.append(blocked)
             self._left_out += left_out
@@ -214,8 +214,8 @@ class Analyst:
             for step, end_ns in self._ends.items()
             if step in self._lengths_ns and step <= self._explained_until
         }
-        told = SampledSteps(meetings, every.family, Waits.concatenate(self._waits), steps)
-        self._line = time_line(told, self._ranks, self._table.row_of) or self._line
+        sampled = SampledSteps(meetings, every.family, Waits.concatenate(self._waits), steps)
+        self._line = time_line(sampled, self._ranks, self._table.row_of) or self._line
 
     def _forget(self, steps: list[int]) -> None:
         for step in steps:
@@ -229,7 +229,7 @@ class Analyst:
 
     def _drop(self, step: int) -> dict[int, Calls]:
         """Take a step from those that wait to be explained."""
-        told = self._told.pop(step)
+        dropped = self._told.pop(step)
         self._since.pop(step)
-        self._size -= sum(len(calls.calls) + len(calls.waits) for calls in told.values())
-        return told
+        self._size -= sum(len(calls.calls) + len(calls.waits) for calls in dropped.values())
+        return dropped

@@ -143,7 +143,7 @@ class FamilyIndex:
 
 
 def decode(
-    rank: int, told: Sequence[tuple[int, Calls]], book: FamilyIndex, offset_ns: int
+    rank: int, sampled: Sequence[tuple[int, Calls]], book: FamilyIndex, offset_ns: int
 ) -> tuple[CallRows, Waits, int]:
     """Return one rank's calls and waits over some steps, and how many calls were left out.
 
@@ -151,14 +151,14 @@ def decode(
 
     Args:
         rank: Whose.
-        told: Steps and what was told of each.
-        book: Has learned what `told` brings anew.
+        sampled: Steps and what was told of each.
+        book: Has learned what `sampled` brings anew.
         offset_ns: Added to the rank's moments they are on the common clock.
     """
-    bases = np.array([calls.base_ns + offset_ns for _, calls in told], np.int64)
-    steps = np.array([step for step, _ in told], np.int64)
-    rows, of_row = _columns([calls.calls for _, calls in told], len(CALL))
-    waits, of_wait = _columns([calls.waits for _, calls in told], len(WAIT))
+    bases = np.array([calls.base_ns + offset_ns for _, calls in sampled], np.int64)
+    steps = np.array([step for step, _ in sampled], np.int64)
+    rows, of_row = _columns([calls.calls for _, calls in sampled], len(CALL))
+    waits, of_wait = _columns([calls.waits for _, calls in sampled], len(WAIT))
     template, number, *moments = rows
     table = book.table(rank)
     is_known = template < len(table)

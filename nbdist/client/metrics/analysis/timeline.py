@@ -28,23 +28,23 @@ class SampledSteps:
 
 
 def time_line(
-    told: SampledSteps, ranks: Sequence[int], row_of: Mapping[int, int]
+    sampled: SampledSteps, ranks: Sequence[int], row_of: Mapping[int, int]
 ) -> TimeLine | None:
     """Return the time line of the last steps that were told; None of none.
 
     Args:
-        told: What is known of them.
+        sampled: What is known of them.
         ranks: Whose lanes.
         row_of: The row of a family in the table; of others nothing is shown.
     """
-    steps = sorted(told.steps)[-STEPS:]
-    while len(steps) > 1 and _count(told, steps) > MOST_SPANS:
+    steps = sorted(sampled.steps)[-STEPS:]
+    while len(steps) > 1 and _count(sampled, steps) > MOST_SPANS:
         steps = steps[1:]
     if not steps:
         return None
-    begin = told.steps[steps[0]][0]
-    lanes = tuple(_lane(told, rank, steps[0], begin, len(ranks), row_of) for rank in ranks)
-    moments = {step: told.steps[step] for step in steps}
+    begin = sampled.steps[steps[0]][0]
+    lanes = tuple(_lane(sampled, rank, steps[0], begin, len(ranks), row_of) for rank in ranks)
+    moments = {step: sampled.steps[step] for step in steps}
     shown = tuple((step, (a - begin) * _MS, (b - begin) * _MS) for step, (a, b) in moments.items())
     until = [end for _, _, end in shown]
     until += [span.end_ms for lane in lanes for span in lane.spans]
@@ -52,19 +52,19 @@ def time_line(
     return TimeLine(max(until), shown, lanes)
 
 
-def _count(told: SampledSteps, steps: Sequence[int]) -> int:
-    return int(np.sum(told.meetings.rows.step >= steps[0]))
+def _count(sampled: SampledSteps, steps: Sequence[int]) -> int:
+    return int(np.sum(sampled.meetings.rows.step >= steps[0]))
 
 
 def _lane(
-    told: SampledSteps, rank: int, step: int, begin: int, n: int, row_of: Mapping[int, int]
+    sampled: SampledSteps, rank: int, step: int, begin: int, n: int, row_of: Mapping[int, int]
 ) -> TimelineLane:
-    meetings, waits = told.meetings, told.waits
+    meetings, waits = sampled.meetings, sampled.waits
     rows, of_row = meetings.rows, meetings.of_rows()
     chosen = np.flatnonzero((rows.rank == rank) & (rows.step >= step))
     chosen = chosen[np.argsort(rows.launch[chosen], kind="stable")][: MOST_SPANS // n]
     columns = (
-        told.families[of_row[chosen]],
+        sampled.families[of_row[chosen]],
         rows.launch[chosen] - begin,
         rows.begin[chosen] - begin,
         rows.end[chosen] - begin,

@@ -32,32 +32,32 @@ class Drift:
     def take(self, rank: int, step: int, prints: Mapping[str, float]) -> str:
         """Take in what a rank tells of a step; return a sentence where ranks differ, else ""."""
         model = next(iter(prints)).rpartition(":")[0]
-        told = self._open.setdefault((model, step), {})
-        told[rank] = prints
-        if told.keys() < self._ranks & _members(model, self._ranks):
+        by_rank = self._open.setdefault((model, step), {})
+        by_rank[rank] = prints
+        if by_rank.keys() < self._ranks & _members(model, self._ranks):
             while len(self._open) > MOST_OPEN:
                 del self._open[next(iter(self._open))]
             return ""
         del self._open[model, step]
-        different = _different(told)
+        different = _different(by_rank)
         if step == CELL_END:
-            return self._at_end(model, told, different)
+            return self._at_end(model, by_rank, different)
         alike_until = self._alike_until.get(model, 0)
         if not different:
             self._alike_until[model] = max(alike_until, step)
             return ""
         return _sentence(different, step, alike_until)
 
-    def _at_end(self, model: str, told: Told, different: Mapping[str, list[list[int]]]) -> str:
-        if len(told) == 1:
+    def _at_end(self, model: str, by_rank: Told, different: Mapping[str, list[list[int]]]) -> str:
+        if len(by_rank) == 1:
             return ""  # a cell of one rank compares nothing
         before = self._ends.pop(model, None)
         if not different:
             return ""
-        self._ends[model] = told
+        self._ends[model] = by_rank
         while len(self._ends) > MOST_APART:
             del self._ends[next(iter(self._ends))]
-        return "" if before == told else _sentence(different, CELL_END, 0)
+        return "" if before == by_rank else _sentence(different, CELL_END, 0)
 
 
 def _members(model: str, ranks: frozenset[int]) -> frozenset[int]:
@@ -66,12 +66,12 @@ def _members(model: str, ranks: frozenset[int]) -> frozenset[int]:
     return frozenset(map(int, members.split(","))) if separator else ranks
 
 
-def _different(told: Told) -> dict[str, list[list[int]]]:
+def _different(by_rank: Told) -> dict[str, list[list[int]]]:
     """Return the names of which ranks tell different numbers, with the ranks that are alike."""
     found = {}
-    for name in sorted({name for prints in told.values() for name in prints}):
+    for name in sorted({name for prints in by_rank.values() for name in prints}):
         alike: dict[float, list[int]] = {}
-        for rank, prints in sorted(told.items()):
+        for rank, prints in sorted(by_rank.items()):
             if name in prints:
                 alike.setdefault(prints[name], []).append(rank)
         if len(alike) > 1:

@@ -20,12 +20,12 @@ class Step:
     """
 
     number: int
-    told: Mapping[int, Values]
+    by_rank: Mapping[int, Values]
     bytes: Mapping[int, float] = field(default_factory=dict)
 
     def of(self, name: str) -> dict[int, float]:
         """Return one value of the ranks that told it."""
-        return {rank: values[name] for rank, values in self.told.items() if name in values}
+        return {rank: values[name] for rank, values in self.by_rank.items() if name in values}
 
     @property
     def parts(self) -> int:
@@ -58,13 +58,13 @@ ENOUGH = 5  # the step from which "never" is meant
 def trains_nothing(seen: Seen) -> str:
     """No parameter has a gradient when the optimizer steps."""
     idle = [
-        {r for r, n in step.of("gradients").items() if n == 0 and step.told[r].get("parameters")}
+        {r for r, n in step.of("gradients").items() if n == 0 and step.by_rank[r].get("parameters")}
         for step in seen.steps
     ]
     if len(idle) < 2 or not all(idle[-2:]):
         return ""
     ranks = sorted(idle[-1])
-    count = int(seen.last.told[ranks[0]]["parameters"])
+    count = int(seen.last.by_rank[ranks[0]]["parameters"])
     return (
         f"The optimizer of {name_ranks(ranks)} trains nothing: none of its {count} parameters has "
         "a gradient when it steps. It was made before the model was spread, or for another model; "
@@ -90,7 +90,7 @@ def trains_alone(seen: Seen) -> str:
     """
     first = {} if seen.first is None else seen.first.of("weights")
     now = seen.last.of("weights")
-    is_apart = len(now) == len(seen.last.told) > 1 and len(set(now.values())) > 1
+    is_apart = len(now) == len(seen.last.by_rank) > 1 and len(set(now.values())) > 1
     began_alike = len(first) == len(now) and len(set(first.values())) == 1
     shares = all(seen.last.of("shared").values())
     is_one_recipe = len(seen.rates) <= 1 and seen.collectives == 0
@@ -151,7 +151,7 @@ def forgets_to_scale(seen: Seen) -> str:
     bare = [
         step
         for step in seen.steps
-        if all(step.of("half").get(rank) for rank in step.told)
+        if all(step.of("half").get(rank) for rank in step.by_rank)
         and not any(step.of("scalers").values())
     ]
     if len(bare) < 2:
@@ -166,7 +166,7 @@ def forgets_to_scale(seen: Seen) -> str:
 
 def steps_past_the_scaler(seen: Seen) -> str:
     """The loss is scaled, and no gradient is divided by the scale before the optimizer steps."""
-    scaled = [step for step in seen.steps if all(step.of("scaled").get(r) for r in step.told)]
+    scaled = [step for step in seen.steps if all(step.of("scaled").get(r) for r in step.by_rank)]
     past = [step for step in scaled if not any(step.of("unscaled").values())]
     if len(past) < 2:
         return ""
@@ -182,7 +182,7 @@ def feeds_the_same(seen: Seen) -> str:
     alike, kinds = 0, set()
     for step in seen.steps:
         fed = step.of("input")
-        parts = {step.told[rank]["part"] for rank in fed if "part" in step.told[rank]}
+        parts = {step.by_rank[rank]["part"] for rank in fed if "part" in step.by_rank[rank]}
         if len(parts) > 1 and len(parts) == step.parts and len(set(fed.values())) == 1:
             alike += 1
             kinds |= set(fed.values())
@@ -204,7 +204,7 @@ def feeds_parts_of_a_group_different(seen: Seen) -> str:
         if step.of("shared_by"):
             continue  # shards by hand: ranks of other meshes may train another model
         for rank, fed in step.of("input").items():
-            groups.setdefault(step.told[rank].get("part", -1.0 - rank), set()).add(fed)
+            groups.setdefault(step.by_rank[rank].get("part", -1.0 - rank), set()).add(fed)
         apart.append(any(len(fed) > 1 for fed in groups.values()))
     if sum(apart) < 2:
         return ""
@@ -221,7 +221,7 @@ def drops_alike(seen: Seen) -> str:
     alike = 0
     for step in seen.steps:
         drawn = step.of("random")
-        parts = {step.told[rank]["part"] for rank in drawn if "part" in step.told[rank]}
+        parts = {step.by_rank[rank]["part"] for rank in drawn if "part" in step.by_rank[rank]}
         alike += len(parts) > 1 and len(parts) == step.parts and len(set(drawn.values())) == 1
     if alike < 2:
         return ""
@@ -237,8 +237,8 @@ def drops_differently(seen: Seen) -> str:
     for step in seen.steps:
         streams: dict[float, set[float]] = {}
         for rank, drawn in step.of("random").items():
-            if "stream" in step.told[rank]:
-                streams.setdefault(step.told[rank]["stream"], set()).add(drawn)
+            if "stream" in step.by_rank[rank]:
+                streams.setdefault(step.by_rank[rank]["stream"], set()).add(drawn)
         apart += any(len(drawn) > 1 for drawn in streams.values())
     if apart < 2:
         return ""
@@ -279,10 +279,10 @@ def averages_each_part(seen: Seen) -> str:
         for rank, count in step.of("sums").items()
         if count
         # Of a GAN's backwards the last may be another optimizer's: the others must average then.
-        and step.told[rank].get("optimizers", 1.0) == 1
-        and 0 < 1.9 * step.told[rank].get("averaged_bytes", 0.0) <= step.bytes.get(rank, 0.0)
+        and step.by_rank[rank].get("optimizers", 1.0) == 1
+        and 0 < 1.9 * step.by_rank[rank].get("averaged_bytes", 0.0) <= step.bytes.get(rank, 0.0)
     ]
-    if len({rank for rank, _ in wasted}) < len(seen.last.told) or len(wasted) < 2:
+    if len({rank for rank, _ in wasted}) < len(seen.last.by_rank) or len(wasted) < 2:
         return ""
     count = wasted[-1][1]
     return (

@@ -53,20 +53,20 @@ class ProfiledCollectives:
                 continue
             self._told.setdefault(record.rank, []).append((record.step, calls))
 
-    def told(self) -> Told:
+    def calls_by_rank(self) -> Told:
         """Return all of it."""
-        return {rank: list(told) for rank, told in self._told.items()}
+        return {rank: list(calls_by_rank) for rank, calls_by_rank in self._told.items()}
 
 
-def lanes(told: Told, origin_ns: int, offset_ns: Callable[[int], int]) -> list[Event]:
+def lanes(calls_by_rank: Told, origin_ns: int, offset_ns: Callable[[int], int]) -> list[Event]:
     """Return slices and arrows of these collectives.
 
     Args:
-        told: What ranks told.
+        calls_by_rank: What ranks told.
         origin_ns: The moment 0 of the common trace.
         offset_ns: What to add to a rank's moments for the common clock.
     """
-    if not told:
+    if not calls_by_rank:
         return []
     import numpy as np
 
@@ -75,7 +75,7 @@ def lanes(told: Told, origin_ns: int, offset_ns: Callable[[int], int]) -> list[E
 
     book = FamilyIndex()
     parts = []
-    for rank, of_rank in told.items():
+    for rank, of_rank in calls_by_rank.items():
         for _, calls in of_rank:
             book.learn(rank, dict(calls.new))
         parts.append(decode(rank, of_rank, book, offset_ns(rank))[0])

@@ -76,7 +76,7 @@ def gather(
     folder: Path,
     chosen: ChosenSteps,
     steps_made: Mapping[int, int],
-    told: Told,
+    calls_by_rank: Told,
     offset_ns: Callable[[int, int], int | None],
 ) -> Profiled:
     """Return what the ranks of a settled cell recorded, merged.
@@ -86,7 +86,7 @@ def gather(
         folder: From `folder_of`.
         chosen: The steps that were asked for.
         steps_made: Of each rank of the cell.
-        told: What ranks told of their collectives.
+        calls_by_rank: What ranks told of their collectives.
         offset_ns: Of rank and moment: what to add for the common clock; None when not known.
     """
     try:
@@ -100,7 +100,7 @@ def gather(
                 f" The clocks of {name_ranks(lost)} are unknown: their events may be misaligned."
             )
         offsets = {rank: offset or 0 for rank, offset in known.items()}
-        path, left_out = _write(cluster, folder, found, offsets, told)
+        path, left_out = _write(cluster, folder, found, offsets, calls_by_rank)
         return Profiled(said, path, left_out)
     except Exception as error:
         log.exception("The profile could not be merged")
@@ -146,10 +146,10 @@ def fetch(cluster: Cluster, rank: int, file: Path) -> None:
         while offset < size:
             future = cluster.requests.ask(rank, "profile.read", buffers=[], offset=offset)
             answer = future.result(max(0.1, deadline - time.monotonic()))
-            told, pieces = answer if isinstance(answer, tuple) else (answer, [])
+            header, pieces = answer if isinstance(answer, tuple) else (answer, [])
             if not pieces:
-                raise NBDistError(told["why"])
-            size = told["size"]
+                raise NBDistError(header["why"])
+            size = header["size"]
             offset += draft.write(pieces[0])
 
 
@@ -185,7 +185,11 @@ def _traces(cluster: Cluster, found: _Found, offsets_ns: Mapping[int, int]) -> I
 
 
 def _write(
-    cluster: Cluster, folder: Path, found: _Found, offsets_ns: Mapping[int, int], told: Told
+    cluster: Cluster,
+    folder: Path,
+    found: _Found,
+    offsets_ns: Mapping[int, int],
+    calls_by_rank: Told,
 ) -> tuple[Path, int]:
     """Write the common trace; return its place, and how many slices were left out."""
     path = folder / "trace.json.gz"
@@ -197,7 +201,7 @@ def _write(
             events, less = merged(trace, origin_ns, MOST_SLICES // len(found.files))
             _write_events(stream, events, is_first=number == 0)
             left_out += less
-        of_these = {rank: calls for rank, calls in told.items() if rank in found.files}
+        of_these = {rank: calls for rank, calls in calls_by_rank.items() if rank in found.files}
         _write_events(stream, lanes(of_these, origin_ns, offsets_ns.__getitem__), is_first=False)
         stream.write(b"\n]}\n")
     return path, left_out

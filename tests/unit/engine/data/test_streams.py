@@ -212,6 +212,6 @@ def test_what_a_stream_takes_is_told_as_read() -> None:
 
     loop: Any = iter(loader(numbers, global_batch=4, shuffle=False))
     next(loop)
-    told = torch_loaders.told_of(loop._inner)
+    told = torch_loaders.report_of(loop._inner)
     assert told is not None
     assert told.parts_ns["read"] >= 4 * 0.005e9

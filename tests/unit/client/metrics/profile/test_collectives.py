@@ -107,11 +107,11 @@ def test_only_chosen_steps_are_kept_with_what_all_calls_have_in_common() -> None
     later = [Calls(ORIGIN_NS, {}, told((n, 1, 2, 3)).calls, array("I")) for n in range(2, 6)]
     heard.receive([Record(0, 0, "step", 1, 0, {"loss": 1.0}), record(1, told((1, 1, 2, 3)))])
     heard.receive([record(step, calls) for step, calls in zip(range(2, 6), later, strict=True)])
-    kept = heard.told()[0]
+    kept = heard.calls_by_rank()[0]
     assert [(step, len(calls.calls) // 5) for step, calls in kept] == [(1, 0), (3, 1), (4, 1)]
     numbers = [
         e["args"]["number"]
-        for e in lanes(heard.told(), ORIGIN_NS, lambda _: 0)
+        for e in lanes(heard.calls_by_rank(), ORIGIN_NS, lambda _: 0)
         if e["name"] == "all_reduce"
     ]
     assert numbers == [3, 4]
