@@ -248,7 +248,7 @@ class ProfileSteps:
 class Repeat(StrEnum):
     """Whether a cell is the one that failed last, run again.
 
-    A `RETRY` starts over where it makes its optimizers anew, and continues where they were there
+    A `RETRY` starts over where it makes its optimizers again, and continues where they were there
     before it. That is seen when one steps: where it had started over by then, it is run once more,
     to `CONTINUE`.
     """
@@ -327,7 +327,7 @@ class CellEnd:
     from any source under "group/any"); ranks that disagree must re-form. `value` is the cell's
     value, in the JSON form of `nbdist.shared.plain`, if it is plain, `value_repr` else its repr.
     `in_group` tells whether the rank still has a default group: a program may destroy it.
-    `in_loops` tells whether loops over loaders have trained in it, and so would begin anew.
+    `in_loops` tells whether loops over loaders have trained in it, and so would start over.
     `notices` are sentences for people, each said once.
     `cut_bytes` of output were not sent and are kept, whole, in `output_file`: `HOST:PATH` where the
     notebook does not see it.

@@ -33,7 +33,7 @@ class RunOptions:
     Attributes:
         ranks: Their number, instead of what `%dist start -n` says; None leaves that.
         cell_timeout_s: The longest that a cell may take.
-        writes_baseline: Whether comparisons store their runs anew.
+        writes_baseline: Whether comparisons store their runs as baselines.
     """
 
     ranks: int | None = None

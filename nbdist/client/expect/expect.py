@@ -1,8 +1,8 @@
 """`%dist expect`: gather what an assertion is about, and judge it.
 
 `NBDIST_BASELINE` says what a missing baseline means: `require` (pytest --nbdist) that the assertion
-fails, `write` (--nbdist-baseline) that every comparison stores its run anew. Without it, as in a
-notebook, the first comparison stores the run and says so.
+fails, `write` (--nbdist-baseline) that every comparison stores its run as the baseline. Without it,
+as in a notebook, the first comparison stores the run and says so.
 
 Main thread, between cells.
 """

@@ -182,7 +182,7 @@ def _only_on(ranks: Sequence[int], text: str) -> str:
 def _with_params(text: str, params: Mapping[str, Any]) -> str:
     """Return code after its parameters; with lists, once for each combination of their values.
 
-    Each run begins with all of them set anew, as in the notebook, whatever the one before has
+    Each run begins with all of them set again, as in the notebook, whatever the one before has
     made of them: so combinations are written out, and the others stand inside of the loop.
     """
     single = {name: value for name, value in params.items() if not isinstance(value, list)}

@@ -1,7 +1,7 @@
 """What to do after a fault, as it is true of what ran: a cell, or a script.
 
 An `Advice` has its sentences for people; whoever decides asks its `kind`. A script of `%dist run`
-has a name, is fixed in its file, makes what it needs anew each time, and has no `%%distributed`
+has a name, is fixed in its file, makes what it needs again each time, and has no `%%distributed`
 line for options. Pure.
 """
 

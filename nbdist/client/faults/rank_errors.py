@@ -127,7 +127,7 @@ def uses_what_is_lost(ename: str) -> bool:
 
 
 def _is_state(cause: "Failure | Death") -> bool:
-    """Return whether a cell uses a model whose state is lost: its training begins anew."""
+    """Return whether a cell uses a model whose state is lost: its training starts over."""
     return isinstance(cause, Failure) and cause.ename.rpartition(".")[2] == "LostStateError"
 
 

@@ -43,7 +43,7 @@ def repair(
     told: Iterable[int] = (),
     last_words: Callable[[int], LastOutput] = no_words,
 ) -> Repaired:
-    """Replace dead ranks and form the group of all ranks anew.
+    """Replace dead ranks and form the group of all ranks again.
 
     A fault or a death in the midst begins it again, `MOST_ROUNDS` times in all. After that, or when
     a new process dies as often as `MOST_DEATHS`, the cluster is `broken`, and the lines say why.
@@ -136,7 +136,7 @@ def _ends(cluster: Cluster, known: set[int], last_words: Callable[[int], LastOut
 def restart(cluster: Cluster, ranks: Iterable[int]) -> Repaired:
     """Give `ranks` new processes; the others keep all they hold.
 
-    A cluster that is `broken`, or loses every rank, is made anew as a whole.
+    A cluster that is `broken`, or loses every rank, is made again as a whole.
 
     Raises:
         StartError: The ranks did not come up; the cluster is `broken` then.

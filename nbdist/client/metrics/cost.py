@@ -121,7 +121,7 @@ def cost_of(ranks: Sequence[RankCost], elsewhere_s: Mapping[str, float], steps: 
     lines = [
         CostLine(part, "rank", mean(rank.parts.get(part, 0.0) for rank in ranks)) for part in parts
     ]
-    if steps > 0:  # ranks that are replaced begin to count anew
+    if steps > 0:  # ranks that are replaced count from zero
         lines += [
             CostLine(part, "notebook", 1e6 * seconds / steps)
             for part, seconds in elsewhere_s.items()

@@ -2,8 +2,8 @@
 
 A boundary is the end of the last optimizer's step of an iteration. What follows it (a scheduler, an
 average of weights) is read when the next step begins. When the cell is run again and what was
-trained is lost or made anew, its first loop over a loader goes on from the newest checkpoint of its
-own. Main thread.
+trained is lost or made again, its first loop over a loader goes on from the cell's newest
+checkpoint. Main thread.
 """
 
 import logging
@@ -241,7 +241,7 @@ class Automatic(Component):
 
 
 def _is_lost() -> bool:
-    """Return whether what the cell trains is made anew, or refused."""
+    """Return whether what the cell trains is made again, or refused."""
     training = training_state.find(step_state.here().made() or None)
     if sync_state.here.are_refused([m.module for m in training.models], training.optimizers):
         return True

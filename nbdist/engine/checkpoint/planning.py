@@ -163,7 +163,7 @@ def _told_of(prepared: PreparedSave, folder: _NewFolder) -> _PreparedSave:
 
 
 def _planned(prepared: PreparedSave) -> WritePlan:
-    """Plan anew, and remember it. Collective."""
+    """Make a new plan, and remember it. Collective."""
     planner, place = prepared.planner, prepared.request.place
     every = together(lambda: planner.local)
     plan = planner.agree(every, writer_of(place, place.url))

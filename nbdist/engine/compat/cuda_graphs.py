@@ -96,7 +96,7 @@ class CudaGraphs:
         return outside_of_captures, lambda: hooks.remove(hook)
 
     def note_captured_loss(self, loss: Any) -> None:
-        """A backward of `loss` is captured: each replay gives it a value anew."""
+        """A backward of `loss` is captured: each replay gives it a new value."""
         if isinstance(loss, torch.Tensor) and self._now.loss is None:
             self._now.loss = weakref.ref(loss)
 

@@ -257,7 +257,7 @@ _WAITING_IN_NATIVE: tuple[tuple[Any, str], ...] = (
 def wrap_waits_in_native(wrapper: Wrapper) -> Undo:
     """Put `wrapper` around each function that waits in C++ for what it has launched itself.
 
-    DDP's laying of its buckets anew, what sends its parameters and buffers from rank 0, and what
+    DDP's rebuilding of its buckets, what sends its parameters and buffers from rank 0, and what
     compares the shapes of its parameters. The reducer's backward is not one of them.
     """
     undos = [_replace(owner, name, wrapper) for owner, name in _WAITING_IN_NATIVE]

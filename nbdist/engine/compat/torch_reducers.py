@@ -1,10 +1,10 @@
-"""Private parts of torch inside DDP's reducer: its buckets, made anew or reset.
+"""Private parts of torch inside DDP's reducer: its buckets, made again or reset.
 
 One of the modules that hold what nbdist uses of torch's private parts; see `torch_groups.py`.
 `check()` says what broke when a version moves. Tried with torch 2.13.0 and 2.15.0 (CPU).
 
 A reducer begins with the buckets it is made with. In the forward after its first whole backward it
-lays them anew, once, in the order in which gradients came: rank 0 broadcasts its own. Other buckets
+rebuilds them, once, in the order in which gradients came: rank 0 broadcasts its own. Other buckets
 mean another order of summation, and ranks must have the same ones.
 """
 
@@ -64,7 +64,7 @@ _FOLLOWS = "_nbdist_follows_trained"  # on the module, with which it comes to a 
 def follow_trained(module: DistributedDataParallel) -> None:
     """Note which parameters each reducer of a layout's module is made for: those then trained.
 
-    A forward makes it anew where others are. Nothing does that for a module of the user's own.
+    A forward makes it again where others are. Nothing does that for a module of the user's own.
     """
     setattr(module, _FOLLOWS, True)
     here.note_made(module, _trained(module))
@@ -89,7 +89,7 @@ def _flags(are_trained: list[bool]) -> str:
 
 
 def is_to_be_remade(module: DistributedDataParallel) -> bool:
-    """Return whether the next forward makes a layout's reducer anew."""
+    """Return whether the next forward makes a layout's reducer again."""
     return here.made_for(module) is not None and trains_others(module)
 
 
@@ -114,7 +114,7 @@ def _trained(module: DistributedDataParallel) -> list[bool]:
     return [parameter.requires_grad for parameter in parameters]
 
 
-# ---- Reset and made anew -----------------------------------------------------------------------
+# ---- Reset and made again -----------------------------------------------------------------------
 
 
 Buckets = list[list[int]]  # indices of parameters, as DDP counts them; first to be sent first
@@ -155,7 +155,7 @@ class Reducers:
 
 
 def reset_ddp(module: DistributedDataParallel) -> None:
-    """Let the reducer forget a backward that did not end; its buckets stay, to be laid anew."""
+    """Let the reducer forget a backward that did not end; its buckets stay, to be rebuilt."""
     module.reducer._reset_state()
     module._has_rebuilt_buckets = False
 
@@ -288,7 +288,7 @@ def has_gradients(module: DistributedDataParallel) -> bool:
 
 
 def has_rebuilt_buckets(module: DistributedDataParallel) -> bool:
-    """Return whether the reducer has laid its buckets anew since it was made or reset.
+    """Return whether the reducer has rebuilt its buckets since it was made or reset.
 
     It does so once, in the forward that follows the first whole backward.
     """
@@ -341,7 +341,7 @@ def buckets_to_come(module: DistributedDataParallel) -> Buckets | None:
 
 
 def lays_anew(module: DistributedDataParallel) -> bool:
-    """Return whether a reducer lays its buckets anew at all: not where gradients may be missing."""
+    """Return whether a reducer rebuilds its buckets at all: not where gradients may be missing."""
     return bool(module.static_graph or not module.find_unused_parameters)
 
 

@@ -91,7 +91,7 @@ def scale_lr(
     (`SequentialLR(optimizer, [warmup, own], [warmup_steps])`, which is the way for a `LambdaLR`).
 
     Rates never scale twice: the same call on the same optimizer changes nothing and returns the
-    same scheduler, so a cell may be run again; a call with other numbers begins anew from the
+    same scheduler, so a cell may be run again; a call with other numbers starts over from the
     rates of the reference batch.
 
     Args:

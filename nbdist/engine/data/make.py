@@ -84,7 +84,7 @@ def loader(
         weights: One number a rank (of those that share a batch), such as `[1, 0.5]` where rank 1
             is half as fast: parts are proportional to it, a sample each at least. Gradients must
             be weighed then, by `layout.step` or by `loader.share`. "measured" takes the ranks'
-            own pace in their last 50 steps, whatever they trained; it is agreed anew when a loop
+            own pace in their last 50 steps, whatever they trained; it is agreed again when a loop
             begins, which all ranks must do together then. Parts are equal until it is known, and
             where ranks differ by less than a tenth. None shares equally.
         columns: Of files and tables, those to read; None for all.

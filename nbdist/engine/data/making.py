@@ -133,7 +133,7 @@ class Items:
 
     A sample that raises is named; with `skips` it is left out.
 
-    A worker draws anew for each batch, by the batch's place in the epoch: which worker makes it,
+    A worker draws again for each batch, by the batch's place in the epoch: which worker makes it,
     and what that has made before, are others after a fault.
     """
 

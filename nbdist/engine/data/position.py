@@ -81,7 +81,7 @@ class LoaderPosition:
 
     @property
     def continues_at(self) -> Position:
-        """Where the running loop goes on, or the next one begins: after one that was left, anew.
+        """Where the running loop goes on, or the next one begins: at its start, after one left.
 
         In a loop that runs in its body it goes on with the newest batch once more.
         """

@@ -124,7 +124,7 @@ class GroupFeed:
             weights: How large parts are.
             seed: Of the epoch, for the blocks.
             skips: Leave out what cannot be read.
-            timeout_s: How long to wait for a group before it is read anew.
+            timeout_s: How long to wait for a group before it is read again.
         """
         self._skips, self._timeout_s = skips, timeout_s
         self._source, self._order, self._seed = source, order, seed
@@ -206,7 +206,7 @@ class GroupFeed:
         )
 
     def _read_whole(self, number: int) -> _Group:
-        """Return a group that is read; begin its read anew where it stalls.
+        """Return a group that is read; begin its read again where it stalls.
 
         Raises:
             DataError: It cannot be read.

@@ -4,7 +4,7 @@ Each boundary notes every loader's position, and a fault puts it back there. Loa
 by the order in which the cell makes them: run again, it makes others, which go on in their place.
 
 Loops go on when what was trained goes on, and start over with an optimizer that the cell makes
-anew. Of a cell that had made its optimizers that is known when one first steps in it again, and
+again. Of a cell that had made its optimizers that is known when one first steps in it again, and
 batches are taken before. So it starts over, and all that going on needs is kept. When an optimizer
 steps that the cell had made before (behind `if "model" not in globals()`), nothing has been trained
 yet: the step is refused, and the cell run once more, to go on.
@@ -302,7 +302,7 @@ class Loops(Component):
         return self._cell.repeats is not None and any(self._cell.repeats.plans)
 
     def are_loops_begun(self) -> bool:
-        """Return whether loops of the cell have trained: run by hand, they would begin anew."""
+        """Return whether loops of the cell have trained: run by hand, they would start over."""
         trails = [trail for _, trail, _ in self._cell.made]
         trails += [live.trail for live in position.here.live()]
         return any(trail.plan() for trail in trails)

@@ -56,7 +56,7 @@ def read(action: Callable[[], T], where: str, pause: Callable[[float], object] =
 
 
 def tell_stalled(where: str, timeout_s: float, nth: int) -> None:
-    """Say that a read is given up and begun anew."""
+    """Say that a read is given up and started over."""
     _log.warning("%s gave nothing for %g s; it is read again (%d of 3).", where, timeout_s, nth)
 
 

@@ -480,7 +480,7 @@ def _common(of_unit: Mapping[int, ModelReport]) -> list[Steps]:
 
 
 def _settle_apart(places: Mapping[int, int], of_unit: Mapping[int, ModelReport]) -> Decision:
-    """Go back together, or begin anew from the most advanced rank's model."""
+    """Go back together, or start over from the most advanced rank's model."""
     if _common(of_unit):
         return _roll_back(places, of_unit)
     made = _copy(places, of_unit)

@@ -35,7 +35,7 @@ class FollowReport:
         is_whole: All that belongs to the step it went back to is back, too.
         progress: Of the turn that the fault has ended.
         cut: What follows and holds a part that no other rank has.
-        continues: The cell trains what was there before it: run again, it does not begin anew.
+        continues: The cell trains what was there before it: run again, it does not start over.
     """
 
     ranks: tuple[int, ...] = ()
@@ -335,7 +335,7 @@ def _half_lines(
     reports: Mapping[int, FollowReport], lacking: Mapping[int, Sequence[str]]
 ) -> list[str]:
     if not any(report.continues for report in reports.values()):
-        return []  # run again, the cell makes all of it anew
+        return []  # a second run makes all of it
     by_names: dict[tuple[str, ...], list[int]] = {}
     for rank, names in sorted(_without_lengths(lacking).items()):
         if names:

@@ -172,7 +172,7 @@ class Peers(Component):
             ends.outbox.wait(WAIT_S)
 
     def reconnect(self) -> None:
-        """Look for the peer anew: it may be another process. When a recovery begins."""
+        """Look for the peer again: it may be another process. When a recovery begins."""
         if self._ends is not None:
             self._ends.outbox.disconnect()
             self._ends.fixed.clear()

@@ -12,7 +12,7 @@ from nbdist.engine.steps.find_followers import is_users
 
 
 def loop_targets(source: str) -> frozenset[str]:
-    """Return the names that loops of a cell bind: run again, the cell binds them anew."""
+    """Return the names that loops of a cell bind: a second run binds them, too."""
     cell = cell_code.tree(source)
     if cell is None:
         return frozenset()

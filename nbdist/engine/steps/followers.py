@@ -237,7 +237,7 @@ class Followers:
         return self._turn
 
     def _begin_with_batch(self) -> None:
-        """Note the numbers anew: what comes before the cell's first loop is no part of its turn.
+        """Note the numbers again: what comes before the cell's first loop is no part of its turn.
 
         Objects are noted as an optimizer steps, for a scaler makes its numbers in the forward.
         """
@@ -397,7 +397,7 @@ class Followers:
         numbers = {n for n in follows | new if n in began and n not in self._set_by_loops}
         options = {n for n in due & numbers if option_key(n) and self._history[n].moved}
         certain = {n for n in options if self._history[n].is_regular(self._turn)}
-        # Of other numbers only counters: what is set anew each time lacks nothing.
+        # Of other numbers only counters: what is set again each time lacks nothing.
         known = {n for n in due if n in self._objects or n in optimizers}
         # Of tensors that no object calls its state only those that move with the steps count.
         known = {n for n in known if has_state(living.get(n)) or self._history[n].moved}

@@ -31,7 +31,7 @@ class Job:
         name: Of the job; by default the script's. Others than `a-z`, `0-9` and `-` are replaced.
         modules: Files that the script needs beside it, also in folders below.
         arguments: Words for the script.
-        packages: What pip installs first, where the job's environment is made anew.
+        packages: What pip installs first, where the job's environment is built from scratch.
         environment: Variables of each rank.
         time_limit: As Slurm reads it: `30` (minutes), `2:00:00`, `1-12` (days and hours).
         image: Of the container, where there is one.

@@ -152,7 +152,7 @@ def decode(
     Args:
         rank: Whose.
         sampled: Steps and what was told of each.
-        book: Has learned what `sampled` brings anew.
+        book: Has learned what is new in `sampled`.
         offset_ns: Added to the rank's moments they are on the common clock.
     """
     bases = np.array([calls.base_ns + offset_ns for _, calls in sampled], np.int64)

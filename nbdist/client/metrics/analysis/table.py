@@ -93,7 +93,7 @@ class CollectiveTable:
     def add(
         self, steps: Sequence[int], news: MatchedCollectives, families: Sequence[Family]
     ) -> None:
-        """Take the collectives of steps that follow on those known; work out the rows anew."""
+        """Take the collectives of steps that follow on those known; work out the rows again."""
         self._steps = [*self._steps, *steps][-RECENT:]
         known = news if self._met is None else _both(self._met, news)
         while len(self._steps) > 1 and np.sum(known.step >= self._steps[0]) > MOST_MEETINGS:

@@ -100,7 +100,7 @@ class _Reader:
             return "process group"  # each rank has its own, see `group_names`
         name = f"{kind.__module__}.{kind.__qualname__}"
         if isinstance(value, nn.Module):
-            # torch's own classes before it are made anew
+            # torch's own classes before it are made again
             return f"{torch_sharded.plain_name(value)} {_weights(value)}"
         if isinstance(value, _OPAQUE) or self._left < 0 or depth > _MOST_DEPTH:
             return name

@@ -52,7 +52,7 @@ def check() -> list[str]:
 def anchors() -> dict[str, Any]:
     """Return, by keys that all ranks share, what each process has of its own in torch.
 
-    The keys under which composable wrappers keep their states are made anew in each interpreter,
+    The keys under which composable wrappers keep their states are made again in each interpreter,
     and the states are found by the function that torch's decorator hides.
     """
     from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY

@@ -17,7 +17,7 @@ from torch import nn
 from nbdist.engine.compat.torch_groups import lacking
 from nbdist.engine.recovery.clone.unpickler import afterwards
 
-# What a forward has gathered, and a gradient that waits: made anew by the next one.
+# What a forward has gathered, and a gradient that waits: made again by the next one.
 _OF_A_STEP = (
     *("_unsharded_param", "_unsharded_inner_tensors", "_sharded_param_data"),
     *("_sharded_post_forward_param", "_sharded_post_forward_param_data"),

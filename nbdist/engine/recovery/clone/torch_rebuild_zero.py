@@ -1,7 +1,7 @@
 """Private parts of torch for a new rank: a ZeroRedundancyOptimizer with the new rank's own part.
 
 One of the modules for torch's private parts, see `torch_groups.py`. Each rank has an optimizer of
-its own inside, for the parameters that are its part. The new rank makes that one anew, without
+its own inside, for the parameters that are its part. The new rank makes that one again, without
 states: they come from a peer. No constructor is called, which would be counted. Tried with torch
 2.13.0 (CPU): tests/cluster/test_peers.py.
 """
