@@ -133,6 +133,12 @@ KINDS = {
         at=6,
         later=6,
     ),
+    "one cycle": Kind(
+        "opt = layout.optimizer(torch.optim.SGD, lr=1e-2, momentum=0.9)\n"
+        "sched = OneCycleLR(opt, 0.1, 40)",
+        "sched.step()",
+        "(sched.last_epoch, opt.param_groups[0]['momentum'])",
+    ),
     "own schedule": Kind("sched = Warm()", "sched.step()", "sched.made"),
     "by hand": Kind("", "[g.update(lr=g['lr'] * 0.9) for g in opt.param_groups]"),
     "by hand before": Kind(
@@ -149,6 +155,13 @@ KINDS = {
         "sched = StepLR(opt, 1, 0.9)",
         "sched.step(); fail('between'); [g.update(lr=g['lr'] * 0.8) for g in opt.param_groups]",
         "(sched.last_epoch, opt.param_groups[0]['lr'])",
+        places=("step", "between", "after"),
+    ),
+    "decay by hand beside": Kind(
+        "sched = StepLR(opt, 1, 0.9)",
+        "sched.step(); fail('between'); "
+        "[g.update(weight_decay=g['weight_decay'] * 0.8) for g in opt.param_groups]",
+        "(sched.last_epoch, opt.param_groups[0]['weight_decay'])",
         places=("step", "between", "after"),
     ),
     "weights": Kind("", "weights = [local(p.data).mul_(0.99) for p in model.parameters()]"),

@@ -347,12 +347,9 @@ class Followers:
     def _find_numbers(self, found: Found) -> None:
         loose = loose_schedulers(found, found.optimizers.values())
         self._by_hand.watch((*found.followers.values(), *loose.values()))
-        by_hand = {
-            one: self._optimizers.get(one, name)
-            for name, one in found.optimizers.items()
-            if not self._by_hand.is_scheduled(one)
-        }
-        self._watched.watch(found, by_hand)
+        names = {one: self._optimizers.get(one, name) for name, one in found.optimizers.items()}
+        scheduled = {one for one in names if self._by_hand.is_scheduled(one)}
+        self._watched.watch(found, names, scheduled)
 
     def _forget_made_anew(self, names: set[str]) -> None:
         """Forget when an optimizer stepped whose name means another one now, and what moved then.

@@ -1,13 +1,13 @@
 """Read and set the numbers that may move with the steps: variables, attributes, options, lengths.
 
-Numbers of the namespace and of the user's own objects, options of optimizers that no scheduler
-sets, and the lengths of lists. Each goes by the name that leads to it.
+Numbers of the namespace and of the user's own objects, options of optimizers but for the rates that
+a scheduler sets, and the lengths of lists. Each goes by the name that leads to it.
 
 Main thread.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, TypeGuard
 from weakref import ref
 
@@ -22,6 +22,7 @@ Number = int | float
 Optimizer = torch.optim.Optimizer
 
 _OF_RANKS = ("rank", "local_rank", "world_size")  # numbers of nbdist's: a scale changes them
+_RATES = ("lr", "initial_lr")  # options that a scheduler sets
 _OPTION = re.compile(r"\.param_groups\[\d+\](\['\w+'\])$")  # in the name of an option
 
 
@@ -38,20 +39,25 @@ class Numbers:
         self.lists = GrownLists()
         self._names: list[str] = []  # in the namespace
         self._places: list[tuple[str, Callable[[], Any]]] = []  # the user's own objects
-        # Options that no scheduler sets: their names, the optimizer, its group, the key.
+        # Options: their names, the optimizer, its group, the key.
         self._options: list[tuple[str, ref[Optimizer], int, str]] = []
 
-    def watch(self, found: Found, options_of: Mapping[Optimizer, str]) -> None:
-        """Read the numbers of what a search has found, and the options of these optimizers."""
+    def watch(
+        self, found: Found, optimizers: Mapping[Optimizer, str], scheduled: Container[Optimizer]
+    ) -> None:
+        """Read the numbers of what a search has found, and the options of these optimizers.
+
+        Of those that are `scheduled` all but their rates.
+        """
         self._names = [name for name in _numbers_in(keep.here.names(), "") if name not in _OF_RANKS]
         self._places = [(path, hold(owner, path)) for path, owner in found.owners.items()]
         self.lists.watch(found.lists)
         self._options = [
             (f"{name}.param_groups[{at}][{key!r}]", ref(one), at, key)
-            for one, name in options_of.items()
+            for one, name in optimizers.items()
             for at, group in enumerate(one.param_groups[:MOST_GROUPS])
             for key, value in group.items()
-            if _is_number(value)
+            if _is_number(value) and not (key in _RATES and one in scheduled)
         ]
 
     def read(self) -> dict[str, Number]:
