@@ -140,6 +140,11 @@ KINDS = {
         "(sched.last_epoch, opt.param_groups[0]['momentum'])",
     ),
     "own schedule": Kind("sched = Warm()", "sched.step()", "sched.made"),
+    "in a dict": Kind(
+        "import collections\ncounts = collections.Counter(made=0)",
+        "counts['made'] += 1",
+        "counts['made']",
+    ),
     "by hand": Kind("", "[g.update(lr=g['lr'] * 0.9) for g in opt.param_groups]"),
     "by hand before": Kind(
         "",
@@ -333,7 +338,7 @@ def do_as_said(session: Session, kind: Kind, said: str) -> None:
         rest = [
             part
             for part in kind.after.split("; ")
-            if any(f"{name}." in part or part.startswith(f"{name} = ") for name in names)
+            if any(f"{name}." in part or re.match(rf"{name}( = |\[)", part) for name in names)
             if "fail(" not in part
             if part not in done
         ]

@@ -47,6 +47,7 @@ class Found:
     optimizers: dict[str, Optimizer] = field(default_factory=dict)
     owners: dict[str, Any] = field(default_factory=dict)  # the user's own objects
     lists: list[str] = field(default_factory=list)  # those of names, attributes and keys
+    dicts: dict[str, Any] = field(default_factory=dict)  # likewise; no optimizer's group
     beyond: dict[str, str] = field(default_factory=dict)  # by name, what was not looked at
     seen: set[int] = field(default_factory=set)
 
@@ -75,6 +76,8 @@ def search(
         elif depth < _DEPTH:
             if type(one) is list and not _OF_LIST.search(path):
                 found.lists.append(path)
+            elif isinstance(one, dict) and not _OF_LIST.search(path):
+                found.dicts[path] = one
             if isinstance(one, dict | list | tuple) and len(one) > MOST_ITEMS:
                 long[path] = one
             todo.extend((f"{path}{step}", item, depth + 1) for step, item in _inside(one))
@@ -84,6 +87,9 @@ def search(
                 continue
             if loose_tensors(one):
                 found.followers[path] = one
+    # A loop over an optimizer's groups leaves a name for the last of them.
+    groups = {id(group) for o in found.optimizers.values() for group in o.param_groups}
+    found.dicts = {path: one for path, one in found.dicts.items() if id(one) not in groups}
     for path, container in long.items():
         if kind := _kind_beyond(container, found.seen, trained):
             found.beyond[path] = (

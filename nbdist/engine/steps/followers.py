@@ -36,7 +36,7 @@ from nbdist.engine.steps.find_followers import (
 from nbdist.engine.steps.grown_lists import is_length
 from nbdist.engine.steps.history import History
 from nbdist.engine.steps.marks import Mark, mark
-from nbdist.engine.steps.numbers import Number, Numbers, option_key
+from nbdist.engine.steps.numbers import Number, Numbers, is_option, stored_as
 from nbdist.engine.steps.tuned_by_hand import TunedByHand
 from nbdist.engine.steps.written_weights import WrittenWeights
 
@@ -335,7 +335,7 @@ class Followers:
             self._history.setdefault(name, History(self._turn))
         if self._numbers:
             began, now = self._numbers[-1], self._watched.read()
-            for name in [n for n in began if n not in now and option_key(n)]:
+            for name in [n for n in began if n not in now and is_option(n)]:
                 del began[name]  # a scheduler sets it
             began.update({n: v for n, v in now.items() if n not in began})
             for name in began:
@@ -392,7 +392,7 @@ class Followers:
         if self._turn == self._first_turn:
             new = {n for n, h in self._history.items() if h.moved is None and self._may_follow(n)}
         numbers = {n for n in follows | new if n in began and n not in self._set_by_loops}
-        options = {n for n in due & numbers if option_key(n) and self._history[n].moved}
+        options = {n for n in due & numbers if is_option(n) and self._history[n].moved}
         certain = {n for n in options if self._history[n].is_regular(self._turn)}
         # Of other numbers only counters: what is set again each time lacks nothing.
         known = {n for n in due if n in self._objects or n in optimizers}
@@ -470,7 +470,7 @@ class Followers:
         """Return whether this cell moves it, and not an older one alone: it did, or names it."""
         if self._reached is None or (history.moved or 0) >= self._first_turn:
             return True
-        if option_key(name):  # to name its optimizer is not to set it
+        if is_option(name):  # to name its optimizer is not to set it
             return self._is_stored(name)
         root = re.split(r"[.[]", name)[0]
         return root in self._reached or root not in keep.here.names()
@@ -488,8 +488,7 @@ class Followers:
 
     def _is_stored(self, name: str) -> bool:
         """Return whether the cell's code may set a number of this name."""
-        last = option_key(name) or name.rpartition(".")[2]
-        return self._stored is None or last in self._stored
+        return self._stored is None or stored_as(name) in self._stored
 
     def _is_there(self, name: str) -> bool:
         return name in self._marks or bool(self._numbers and name in self._numbers[-1])

@@ -7,11 +7,11 @@ Main thread.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from types import CodeType
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-_MOST_LISTS = 32
+from nbdist.engine.steps.paths import Paths
+
 _NAME = re.compile(r"len\((.+)\)")
 
 
@@ -27,23 +27,19 @@ def list_of(name: str) -> str:
 
 
 class GrownLists:
-    """The lists that names lead to, by these paths, which are expressions: `history['loss']`."""
+    """The lists that names lead to, by these paths."""
 
     def __init__(self) -> None:
-        self._paths: dict[str, CodeType] = {}
+        self._paths = Paths()
         self._too_long: dict[str, int] = {}  # by path, what is left when they are cut
 
     def watch(self, paths: Iterable[str]) -> None:
         """Watch the first of these."""
-        known, self._paths = self._paths, {}
-        for path in paths:
-            code = known.get(path) or _compiled(path)
-            if code is not None and len(self._paths) < _MOST_LISTS:
-                self._paths[path] = code
+        self._paths.watch(paths)
 
     def lengths(self, names: Mapping[str, Any]) -> dict[str, int]:
         """Return the lengths of lists, by name, as these variables lead there."""
-        return {f"len({path})": len(one) for path, one in self._living(names)}
+        return {f"len({path})": len(one) for path, one in self._paths.living(names, list)}
 
     def go_back(self, numbers: Mapping[str, float]) -> None:
         """Note the lengths among these numbers, to which lists are cut back in `cut`."""
@@ -55,23 +51,6 @@ class GrownLists:
 
     def cut(self, names: Mapping[str, Any]) -> None:
         """Cut lists where the steps that added to them are made again."""
-        for path, one in self._living(names):
+        for path, one in self._paths.living(names, list):
             del one[self._too_long.get(path, len(one)) :]
         self.stay()
-
-    def _living(self, names: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
-        for path, code in self._paths.items():
-            try:
-                one = eval(code, {"__builtins__": {}}, names)
-            except (NameError, AttributeError, LookupError, TypeError):
-                continue  # it leads there no more
-            if type(one) is list:
-                yield path, one
-
-
-def _compiled(path: str) -> CodeType | None:
-    """Return a path as an expression; None where a key of a dict does not show as one."""
-    try:
-        return compile(path, path, "eval")
-    except SyntaxError:
-        return None

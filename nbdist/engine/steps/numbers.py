@@ -1,13 +1,13 @@
-"""Read and set the numbers that may move with the steps: variables, attributes, options, lengths.
+"""Read and set the numbers that may move with the steps.
 
-Numbers of the namespace and of the user's own objects, options of optimizers but for the rates that
-a scheduler sets, and the lengths of lists. Each goes by the name that leads to it.
+Numbers of the namespace, of the user's own objects and of dicts, options of optimizers but for the
+rates that a scheduler sets, and the lengths of lists. Each goes by the name that leads to it.
 
 Main thread.
 """
 
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, TypeGuard
 from weakref import ref
 
@@ -16,6 +16,7 @@ import torch
 from nbdist.engine.steps import keep
 from nbdist.engine.steps.find_followers import Found, hold
 from nbdist.engine.steps.grown_lists import GrownLists
+from nbdist.engine.steps.paths import Paths
 from nbdist.engine.steps.tuned_by_hand import MOST_GROUPS
 
 Number = int | float
@@ -23,13 +24,20 @@ Optimizer = torch.optim.Optimizer
 
 _OF_RANKS = ("rank", "local_rank", "world_size")  # numbers of nbdist's: a scale changes them
 _RATES = ("lr", "initial_lr")  # options that a scheduler sets
-_OPTION = re.compile(r"\.param_groups\[\d+\](\['\w+'\])$")  # in the name of an option
+_OPTION = re.compile(r"\.param_groups\[\d+\]\['\w+'\]$")  # in the name of an option
+_ITEM = re.compile(r"\['\w+'\]$")  # in that of a dict's item, too
+_MOST_ITEMS = 64  # numbers of dicts
 
 
-def option_key(name: str) -> str | None:
-    """Return the key of an option, as `['lr']`, from its name; None for other numbers."""
-    found = _OPTION.search(name)
-    return None if found is None else found[1]
+def is_option(name: str) -> bool:
+    """Return whether a number's name is that of an optimizer's option."""
+    return _OPTION.search(name) is not None
+
+
+def stored_as(name: str) -> str:
+    """Return the name or key, as `['lr']`, under which code sets a number."""
+    found = _ITEM.search(name)
+    return name.rpartition(".")[2] if found is None else found[0]
 
 
 class Numbers:
@@ -39,6 +47,8 @@ class Numbers:
         self.lists = GrownLists()
         self._names: list[str] = []  # in the namespace
         self._places: list[tuple[str, Callable[[], Any]]] = []  # the user's own objects
+        self._dicts = Paths()
+        self._keys: dict[str, dict[str, str]] = {}  # by path, the names of a dict's numbers by key
         # Options: their names, the optimizer, its group, the key.
         self._options: list[tuple[str, ref[Optimizer], int, str]] = []
 
@@ -52,6 +62,16 @@ class Numbers:
         self._names = [name for name in _numbers_in(keep.here.names(), "") if name not in _OF_RANKS]
         self._places = [(path, hold(owner, path)) for path, owner in found.owners.items()]
         self.lists.watch(found.lists)
+        named = [
+            (path, key, f"{path}[{key!r}]")
+            for path, held in found.dicts.items()
+            for key, value in held.items()
+            if type(key) is str and _is_number(value)
+        ]
+        self._keys = {path: {} for path, _, _ in named[:_MOST_ITEMS]}
+        for path, key, name in named[:_MOST_ITEMS]:
+            self._keys[path][key] = name
+        self._dicts.watch(self._keys)
         self._options = [
             (f"{name}.param_groups[{at}][{key!r}]", ref(one), at, key)
             for one, name in optimizers.items()
@@ -67,33 +87,39 @@ class Numbers:
         for path, place in self._places:
             if (owner := place()) is not None:
                 found |= _numbers_in(vars(owner), f"{path}.")
-        found |= self.lists.lengths(names)
-        return found | {name: group[key] for name, (group, key) in self._groups().items()}
+        for path, held in self._dicts.living(names, dict):
+            for key, name in self._keys[path].items():
+                if _is_number(value := held.get(key)):
+                    found[name] = value
+        for name, group, key in self._groups():
+            found[name] = group[key]
+        return found | self.lists.lengths(names)
 
     def put(self, values: Mapping[str, Number]) -> None:
         """Give numbers these values, where their names still lead to numbers; lists wait."""
         owners = {path: owner for path, held in self._places if (owner := held()) is not None}
-        names, options = keep.here.names(), self._groups()
+        names = keep.here.names()
+        items = {name: (group, key) for name, group, key in self._groups()}
+        for path, held in self._dicts.living(names, dict):
+            items |= {name: (held, key) for key, name in self._keys[path].items() if key in held}
         self.lists.go_back(values)
         for name, value in values.items():
-            if name in options:
-                group, key = options[name]
-                group[key] = value
+            if name in items:
+                held, key = items[name]
+                held[key] = value
                 continue
             path, _, last = name.rpartition(".")
             place = vars(owners[path]) if path in owners else names if not path else None
             if place is not None and _is_number(place.get(last)):
                 place[last] = value
 
-    def _groups(self) -> dict[str, tuple[dict[str, Any], str]]:
-        """Return where the numbers of optimizers' groups are: group and key, by name."""
-        found = {}
+    def _groups(self) -> Iterator[tuple[str, dict[str, Any], str]]:
+        """Yield the numbers of optimizers' groups: name, group and key."""
         for name, held, at, key in self._options:
             if (optimizer := held()) is not None and at < len(optimizer.param_groups):
                 group = optimizer.param_groups[at]
                 if _is_number(group.get(key)):
-                    found[name] = group, key
-        return found
+                    yield name, group, key
 
 
 def _is_number(value: object) -> TypeGuard[Number]:
