@@ -420,18 +420,33 @@ def test_all_that_follows_a_step_is_right_after_a_fault_or_named(
     require_right_or_named(session, (name, place, layout, who, fault), tmp_path)
 
 
+def require_right_from_the_first(
+    session: Session, name: str, place: str, who: str, fault: str, folder: Path
+) -> None:
+    """The same of a training's first step, before which none shows what follows one."""
+    kind, wanted = replace(KINDS[name], at=1, later=1), right(session, name, "ddp")
+    set_up(session, kind, "ddp", place, who, folder, fault)
+    said = fail_training(session, kind, fault, who, folder)
+    do_as_said(session, kind, said)
+    session.retry()
+    assert session.run(TOLD.format(told=kind.told), track=False).value_list == wanted, said
+
+
 @pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize("place", ["backward", "step", "after"])
 @pytest.mark.parametrize("name", ["cosine", "own schedule", "by hand", "shadow", "held", "scaler"])
 def test_the_first_step_of_all_is_right_after_a_fault_or_named(
     session: Session, name: str, place: str, who: str, tmp_path: Path
 ) -> None:
-    kind, wanted = replace(KINDS[name], at=1, later=1), right(session, name, "ddp")
-    set_up(session, kind, "ddp", place, who, tmp_path)
-    said = fail_training(session, kind, "raise", who, tmp_path)
-    do_as_said(session, kind, said)
-    session.retry()
-    assert session.run(TOLD.format(told=kind.told), track=False).value_list == wanted, said
+    require_right_from_the_first(session, name, place, who, "raise", tmp_path)
+
+
+@pytest.mark.parametrize("fault", ["raise", "kill"])
+@pytest.mark.parametrize("place", ["backward", "after"])
+def test_a_list_that_the_first_step_makes_lacks_nothing(
+    session: Session, place: str, fault: str, tmp_path: Path
+) -> None:
+    require_right_from_the_first(session, "weights", place, "(0,)", fault, tmp_path)
 
 
 @pytest.mark.parametrize("layout", ["zero1", "zero3"])

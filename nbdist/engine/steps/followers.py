@@ -125,6 +125,7 @@ class Followers:
         self._is_by_loader = False  # the turn began with a batch, or with the end of a loop
         self._reached: frozenset[str] | None = None  # names that the cell leads to; None: any
         self._stored: frozenset[str] | None = None  # names that its code sets; None: any
+        self._made_after_step: set[str] = set()  # lists and dicts of this turn: they lack nothing
         self._first_turn = 1  # of the cell
         self._begins_with_cell = False  # the turn, and no loader has given a batch since
         self._keep: Callable[[], Any] = _keep_nothing
@@ -265,6 +266,7 @@ class Followers:
     def _open(self, now: _Now | None = None, *, is_by_loader: bool = False) -> None:
         self._has_stepped = self._begins_with_cell = False
         self._is_by_loader = is_by_loader
+        self._made_after_step.clear()
         self._opened += 1
         self._marks, numbers = now or self._now()
         self._numbers.append(numbers)
@@ -328,6 +330,8 @@ class Followers:
         self._find_numbers(found)
         for name, one in objects.items():
             if name not in known:
+                if self._has_stepped and isinstance(one, list | dict):
+                    self._made_after_step.add(name)
                 self._history[name] = History(self._turn)
                 self._marks[name] = mark(one)
         for optimizer, name in self._optimizers.items():
@@ -391,6 +395,7 @@ class Followers:
         new = set()
         if self._turn == self._first_turn:
             new = {n for n, h in self._history.items() if h.moved is None and self._may_follow(n)}
+            new -= self._made_after_step
         numbers = {n for n in follows | new if n in began and n not in self._set_by_loops}
         options = {n for n in due & numbers if is_option(n) and self._history[n].moved}
         certain = {n for n in options if self._history[n].is_regular(self._turn)}
