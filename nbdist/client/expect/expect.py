@@ -82,8 +82,8 @@ def _judge_comparison(asked: Comparison, session: "Session") -> str:
     do = ""
     for key in asked.names:
         over, name = key.split()
-        if (known := _metric(over, name, trained)) is not None:
-            values[key], words = known
+        if (found := _metric(over, name, trained)) is not None:
+            values[key], words = found
             do = "%dist board shows how it came to be"
         else:
             _refuse_over(over, name, trained)

@@ -63,7 +63,7 @@ class AgreedSave(NamedTuple):
     folder: str
 
 
-class _PreparedSave(NamedTuple):
+class _SaveFacts(NamedTuple):
     """What a rank tells the others of what it has prepared."""
 
     is_known: bool
@@ -147,7 +147,7 @@ def _agreed(prepare: Callable[[], PreparedSave], folder: _NewFolder) -> AgreedSa
     return AgreedSave(prepared, plan, first.key, name)
 
 
-def _told_of(prepared: PreparedSave, folder: _NewFolder) -> _PreparedSave:
+def _told_of(prepared: PreparedSave, folder: _NewFolder) -> _SaveFacts:
     """Return what the others are told; rank 0 makes the folder where the plan is known."""
     request, training = prepared.request, prepared.training
     plan, name, error = remembered.plan_of(prepared.planner), "", None
@@ -159,7 +159,7 @@ def _told_of(prepared: PreparedSave, folder: _NewFolder) -> _PreparedSave:
         except Exception as raised:
             error = reason(raised, request.place.url)
     key, place = uuid.uuid4().hex, request.place.asked
-    return _PreparedSave(plan is not None, key, place, str(training), training.whole, name, error)
+    return _SaveFacts(plan is not None, key, place, str(training), training.whole, name, error)
 
 
 def _planned(prepared: PreparedSave) -> WritePlan:

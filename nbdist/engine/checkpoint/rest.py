@@ -399,10 +399,8 @@ def _say_places(loaders: Sequence[position.LoaderPosition]) -> list[str]:
 def _put_buckets(training: Training, rank_facts: Mapping[str, Any], fitted: Fit) -> None:
     """Have gradients summed in the order of the training that was saved."""
     for model in training.models:
-        ddp, buckets = (
-            trained_models.ddp_of(model.module),
-            rank_facts.get(fitted.models[model.name]),
-        )
+        ddp = trained_models.ddp_of(model.module)
+        buckets = rank_facts.get(fitted.models[model.name])
         if ddp is not None and buckets:
             ddp_buckets.continue_with(ddp, buckets)
 

@@ -1,7 +1,7 @@
 """Know what moves with the steps beside models: schedulers, averages, scalers, counters.
 
-`find_followers` finds what that may be. It is watched here, and so are numbers of the namespace, of
-the user's own objects, and the *options* of optimizers without a scheduler. A *turn* goes from one
+`find_followers` finds what that may be. It is watched here, and so are `numbers`, the *options* of
+optimizers among them. A *turn* goes from one
 batch of the trained loader to the next (without a loader: to the next step of an optimizer that has
 stepped in it). Where a turn begins, each of these is *marked*: a few of its numbers, and the
 versions of its tensors. What two marks tell apart has moved in that turn, and the turns between

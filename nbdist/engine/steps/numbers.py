@@ -101,7 +101,9 @@ class Numbers:
         names = keep.here.names()
         items = {name: (group, key) for name, group, key in self._groups()}
         for path, held in self._dicts.living(names, dict):
-            items |= {name: (held, key) for key, name in self._keys[path].items() if key in held}
+            for key, name in self._keys[path].items():
+                if _is_number(held.get(key)):
+                    items[name] = held, key
         self.lists.go_back(values)
         for name, value in values.items():
             if name in items:
