@@ -20,7 +20,7 @@ from typing import Any
 from nbdist.shared.options import LOOPBACK, ClusterOptions
 from nbdist.shared.placement import one_host
 from tests.group.harness import CONTEXT, HANG_S
-from tests.group.last_words import LastWords, speak_into
+from tests.group.last_words import LastWords, speak_into, speak_of_threads
 
 
 class RankFailed(AssertionError):
@@ -168,6 +168,7 @@ def _serve(main: Connection, control: Connection, stderr: str, path: list[str]) 
     speak_into(stderr)
     import torch
 
+    speak_of_threads()
     gc.freeze()  # as the parent of real ranks does before it forks them
     sys.path[:] = path
     torch.set_num_threads(1)

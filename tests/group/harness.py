@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from tests.group.last_words import LastWords, speak_into
+from tests.group.last_words import LastWords, has_crashed, speak_into, speak_of_threads
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # None of these starts a thread. Making an optimizer imports Dynamo, the longest of all (0.7 s).
@@ -76,6 +76,7 @@ def run_ranks(
     """
     outcomes = try_ranks(n, function, *args, timeout_s=timeout_s)
     errors = [f"rank {o.rank}: {o.error}" for o in outcomes if o.error is not None]
+    errors.sort(key=has_crashed)  # last, for what its peers raise follows from it
     assert not errors, "\n".join(errors)
     return [o.value for o in outcomes]
 
@@ -149,6 +150,7 @@ def _rank_main(
 
     from nbdist.engine.rank import register
 
+    speak_of_threads()
     gc.freeze()  # as the parent of real ranks does before it forks them
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -1,6 +1,7 @@
 """A rank that dies, or that never answers, is told with its signal and the line it was at."""
 
 import os
+import re
 import signal
 import threading
 
@@ -8,7 +9,8 @@ import pytest
 import torch.distributed as dist
 
 from tests.group.engines import RankFailed, cluster
-from tests.group.harness import try_ranks
+from tests.group.harness import run_ranks, try_ranks
+from tests.group.last_words import crash_file
 
 
 def _die_on_rank_1(signum: int) -> int:
@@ -23,10 +25,25 @@ def _meet_and_die_on_rank_1(signum: int) -> int:
     return _die_on_rank_1(signum)
 
 
+def _lose_a_peer() -> None:
+    dist.barrier()
+    if os.environ["RANK"] == "0":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    dist.barrier()
+
+
 def _hang_on_rank_1() -> int:
     if os.environ["RANK"] == "1":
         threading.Event().wait()
     return 7
+
+
+def _kept(error: str) -> str:
+    """Return the text that is kept of a crash, and remove it: this one was meant."""
+    file = crash_file(int(re.findall(r"process (\d+) was killed", error)[-1]))
+    text = file.read_text("utf-8")
+    file.unlink()
+    return text
 
 
 @pytest.mark.parametrize("name", ["SIGABRT", "SIGKILL"])
@@ -40,7 +57,18 @@ def test_a_rank_that_dies_is_told_with_its_signal_and_last_words(name: str) -> N
         *_, end = dead.error.partition("Extension modules")
         assert "was killed by SIGABRT" in end
         assert "a word of C++" in end
+        assert "frame #0: " in end  # of C++
         assert "in _die_on_rank_1" in end
+        assert "Thread" in _kept(dead.error)
+
+
+def test_of_all_errors_that_of_the_crash_comes_last() -> None:
+    with pytest.raises(AssertionError) as failed:
+        run_ranks(2, _lose_a_peer)
+    error = str(failed.value)
+    assert "Connection" in error  # what rank 1 raises
+    assert "in _lose_a_peer" in "".join(error.splitlines()[-6:])
+    _kept(error)
 
 
 def test_a_rank_that_exits_is_told_with_its_code() -> None:
@@ -63,3 +91,4 @@ def test_an_engine_that_dies_is_told_with_its_signal_and_last_words() -> None:
         assert "rank 1: process " in str(failed.value)
         assert "was killed by SIGSEGV" in str(failed.value)
         assert "in _die_on_rank_1" in str(failed.value)
+        _kept(str(failed.value))

@@ -13,6 +13,7 @@ Main thread, all ranks.
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Any
 
 import torch
@@ -176,9 +177,10 @@ class _Run:
     def _whole_of_rank_0(
         self, saved: Mapping[str, TensorFacts]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, full in full_tensors.tensors(self._layout):
-            if name in saved:
-                yield from full_tensors.from_rank_0({name: saved[name]}, {name: full}, self._device)
+        wholes = (one for one in full_tensors.tensors(self._layout) if one[0] in saved)
+        for pack in full_tensors.packs(saved.items()):
+            held = dict(islice(wholes, len(pack)))
+            yield from full_tensors.from_rank_0(dict(pack), held, self._device)
 
     # -- a step
 

@@ -170,7 +170,7 @@ def from_rank_0(
         source: Read on rank 0 only.
         device_type: Where they are sent and come out.
     """
-    for pack in _packs(wanted.items()):
+    for pack in packs(wanted.items()):
         packed: dict[str, torch.Tensor] = {}
         for name, place in pack:
             if dist.get_rank() == _SOURCE:
@@ -184,7 +184,7 @@ def from_rank_0(
         yield from packed.items()
 
 
-def _packs(items: Iterable[tuple[str, TensorFacts]]) -> Iterator[list[tuple[str, TensorFacts]]]:
+def packs(items: Iterable[tuple[str, TensorFacts]]) -> Iterator[list[tuple[str, TensorFacts]]]:
     """Yield the tensors that are sent at once: small ones together, a large one by itself."""
     pack: list[tuple[str, TensorFacts]] = []
     filled = 0
