@@ -97,3 +97,32 @@ def test_the_rest_of_a_half_step_that_is_done_by_hand_draws_for_the_loop(session
     session.run("torch.rand(2); n += 1", track=False)
     session.retry()
     assert ended(session) == undisturbed
+
+
+UNFINISHED = "did not come to the end of step 5: random numbers drawn by the code after opt"
+
+
+@pytest.mark.parametrize(("fails", "ranks"), [("True", "Ranks 0-1"), ("rank == 1", "Rank 1")])
+def test_random_numbers_that_a_half_step_has_not_drawn_are_named_and_can_be_drawn(
+    session: Session, fails: str, ranks: str
+) -> None:
+    loop = LOOP.replace("EVALUATE", "draw").replace('"log")', '"log"); torch.rand(2)')
+    make(session, "ddp", "False")
+    session.run(loop, track=False)
+    undisturbed = ended(session)
+    make(session, "ddp", fails, "log", "5")
+    with pytest.raises(RankError, match=f"{ranks} {UNFINISHED}"):
+        session.run(loop, track=False)
+    session.run("torch.rand(2)", ranks="0,1" if fails == "True" else "1", track=False)
+    session.retry()
+    assert ended(session) == undisturbed
+
+
+@pytest.mark.parametrize("place", ["backward", "between"])
+def test_a_step_that_is_whole_or_not_begun_has_no_unfinished_rest(
+    session: Session, place: str
+) -> None:
+    make(session, "ddp", "True", place, "5")
+    with pytest.raises(RankError, match="planted") as failed:
+        session.run(LOOP.replace("EVALUATE", "draw"), track=False)
+    assert "did not come to the end" not in str(failed.value)

@@ -169,6 +169,9 @@ KINDS = {
         "(sched.last_epoch, opt.param_groups[0]['weight_decay'])",
         places=("step", "between", "after"),
     ),
+    "betas by hand": Kind(
+        "", "[g.update(betas=(g['betas'][0] * 0.9, 0.999)) for g in opt.param_groups]"
+    ),
     "weights": Kind("", "weights = [local(p.data).mul_(0.99) for p in model.parameters()]"),
     "averaged": Kind(
         "ema = torch.optim.swa_utils.AveragedModel(model, avg_fn=lambda a, p, i: 0.9*a + 0.1*p)",

@@ -53,7 +53,16 @@ class FollowReport:
     def from_plain(told: Mapping[str, Any]) -> "FollowReport":
         """Return the report whose `asdict` travelled as JSON."""
         progress = dict(told["progress"])
-        for name in ("lacking", "unknown", "optimizers", "ahead", "did", "stepped", "written"):
+        for name in (
+            "lacking",
+            "unknown",
+            "optimizers",
+            "ahead",
+            "did",
+            "stepped",
+            "written",
+            "beyond",
+        ):
             progress[name] = tuple(progress[name])
         lists = {name: tuple(told[name]) for name in ("ranks", "names", "cut")}
         return FollowReport(**{**told, **lists, "progress": Progress(**progress)})
@@ -137,6 +146,7 @@ def _settle(reports: Mapping[int, FollowReport]) -> Following:
         *_ahead_line(reports, behind),
         *_half_lines(reports, lacking),
         *_unknown_line(reports, best),
+        *_unfinished_line(reports),
     ]
     return Following(
         source,
@@ -242,7 +252,8 @@ def _after_going_back(reports: Mapping[int, FollowReport]) -> Following:
             rank: (*sorted(reports[rank].progress.kinds), *reports[rank].progress.written)
             for rank in behind
         }
-        return Following(lacking=_without_lengths(lost), lines=tuple(_half_lines(reports, lost)))
+        lines = (*_half_lines(reports, lost), *_unfinished_line(reports, behind))
+        return Following(lacking=_without_lengths(lost), lines=lines)
     source = whole[0]
     cut = {name for report in reports.values() for name in report.cut}
     kinds = reports[source].progress.kinds
@@ -250,7 +261,7 @@ def _after_going_back(reports: Mapping[int, FollowReport]) -> Following:
     lacking = {
         rank: (*sorted(cut & set(kinds)), *reports[rank].progress.written) for rank in behind
     }
-    lines = tuple(_half_lines(reports, lacking))
+    lines = (*_half_lines(reports, lacking), *_unfinished_line(reports, behind))
     return Following(source, behind, names, {}, {}, lacking, lines=lines)
 
 
@@ -402,6 +413,33 @@ def _unknown_line(reports: Mapping[int, FollowReport], best: Progress) -> list[s
         "known, for no step before it shows that. What the loop does with "
         f"{'it' if len(best.unknown) == 1 else 'them'} after the optimizer's step, do in a cell of "
         "its own; then %dist retry."
+    )
+    return [line]
+
+
+def _unfinished_line(
+    reports: Mapping[int, FollowReport], ranks: Sequence[int] | None = None
+) -> list[str]:
+    """Return what is said of ranks that have left a step before its end.
+
+    What nothing leads to cannot be found, and so cannot be named as lacking: its kinds are.
+    """
+    if ranks is None:
+        left = [r for r, one in sorted(reports.items()) if one.has_copied or one.progress.is_open]
+    else:
+        left = sorted(ranks)
+    if not left or not any(report.continues for report in reports.values()):
+        return []
+    step = max(report.step for report in reports.values())
+    beyond = sorted({name for rank in left for name in reports[rank].progress.beyond})
+    kinds = [
+        "random numbers drawn by the code after opt.step()",
+        "a function's own variables",
+        "dicts and lists made there",
+    ]
+    line = (
+        f"{begin_with_ranks(left)} did not come to the end of step {step}: "
+        f"{_listed([*kinds, *beyond], {})} are as the fault has left them."
     )
     return [line]
 

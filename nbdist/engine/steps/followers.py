@@ -35,9 +35,9 @@ from nbdist.engine.steps.find_followers import (
 )
 from nbdist.engine.steps.grown_lists import is_length
 from nbdist.engine.steps.history import History
-from nbdist.engine.steps.marks import Mark, mark
+from nbdist.engine.steps.marks import Mark, hides_writes, mark
 from nbdist.engine.steps.numbers import Number, Numbers, is_option, stored_as
-from nbdist.engine.steps.tuned_by_hand import TunedByHand
+from nbdist.engine.steps.tuned_by_hand import MOST_GROUPS, TunedByHand
 from nbdist.engine.steps.written_weights import WrittenWeights
 
 Optimizer = torch.optim.Optimizer
@@ -67,6 +67,8 @@ class Progress:
         now: The same as they are.
         stepped: The optimizers that have stepped in it.
         written: What the loop changes in weights after a step, where it does.
+        is_open: An optimizer has stepped in it, and more of the loop's body was to come.
+        beyond: What is not looked at, and may move with the steps.
     """
 
     has_stepped: bool = False
@@ -81,6 +83,8 @@ class Progress:
     now: Mapping[str, Number] = field(default_factory=dict)
     stepped: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
+    is_open: bool = False
+    beyond: tuple[str, ...] = ()
 
 
 class Stepped(Protocol):
@@ -439,7 +443,21 @@ class Followers:
             {n: now[n] for n in sorted(numbers) if n in now},
             tuple(sorted(stepped)),
             tuple(sorted(map(self._change_after, self._written.written()))),
+            self._has_stepped and self._is_by_loader,
+            self._beyond(),
         )
+
+    def _beyond(self) -> tuple[str, ...]:
+        """Return what is not looked at, in words."""
+        moving = set(self.moving())
+        options = [
+            f"{name}.param_groups[{MOST_GROUPS}:]"
+            for optimizer, name in self._optimizers.items()
+            if len(optimizer.param_groups) > MOST_GROUPS
+        ]
+        if any(n not in moving and hides_writes(one) for n, one in self.living().items()):
+            options.append("tensors on a GPU that are written through .data")
+        return tuple(sorted(options))
 
     def _change_after(self, optimizer: Optimizer) -> str:
         name = self._optimizers.get(optimizer, "the optimizer")
@@ -460,6 +478,7 @@ class Followers:
                 unknown=(),
                 optimizers=(),
                 ahead=(),
+                is_open=False,
                 began=progress.now,
                 before=progress.began,
                 stepped=(),

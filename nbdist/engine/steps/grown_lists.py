@@ -41,7 +41,7 @@ class GrownLists:
         """Return the lengths of lists, by name, as these variables lead there."""
         return {f"len({path})": len(one) for path, one in self._paths.living(names, list)}
 
-    def go_back(self, numbers: Mapping[str, float]) -> None:
+    def go_back(self, numbers: Mapping[str, Any]) -> None:
         """Note the lengths among these numbers, to which lists are cut back in `cut`."""
         self._too_long |= {list_of(n): int(v) for n, v in numbers.items() if is_length(n)}
 

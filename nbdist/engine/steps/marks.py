@@ -48,6 +48,17 @@ def mark(one: Any) -> Mark:
     return tuple(leaves)
 
 
+def hides_writes(one: Any) -> bool:
+    """Return whether writes may not show in a mark: through `.data` of tensors on a device."""
+    if isinstance(one, nn.Module):
+        tensors = [*one.parameters(), *one.buffers()]
+    else:
+        tensors = (
+            loose_tensors(one) if isinstance(one, dict | list) or hasattr(one, "__dict__") else []
+        )
+    return any(tensor.device.type != "cpu" for tensor in tensors)
+
+
 def _held(item: Any) -> Iterator[Any]:
     if isinstance(item, dict):
         yield from list(item.values())

@@ -19,7 +19,7 @@ from nbdist.engine.steps.grown_lists import GrownLists
 from nbdist.engine.steps.paths import Paths
 from nbdist.engine.steps.tuned_by_hand import MOST_GROUPS
 
-Number = int | float
+Number = int | float | tuple[int | float, ...]  # options may be tuples, as `betas`
 Optimizer = torch.optim.Optimizer
 
 _OF_RANKS = ("rank", "local_rank", "world_size")  # numbers of nbdist's: a scale changes them
@@ -77,13 +77,15 @@ class Numbers:
             for one, name in optimizers.items()
             for at, group in enumerate(one.param_groups[:MOST_GROUPS])
             for key, value in group.items()
-            if _is_number(value) and not (key in _RATES and one in scheduled)
+            if _is_setting(value) and not (key in _RATES and one in scheduled)
         ]
 
     def read(self) -> dict[str, Number]:
         """Return all of them as they are."""
         names = keep.here.names()
-        found = {n: value for n in self._names if _is_number(value := names.get(n))}
+        found: dict[str, Number] = {
+            n: value for n in self._names if _is_number(value := names.get(n))
+        }
         for path, place in self._places:
             if (owner := place()) is not None:
                 found |= _numbers_in(vars(owner), f"{path}.")
@@ -108,7 +110,7 @@ class Numbers:
         for name, value in values.items():
             if name in items:
                 held, key = items[name]
-                held[key] = value
+                held[key] = tuple(value) if isinstance(value, list) else value  # by way of JSON
                 continue
             path, _, last = name.rpartition(".")
             place = vars(owners[path]) if path in owners else names if not path else None
@@ -120,15 +122,20 @@ class Numbers:
         for name, held, at, key in self._options:
             if (optimizer := held()) is not None and at < len(optimizer.param_groups):
                 group = optimizer.param_groups[at]
-                if _is_number(group.get(key)):
+                if _is_setting(group.get(key)):
                     yield name, group, key
 
 
-def _is_number(value: object) -> TypeGuard[Number]:
+def _is_number(value: object) -> TypeGuard[int | float]:
     return type(value) is int or type(value) is float
 
 
-def _numbers_in(names: Mapping[str, Any], prefix: str) -> dict[str, Number]:
+def _is_setting(value: object) -> TypeGuard[Number]:
+    """Return whether an option is a number, or a tuple of numbers."""
+    return _is_number(value) or (type(value) is tuple and all(map(_is_number, value)))
+
+
+def _numbers_in(names: Mapping[str, Any], prefix: str) -> dict[str, int | float]:
     return {
         prefix + name: value
         for name, value in list(names.items())

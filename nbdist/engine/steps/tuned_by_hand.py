@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 Optimizer = torch.optim.Optimizer
 
-MOST_GROUPS = 4  # of an optimizer, whose options are followed
+MOST_GROUPS = 16  # of an optimizer, whose options are followed
 
 
 @dataclass(slots=True)

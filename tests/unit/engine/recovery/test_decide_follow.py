@@ -193,3 +193,28 @@ def test_numbers_that_were_each_ranks_own_before_the_turn_are_not_named() -> Non
     second = report(has_stepped=True, began={"n": 1}, now={"n": 2})
     (one,) = decide({0: first, 1: second})
     assert (one.is_unknown, one.lines) == (False, ())
+
+
+def test_a_step_that_was_left_is_named_with_what_nobody_can_find() -> None:
+    rest = (
+        "random numbers drawn by the code after opt.step(), a function's own variables and dicts "
+        "and lists made there"
+    )
+    for left in (report(has_copied=True), report(has_stepped=True, is_open=True)):
+        (one,) = decide({0: WHOLE, 1: left})
+        assert one.lines[-1] == (
+            f"Rank 1 did not come to the end of step 9: {rest} are as the fault has left them."
+        )
+        assert not one.is_unknown
+
+
+def test_of_a_step_that_was_left_options_beyond_those_looked_at_are_named() -> None:
+    left = report(has_stepped=True, is_open=True, beyond=("opt.param_groups[16:]",))
+    (one,) = decide({0: left, 1: left})
+    assert "there and opt.param_groups[16:] are as" in one.lines[-1]
+
+
+def test_of_a_step_that_was_left_nothing_is_said_where_the_cell_starts_over() -> None:
+    left = report(has_stepped=True, is_open=True, continues=False)
+    (one,) = decide({0: left, 1: left})
+    assert one.lines == ()
