@@ -1,4 +1,4 @@
-"""A pytest plugin: groups of tests, their order and times, and skips that nobody overlooks.
+"""A pytest plugin: groups of tests, their order and times; skips and crashes nobody overlooks.
 
 A test belongs to the group its folder names (tests/unit, tests/cluster, ...); the cells of the
 notebooks are the group `notebooks`. One pytest runs them all, so that its last line counts all.
@@ -10,6 +10,7 @@ they hold for notebooks/ too.
 """
 
 import os
+import re
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Generator
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.group.last_words import crash_file
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
@@ -51,6 +54,9 @@ _SHARES = {
 # A cell of a notebook may take 300 s (--nbval-cell-timeout); nbval then interrupts it in an
 # orderly way, and pytest-timeout is only there for the case that it cannot.
 _NOTEBOOK_CELL_TIMEOUT_S = 360
+
+# Of a rank's process, as `tests/group/last_words` says it.
+CRASHED = r"process (\d+) was killed by SIG(?:ABRT|BUS|FPE|ILL|SEGV)"
 
 _seconds: defaultdict[str, float] = defaultdict(float)
 _counts: Counter[str] = Counter()
@@ -139,12 +145,18 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was skipped, and where the time went."""
+    """Say what was skipped, what has crashed and was run again, and where the time went."""
     skipped = terminalreporter.stats.get("skipped", [])
     if skipped:
         terminalreporter.section(f"{len(skipped)} SKIPPED: NOT TESTED ON THIS MACHINE", yellow=True)
         for report in skipped:
             terminalreporter.line(f"{report.nodeid}: {_reason(report)}", yellow=True)
+    reruns = terminalreporter.stats.get("rerun", [])
+    crashes = [(r.nodeid, m[1]) for r in reruns if (m := re.search(CRASHED, r.longreprtext))]
+    if crashes:
+        terminalreporter.section(f"{len(crashes)} RUN AGAIN: A RANK CRASHED IN C++", red=True)
+        for nodeid, pid in crashes:
+            terminalreporter.line(f"{nodeid}: see {crash_file(pid)}", red=True)
     if _seconds:
         terminalreporter.section("time of each group")
         for group in sorted(_seconds, key=_place):

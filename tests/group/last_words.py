@@ -72,7 +72,7 @@ class LastWords:
         return Path(self.path).read_text("utf-8", "replace").strip() or "nothing"
 
 
-def crash_file(pid: int | None) -> Path:
+def crash_file(pid: int | str | None) -> Path:
     """Return where the last words of a process that has crashed are kept."""
     return Path(tempfile.gettempdir()) / f"nbdist-crash-{pid}.txt"
 
