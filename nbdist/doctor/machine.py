@@ -12,7 +12,7 @@ from nbdist.shared.text import name_bytes
 
 _MIB = 1 << 20
 _GIB = 1 << 30
-_SMALL_SHM_BYTES = 256 * _MIB  # containers are given 64 MiB unless told otherwise
+_SMALL_SHM_BYTES = 256 * _MIB  # containers are given 64 MiB unless asked otherwise
 _RANK_BYTES = 400 * _MIB  # of a rank that has imported torch and made its group
 _LITTLE_DISK_BYTES = 1 * _GIB
 # A rank has some 60 open, its peers' connections among them; the controller some 100, and 10 more

@@ -114,8 +114,8 @@ class Guest:
                 self._folder = _make_folder()
             except OSError as error:
                 trouble = f"no folder for logs in {_temporary()}: {error.strerror}"
-        told = facts.of_this_host()
-        return {"event": "hello", **told, "trouble": trouble}
+        own = facts.of_this_host()
+        return {"event": "hello", **own, "trouble": trouble}
 
 
 def _temporary() -> str:

@@ -67,7 +67,7 @@ class Parent:
         self._children: dict[int, str] = {}
         self._private: dict[int, str] = {}
         self._oom = oom.OomWatch()
-        self._noticed: list[int] = []  # signals that nobody has been told of
+        self._noticed: list[int] = []  # signals that have not been reported
         self._leaves_at = float("inf")
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)

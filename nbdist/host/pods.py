@@ -126,7 +126,7 @@ def _namespace_of(config: Any) -> str:
 
 
 def state_of(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is told of a pod, from what the API has of it."""
+    """Return what is said of a pod, from what the API has of it."""
     status = pod.get("status", {})
     metadata = pod["metadata"]
     states = [one.get("state", {}) for one in status.get("containerStatuses") or []]
@@ -193,13 +193,13 @@ def hold(api: Api, requests: Requests) -> None:
 
 
 def _follow(api: Api, requests: Requests, namespace: str, name: str, count: int) -> None:
-    told: list[dict[str, Any]] | None = None
+    seen: list[dict[str, Any]] | None = None
     look_at = 0.0
     while not requests.ended:
         if time.monotonic() >= look_at:
             pods = sorted(map(state_of, api.pods(namespace, name)), key=lambda pod: pod["name"])
-            if pods != told:
-                told = pods
+            if pods != seen:
+                seen = pods
                 tell(event="pods", namespace=namespace, pods=pods)
             are_running = sum(pod["phase"] == "Running" for pod in pods) == count
             look_at = time.monotonic() + (_CALM_LOOK_S if are_running else _LOOK_S)

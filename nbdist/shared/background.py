@@ -101,7 +101,7 @@ class CoreWaits:
 def thread_ns() -> tuple[int, int] | None:
     """Return this thread's processor time, and its time without a core; None where not known."""
     try:
-        told = _SCHEDSTAT.read_text().split()
+        fields = _SCHEDSTAT.read_text().split()
     except OSError:
         return None
-    return time.thread_time_ns(), int(told[1])
+    return time.thread_time_ns(), int(fields[1])

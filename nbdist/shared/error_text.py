@@ -43,9 +43,9 @@ class ToldError(Exception):
     def of(cls, error: BaseException) -> Self:
         """Read `error`, once."""
         named_alike = type(type(error).__name__, (cls,), {"__module__": type(error).__module__})
-        told: Self = named_alike(text_of(error))
-        told.__cause__ = error
+        restored: Self = named_alike(text_of(error))
+        restored.__cause__ = error
         notes = getattr(error, "__notes__", None)
         if isinstance(notes, list | tuple):
-            told.__notes__ = [cut(note) for note in notes if isinstance(note, str)]
-        return told
+            restored.__notes__ = [cut(note) for note in notes if isinstance(note, str)]
+        return restored

@@ -54,7 +54,7 @@ class Calls:
 
     `new` are templates that this rank has not told before in this cell, by number. `calls` and
     `waits` hold rows of `CALL` and `WAIT`, one behind the other. `skipped` counts collectives since
-    the last such record whose times are not told: the step was left out, or an end was not seen.
+    the last such record whose times are not known: the step was left out, or an end was not seen.
     `end_ns` is when the step was over, by the clock of `base_ns`.
     """
 

@@ -114,8 +114,8 @@ def is_this_user(connection: socket.socket) -> bool:
     if sys.platform != "linux":
         return True
     layout = "3i"
-    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(layout))
-    _, uid, _ = struct.unpack(layout, told)
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(layout))
+    _, uid, _ = struct.unpack(layout, peer)
     return bool(uid == os.getuid())
 
 

@@ -75,10 +75,10 @@ class NotebookItem(pytest.Item):
     def _baseline_state(self) -> tuple[int, int] | None:
         """Return what is another after each time that the baseline is written."""
         try:
-            told = self._baseline.stat()
+            status = self._baseline.stat()
         except OSError:
             return None
-        return told.st_ino, told.st_mtime_ns
+        return status.st_ino, status.st_mtime_ns
 
     def _keep(self, notebook: Any) -> None:
         """Keep what was said and drawn, as properties and as files."""

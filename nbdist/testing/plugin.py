@@ -91,19 +91,19 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     from nbdist.testing.outcome import NOT_JUDGED
 
     reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
-    told = [(r, name, value) for r in reports for name, value in r.user_properties]
-    unjudged = [(r, line) for r, name, line in told if name == "expect" and NOT_JUDGED in line]
+    noted = [(r, name, value) for r in reports for name, value in r.user_properties]
+    unjudged = [(r, line) for r, name, line in noted if name == "expect" and NOT_JUDGED in line]
     if unjudged:
         terminalreporter.section("not judged", yellow=True)
         for report, line in unjudged:
             terminalreporter.line(f"{report.nodeid}: {line}", yellow=True)
-    if any(name == "artifact" for _, name, _ in told):
+    if any(name == "artifact" for _, name, _ in noted):
         terminalreporter.line(f"Boards and executed notebooks: {config.option.nbdist_artifacts}")
     if not config.option.nbdist_writes_baseline:
         return
-    if written := sorted(value for _, name, value in told if name == "baseline"):
+    if written := sorted(value for _, name, value in noted if name == "baseline"):
         terminalreporter.line(f"Baselines were written: commit {', '.join(written)}")
-    elif any(name == "cells" and report.passed for report, name, _ in told):
+    elif any(name == "cells" and report.passed for report, name, _ in noted):
         terminalreporter.line(
             "No baseline was written: no %dist expect compares a run with another one."
         )

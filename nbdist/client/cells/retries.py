@@ -255,7 +255,7 @@ class CellAttempts:
         if not causes:
             return "", Repaired()
         with Interrupts() as interrupts:
-            repaired = repair(self._cluster, told=causes)
+            repaired = repair(self._cluster, reported=causes)
         if self._cluster.broken:
             raise self._cluster.broken_error()
         how = ", ".join(dict.fromkeys(causes.values()))

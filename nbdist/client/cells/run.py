@@ -255,7 +255,7 @@ class CellRun:
             return Repaired()
         return self._faults.finish(
             {rank: c.summary for rank, c in self._collectors.items() if c.replied},
-            told=[rank for rank, c in self._collectors.items() if c.death is not None],
+            reported=[rank for rank, c in self._collectors.items() if c.death is not None],
             last_words=self._last_words.of,
         )
 

@@ -138,9 +138,9 @@ def parse(text: str) -> Phrase | Comparison:
     line = " ".join(text.split())
     for form, _, pattern in PHRASES:
         if found := re.fullmatch(pattern, line):
-            told = {key: value for key, value in found.groupdict().items() if value}
-            number = float(told.get("number", 1))
-            return Phrase(line, form.split()[0], number, told.get("of", ""))
+            parts = {key: value for key, value in found.groupdict().items() if value}
+            number = float(parts.get("number", 1))
+            return Phrase(line, form.split()[0], number, parts.get("of", ""))
     _refuse_nearly(line)
     return _comparison(line)
 

@@ -230,7 +230,7 @@ def _bytes(text: str, figures: RunFigures) -> float:
     if figures.bytes is None:
         raise ClusterError(
             f"{text}: it is not known what this training sends.",
-            why="no step was seen whose collectives were all told, or one of an unknown kind",
+            why="no step was seen whose collectives were all recorded, or one of an unknown kind",
             do="%config NBDist.tap = 'full' before %dist start",
         )
     return figures.bytes

@@ -78,7 +78,7 @@ def _named(losses: Mapping[int, float]) -> str:
 
 
 def _first_steps(path: Path, script: Script) -> dict[int, Mapping[str, float]]:
-    """Return what ranks told of the script's first step; those that made none are left out."""
+    """Return what ranks recorded of the script's first step; those that made none are left out."""
     options = script.options
     words = {
         "device": options.device,
@@ -90,8 +90,8 @@ def _first_steps(path: Path, script: Script) -> dict[int, Mapping[str, float]]:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={options.n}", "-m", _RUNNER, path.name, folder]
         _run([*command, json.dumps(words)], path)
-        told = {rank: _first_step(Path(folder, f"rank-{rank}.jsonl")) for rank in range(options.n)}
-    return {rank: step for rank, step in told.items() if step is not None}
+        steps = {rank: _first_step(Path(folder, f"rank-{rank}.jsonl")) for rank in range(options.n)}
+    return {rank: step for rank, step in steps.items() if step is not None}
 
 
 def _run(command: list[str], path: Path) -> None:

@@ -118,9 +118,9 @@ def _why_no_python(code: str, flags: int = 0) -> str:
             warnings.simplefilter("ignore")
             compile(code, "<cell>", "exec", flags, dont_inherit=True)
     except (SyntaxError, ValueError) as error:  # null bytes are a ValueError, without a line
-        told = getattr(error, "msg", None) or str(error)
+        why = getattr(error, "msg", None) or str(error)
         line = getattr(error, "lineno", None)
-        return f"is no Python that a script can hold: {told}{f', line {line}' if line else ''}"
+        return f"is no Python that a script can hold: {why}{f', line {line}' if line else ''}"
     return ""
 
 

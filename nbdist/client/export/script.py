@@ -342,8 +342,8 @@ def _refusal(parts: Sequence[Part], name: str) -> list[str]:
     if most is None or most.least_ranks == 1:
         return []
     why = f"cell {most.number} runs on rank {most.least_ranks - 1}"
-    told = f"{name} needs {most.least_ranks} ranks or more: {why}."
-    return [f"if world_size < {most.least_ranks}:\n    raise SystemExit({told!r})\n"]
+    refusal = f"{name} needs {most.least_ranks} ranks or more: {why}."
+    return [f"if world_size < {most.least_ranks}:\n    raise SystemExit({refusal!r})\n"]
 
 
 def _text_of(part: Part) -> str:

@@ -149,11 +149,11 @@ def _tell(
             )
         else:
             crossed.append(f"{waiters(frozenset(ranks))} for {name_ranks(peers)} in {where}")
-    told = [f"{_never_come(peers, gone)}; {'; '.join(who)}." for peers, who in sentences.items()]
+    stated = [f"{_never_come(peers, gone)}; {'; '.join(who)}." for peers, who in sentences.items()]
     if crossed:
-        end = "." if told else ": neither can go on." if len(crossed) < 3 else ": none can go on."
-        told.append("; ".join(crossed) + end)
-    return " ".join(told)
+        end = "." if stated else ": neither can go on." if len(crossed) < 3 else ": none can go on."
+        stated.append("; ".join(crossed) + end)
+    return " ".join(stated)
 
 
 def _never_come(peers: frozenset[int], gone: Mapping[int, Inactive]) -> str:

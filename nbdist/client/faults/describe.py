@@ -96,11 +96,11 @@ def after_failure(culprits: Mapping[int, Inactive], computing: Sequence[int]) ->
     alike: dict[Inactive, list[int]] = {}
     for rank, how in sorted(culprits.items()):
         alike.setdefault(how, []).append(rank)
-    told = [f"{name_ranks(ranks)} {how.predicate(len(ranks))}" for how, ranks in alike.items()]
+    parts = [f"{name_ranks(ranks)} {how.predicate(len(ranks))}" for how, ranks in alike.items()]
     one = len(computing) == 1
     ran = next(iter(culprits.values())).ran
     return (
-        f"{', '.join(told)}; {name_ranks(computing)} still {'computes' if one else 'compute'} and "
+        f"{', '.join(parts)}; {name_ranks(computing)} still {'computes' if one else 'compute'} and "
         f"{'stops' if one else 'stop'} at {'its' if one else 'their'} next collective or "
         f"{ran.name}'s end."
     )
@@ -112,10 +112,10 @@ def not_stopped(said: Mapping[int, RankState], running: Sequence[int]) -> str:
     for rank in running:
         place = said[rank].place if rank in said else ""
         places.setdefault(f"busy{place}" if place else "inside one long call", []).append(rank)
-    told = [f"{begin_with_ranks(ranks, be=True)} still {place}." for place, ranks in places.items()]
+    busy = [f"{begin_with_ranks(ranks, be=True)} still {place}." for place, ranks in places.items()]
     it = "it" if len(running) == 1 else "them"
     return (
-        f"{' '.join(told)} Wait, or interrupt again to kill {it}: variables that no other rank "
+        f"{' '.join(busy)} Wait, or interrupt again to kill {it}: variables that no other rank "
         "holds are lost then."
     )
 

@@ -161,18 +161,18 @@ class FaultHandler:
         every_s = self._interval(gone, heard_at, now)
         if self._watch.attend(self._cluster.living(), gone, every_s, now):
             self._conclude()
-        told = {rank: self._told[rank] for rank in running if rank in self._told}
+        asked = {rank: self._told[rank] for rank in running if rank in self._told}
         if not self.cut and (
             self._is_due(running, "failed", self._failed_at, GRACE_S, now)
             or any(
                 self._is_due([rank], "interrupted", at, INTERRUPT_GRACE_S, now)
-                for rank, at in told.items()
+                for rank, at in asked.items()
             )
         ):
             self.cut_links()
         if self.cut and not self.interrupted:
             self._end_stuck(running, now)
-        self._interrupt_children(r for r, at in told.items() if now > at + _CHILDREN_AFTER_S)
+        self._interrupt_children(r for r, at in asked.items() if now > at + _CHILDREN_AFTER_S)
         self._commentary.attend(
             self._watch,
             running,
@@ -291,7 +291,7 @@ class FaultHandler:
     def finish(
         self,
         summaries: Mapping[int, CellEnd],
-        told: Iterable[int],
+        reported: Iterable[int],
         last_words: Callable[[int], LastOutput],
     ) -> Repaired:
         """Put the ranks together again after a fault; every main thread is idle now.
@@ -301,7 +301,7 @@ class FaultHandler:
 
         Args:
             summaries: Of the ranks that replied.
-            told: Ranks whose death the cell tells.
+            reported: Ranks whose death the cell tells.
             last_words: Returns what a rank that died wrote last.
 
         Returns:
@@ -312,7 +312,7 @@ class FaultHandler:
         wait(self._cuts, _CUT_TIMEOUT_S)
         is_news = self.cut or not agree(summaries)
         with self._commentary.replacing(self._cluster.dead()):
-            return repair(self._cluster, is_news=is_news, told=told, last_words=last_words)
+            return repair(self._cluster, is_news=is_news, reported=reported, last_words=last_words)
 
 
 def agree(summaries: Mapping[int, CellEnd]) -> bool:

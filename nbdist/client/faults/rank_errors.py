@@ -259,12 +259,12 @@ def rank_error(
         news = [f for f in followed if not is_consequence(f)]
         causes, followed = list(news or followed), [f for f in followed if news and f not in news]
     groups = group_failures(causes)
-    told = summaries(groups, where)
+    summed = summaries(groups, where)
     if (mismatch := _mismatch(groups)) is not None:
         # Which ranks raise it, and which are freed instead, is a matter of microseconds.
         lines = [_message(mismatch), *notes]
     else:
-        lines = [because or _headline(groups, followed, len(asked)), *told, *notes]
+        lines = [because or _headline(groups, followed, len(asked)), *summed, *notes]
     spent = _without_gpu(groups) - set(replaced)
     of_gpu = _restart_advice(spent, asked, ran) if spent else _gpu_advice(groups, ran)
     advice = do or of_gpu or otherwise or _advice(groups, ran)
@@ -290,7 +290,7 @@ def rank_error(
         why=" ".join(dict.fromkeys(g.first.gpu.why for g in groups if g.first.gpu)),
         do=next_step,
         failures=table,
-        causes=tuple(summary.strip() for summary in told) or (because,),
+        causes=tuple(summary.strip() for summary in summed) or (because,),
     )
 
 

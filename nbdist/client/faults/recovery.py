@@ -40,7 +40,7 @@ def repair(
     anew: Iterable[int] = (),
     *,
     is_news: bool = True,
-    told: Iterable[int] = (),
+    reported: Iterable[int] = (),
     last_words: Callable[[int], LastOutput] = no_words,
 ) -> Repaired:
     """Replace dead ranks and form the group of all ranks again.
@@ -54,15 +54,15 @@ def repair(
         cluster: Whose ranks are all idle.
         anew: Living ranks that get new processes as well.
         is_news: Whether to say that the group was re-created; that new processes came always is.
-        told: Dead ranks whose end the caller tells; of others, and of all that die meanwhile, the
-            cause is among the lines.
+        reported: Dead ranks whose end the caller tells; of others, and of all that die meanwhile,
+            the cause is among the lines.
         last_words: Returns what a rank that died wrote last.
     """
     if cluster.broken:
         return Repaired((cluster.broken,), is_whole=False, is_cloned=False)
     new = set(anew)
     deaths: Counter[int] = Counter()
-    known = {cluster.ranks[rank].serial for rank in told}
+    known = {cluster.ranks[rank].serial for rank in reported}
     ends: list[str] = []
     why = ""
     no_new_round = time.monotonic() + _NO_NEW_ROUND_S
@@ -146,7 +146,7 @@ def restart(cluster: Cluster, ranks: Iterable[int]) -> Repaired:
     if cluster.broken or chosen >= set(cluster.ranks):
         cluster.rebuild()
         return Repaired(said)
-    repaired = repair(cluster, chosen, told=cluster.dead())
+    repaired = repair(cluster, chosen, reported=cluster.dead())
     if cluster.broken:
         raise StartError(cluster.broken, do=cluster.broken_error().do)
     return replace(repaired, lines=(*said, *repaired.lines))

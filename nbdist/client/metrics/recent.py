@@ -123,13 +123,13 @@ def comm_pct(steps: Iterable[RecentSteps]) -> float | None:
 
 
 def data_pct(steps: Iterable[RecentSteps]) -> float | None:
-    """Return how much of a step the loop waited for its loader, over the ranks that told it."""
+    """Return how much of a step the loop waited for its loader, over the ranks that reported it."""
     known = [rank for rank in steps if "data" in rank.parts]
     return percent((rank.parts["data"] for rank in known), (rank.step_ms for rank in known))
 
 
 def making_ms(steps: Iterable[RecentSteps]) -> dict[str, float]:
-    """Return what making the batches of a step took by part, the mean of the ranks that told it."""
+    """Return what making a step's batches took by part, the mean of the ranks that reported it."""
     known = [rank.making for rank in steps if rank.making]
     return {
         part: sum(making.get(part, 0.0) for making in known) / len(known)

@@ -98,7 +98,7 @@ class Telemetry:
     Attributes:
         latest: Rank to its newest values, `step` among them. A rank's dict is replaced, never
             changed, so it may be read from any thread.
-        facts: Rank to the facts it has told, replaced likewise.
+        facts: Rank to the facts it has reported, replaced likewise.
         first_record: Set when the first step or logged value has arrived: from now on the cell is a
             run. Collectives and links alone, as of a cell with a `dist.barrier()`, make none.
         count: Records received, each counted once.

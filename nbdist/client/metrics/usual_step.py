@@ -3,7 +3,7 @@
 Steps differ: the first connects, the second of DDP agrees on its buckets, one in a hundred is
 followed by an evaluation. The *usual* step is the most frequent one, by the collectives it launches
 and the bytes it puts in, which each step tells exactly. Which collectives these are is known of the
-steps whose collectives are all told.
+steps whose collectives are all recorded.
 
 Threads: `receive` runs on ipyparallel's IO thread, `of_rank` and `figures` after the cell.
 Bounds: `MOST_FORMS` kinds of steps are told apart on a rank, `MOST_OPEN` steps wait for a record.
@@ -64,7 +64,7 @@ class RunFigures:
 
 @dataclass(slots=True)
 class _OfRank:
-    """What one rank has told."""
+    """What one rank has reported."""
 
     forms: Counter[_Form] = field(default_factory=Counter)
     kinds: dict[_Form, Mapping[str, int]] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class UsualSteps:
                 del waiting[next(iter(waiting))]
             return
         if form in of_rank.kinds or counts.total() != form[0]:
-            return  # known, or not all of its collectives were told
+            return  # known, or not all of its collectives were recorded
         if not counts.keys() <= of_rank.templates.keys():
             return
         kinds: Counter[str] = Counter()

@@ -31,7 +31,7 @@ def scale(cluster: Cluster, n: int) -> tuple[str, ...]:
     """
     lines = cluster.reopen() if n >= len(cluster.ranks) or cluster.dead() else []
     if cluster.dead():
-        lines += repair(cluster, told=cluster.dead()).lines
+        lines += repair(cluster, reported=cluster.dead()).lines
     if cluster.broken:
         raise cluster.broken_error()
     before = len(cluster.ranks)

@@ -25,7 +25,7 @@ def each(action: Callable[[], T], url: str = "") -> T:
     return agreement.each(action, partial(_in_words, url))
 
 
-def told(find: Callable[[], T], tell: Callable[[T], S], url: str = "") -> tuple[T, list[S]]:
+def exchanged(find: Callable[[], T], tell: Callable[[T], S], url: str = "") -> tuple[T, list[S]]:
     """Find something on this rank; return it, and what every rank tells of its own."""
     # What is found stays here: it need not pickle.
     mine: list[T] = []
@@ -70,7 +70,7 @@ def found(find: Callable[[], Training], call: str) -> Training:
         CheckpointError: It is not.
         UsageError: `call` asks for another part of it on each rank.
     """
-    training, every = told(find, lambda found: (str(found), found.whole))
+    training, every = exchanged(find, lambda found: (str(found), found.whole))
     refuse_different(every, call)
     return training
 

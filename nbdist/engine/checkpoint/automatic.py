@@ -179,10 +179,10 @@ class Automatic(Component):
         except Exception as error:
             if group.was_released(error):
                 return  # a fault elsewhere: this rank will hear of it at its next collective
-            told = (
+            why = (
                 error if isinstance(error, NBDistError) else folder.reason(error, "The checkpoint")
             )
-            self._failed = save.not_written(steps, told)
+            self._failed = save.not_written(steps, why)
             self._warn(self._failed)
             if is_last:
                 leaving.saved(None, self._failed)

@@ -15,12 +15,12 @@ import torch.distributed as dist
 
 from nbdist.engine.checkpoint import manifest
 from nbdist.engine.checkpoint.agreement import (
+    exchanged,
     from_rank_0,
     one_error,
     refuse_different,
     refuse_others,
     together,
-    told,
 )
 from nbdist.engine.checkpoint.folder import CheckpointFolder, reason
 from nbdist.engine.checkpoint.training_state import Training
@@ -132,7 +132,7 @@ def agree(prepare: Callable[[], PreparedSave]) -> AgreedSave:
 
 
 def _agreed(prepare: Callable[[], PreparedSave], folder: _NewFolder) -> AgreedSave:
-    prepared, every = told(prepare, lambda mine: _told_of(mine, folder))
+    prepared, every = exchanged(prepare, lambda mine: _told_of(mine, folder))
     refuse_others([one.asked for one in every], "nbdist.save")
     refuse_different([(one.training, one.whole) for one in every], "nbdist.save")
     first = every[0]

@@ -108,7 +108,7 @@ def restore(
         )
     save.require_rank("nbdist.restore")
     what = None if only == "model" else only
-    same(f"name={name!r}, which={which!r}, only={save.told(only)}", "nbdist.restore")
+    same(f"name={name!r}, which={which!r}, only={save.described(only)}", "nbdist.restore")
     save.here.restores += 1
     save.here.settle()
     url, folder = _one_of(place_of(name, "nbdist.restore"), which)
@@ -207,10 +207,10 @@ def _read(
         return facts, reader, saved, fitted
 
     facts, reader, saved, fitted = each(fit_all, folder)
-    told = together(lambda: (fitted.pairs, fitted.used))
-    if other := next((pairs for pairs, _ in told if pairs != told[0][0]), ""):
-        raise _other(folder, [f"ranks find it to be {told[0][0]}, and {other}"])
-    more = fit.unexpected(saved, fitted.models.values(), [used for _, used in told])
+    everywhere = together(lambda: (fitted.pairs, fitted.used))
+    if other := next((pairs for pairs, _ in everywhere if pairs != everywhere[0][0]), ""):
+        raise _other(folder, [f"ranks find it to be {everywhere[0][0]}, and {other}"])
+    more = fit.unexpected(saved, fitted.models.values(), [used for _, used in everywhere])
     if more:
         raise _other(folder, [f"it has {fit.some_of(more)}, which the model here has not"])
     together(lambda: reader.read(fitted.parts), folder)

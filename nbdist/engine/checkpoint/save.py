@@ -103,7 +103,7 @@ def save(
         raise
 
 
-def told(what: object) -> str:
+def described(what: object) -> str:
     """Return what ranks compare of a list of objects or names: each rank's are others."""
     if not isinstance(what, list | tuple):
         return repr(what)
@@ -128,8 +128,8 @@ def require_rank(call: str) -> None:
 def not_written(step: int, error: NBDistError) -> str:
     """Return what is said of a checkpoint that failed, with its cause."""
     said = f"The checkpoint of step {step} was not written"
-    told = " ".join(filter(None, (error.what, error.why)))
-    return told if error.what.startswith(said) else f"{said}. {told}"
+    cause = " ".join(filter(None, (error.what, error.why)))
+    return cause if error.what.startswith(said) else f"{said}. {cause}"
 
 
 class Saves(Component):
@@ -141,7 +141,7 @@ class Saves(Component):
         self._newest: Saving | None = None
         self._written: list[Saving] = []  # of this cell
         self._known: WeakSet[torch.optim.Optimizer] = WeakSet()  # of which there is a checkpoint
-        # A save, and what is told of it when the next step begins.
+        # A save, and what is said of it when the next step begins.
         self._untold: tuple[Saving, Callable[[], rest.Facts]] | None = None
 
     def cell_began(self, start: CellStart) -> None:

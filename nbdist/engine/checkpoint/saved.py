@@ -170,17 +170,17 @@ def saved(
 def _checkpoint(folder: str, commit: Manifest, *, is_best: bool) -> SavedCheckpoint:
     if commit.format != FORMAT:
         return SavedCheckpoint(folder, damage=f"written by nbdist {commit.nbdist}, a newer one")
-    told = commit.holds
-    models = told.get("models") or {name: [[], name.partition("-")[0]] for name in commit.layouts}
+    held = commit.holds
+    models = held.get("models") or {name: [[], name.partition("-")[0]] for name in commit.layouts}
     named = {own: (called or [own])[0] for own, (called, _) in models.items()}
-    loaders = ((names or ["loader"], epoch, at) for names, epoch, at in told.get("loaders", ()))
+    loaders = ((names or ["loader"], epoch, at) for names, epoch, at in held.get("loaders", ()))
     return SavedCheckpoint(
         folder,
         commit.step,
         commit.saved_at,
         commit.world_size,
         {named[own]: kind for own, (_, kind) in models.items()},
-        _by_name(told.get("others", ())),
+        _by_name(held.get("others", ())),
         {named[own]: layout for own, layout in commit.layouts.items()},
         tuple(LoaderPlace(names[0], epoch, at) for names, epoch, at in loaders),
         commit.metric,
@@ -189,10 +189,10 @@ def _checkpoint(folder: str, commit: Manifest, *, is_best: bool) -> SavedCheckpo
     )
 
 
-def _by_name(told: Iterable[tuple[Sequence[str], str]]) -> dict[str, str]:
+def _by_name(held: Iterable[tuple[Sequence[str], str]]) -> dict[str, str]:
     """Return classes by name; of those without one by class, and a number where it is taken."""
     found: dict[str, str] = {}
-    for called, kind in told:
+    for called, kind in held:
         name = called[0] if called else kind
         taken = sum(one.rpartition("-")[0] == name or one == name for one in found)
         found[f"{name}-{taken + 1}" if taken else name] = kind

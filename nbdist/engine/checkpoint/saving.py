@@ -93,8 +93,8 @@ class Saving:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel to a new rank, or to the notebook, as what there is to tell of it."""
-        told = {name: getattr(self, name) for name in (*_TOLD, "_error")}
-        return _retold, (told,)
+        kept = {name: getattr(self, name) for name in (*_TOLD, "_error")}
+        return _retold, (kept,)
 
     @property
     def is_done(self) -> bool:
@@ -113,11 +113,11 @@ class Saving:
             facts: What this rank tells beside tensors; called at once. That it fails is an error
                 of the save, on all ranks.
         """
-        told: Facts = {}
+        own: Facts = {}
         error: BaseException | None = None
         began = time.monotonic()
         try:
-            told = facts()
+            own = facts()
         except Exception as raised:
             error = CheckpointError(
                 "What is saved beside tensors could not be read.",
@@ -128,7 +128,7 @@ class Saving:
         except BaseException as raised:
             error = raised
         # Also where it has failed: the others wait for this rank's word.
-        self._told = told, error
+        self._told = own, error
         self._is_told.set()
         self._blocked(time.monotonic() - began)
         if error is not None and not isinstance(error, Exception):
@@ -252,11 +252,11 @@ class Saving:
     def _key(self, what: object) -> str:
         return f"nbdist/save/{self._id}/{what}"
 
-    def _tell(self, error: BaseException | None, told: Any = None) -> None:
+    def _tell(self, error: BaseException | None, facts: Any = None) -> None:
         """Tell rank 0 how it went here."""
         try:
             failed = None if error is None else self._reason(error)
-            self._store.set(self._key(self._rank), pickle.dumps((failed, told)))
+            self._store.set(self._key(self._rank), pickle.dumps((failed, facts)))
         except Exception:
             _log.exception("The others were not told of the checkpoint of step %d", self.step)
 
@@ -265,19 +265,19 @@ class Saving:
         try:
             keys = [self._key(rank) for rank in range(self._ranks)]
             self._store.wait(keys, _LIMIT)
-            every = [pickle.loads(told) for told in self._store.multi_get(keys)]
+            every = [pickle.loads(text) for text in self._store.multi_get(keys)]
             for key in keys:
                 self._store.deleteKey(key)
             failed = {rank: error for rank, (error, _) in enumerate(every) if error is not None}
             if failed:
                 raise one_error(failed, self._ranks)
-            written = [told[0] for _, told in every]
-            self._write_rest(writer, written, [told[1] for _, told in every])
+            written = [one[0] for _, one in every]
+            self._write_rest(writer, written, [one[1] for _, one in every])
         except BaseException as error:
-            told = self._reason(error)
+            reason = self._reason(error)
             planning.delete(self._request.place, self._name)
-            self._store.set(self._key("done"), pickle.dumps(told))
-            raise told from error
+            self._store.set(self._key("done"), pickle.dumps(reason))
+            raise reason from error
         self._store.set(self._key("done"), pickle.dumps(None))
 
     def _write_rest(self, writer: Writer, written: list[Written], facts: list[Facts]) -> None:
@@ -322,10 +322,10 @@ class Saving:
         return error if isinstance(error, NBDistError) else folder.reason(error, self.folder)
 
 
-def _retold(told: dict[str, Any]) -> Saving:
+def _retold(kept: dict[str, Any]) -> Saving:
     """Return a save of another process, which is over as far as this one knows."""
     saving = Saving.__new__(Saving)
-    vars(saving).update(told, _is_done=threading.Event(), _is_over=threading.Event())
+    vars(saving).update(kept, _is_done=threading.Event(), _is_over=threading.Event())
     saving._is_done.set()
     saving._is_over.set()
     return saving

@@ -72,7 +72,7 @@ class SampleFault:
 
 @dataclass(slots=True)
 class BatchReport:
-    """What is told of how a batch was made.
+    """What is said of how a batch was made.
 
     Attributes:
         parts_ns: Nanoseconds by the names of `making.PARTS`.
@@ -141,7 +141,7 @@ class _OfWorkers(dataloader._MultiProcessingDataLoaderIter):
 
 
 def _open(iterator: Any, made: Any, asked_ns: int) -> Any:
-    """Return the batch in `made`, and keep what is told of it; `asked_ns` is 0 without workers."""
+    """Return the batch in `made`, and keep what is said of it; `asked_ns` is 0 without workers."""
     if not isinstance(made, Made):
         iterator.nbdist_report = None
         return made

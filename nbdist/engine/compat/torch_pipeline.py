@@ -158,10 +158,10 @@ class LaidParts:
         }
 
     def take_over(
-        self, told: dict[str, tuple[nn.Module, nn.Module, Ranks, tuple[Ranks, ...]]]
+        self, known: dict[str, tuple[nn.Module, nn.Module, Ranks, tuple[Ranks, ...]]]
     ) -> None:
         """Know, on a new rank, what `hand_over` returned."""
-        for part, model, ranks, alike in told.values():
+        for part, model, ranks, alike in known.values():
             if isinstance(part, nn.Module) and isinstance(model, nn.Module):
                 self.remember_laid(part, model, ranks, alike)
 

@@ -354,8 +354,8 @@ def _order_of_gradients(module: DistributedDataParallel) -> list[int]:
     reducer._set_ddp_runtime_logging_sample_rate(1)
     module.logger.set_runtime_stats_and_log()  # type: ignore[union-attr]
     reducer._set_ddp_runtime_logging_sample_rate(_SAMPLE_RATE)
-    told = module._get_ddp_logging_data().get("prev_iteration_grad_ready_order_indices", "")
-    return [int(index) for index in told.split(", ") if index]
+    indices = module._get_ddp_logging_data().get("prev_iteration_grad_ready_order_indices", "")
+    return [int(index) for index in indices.split(", ") if index]
 
 
 def first_bucket_mb(module: DistributedDataParallel) -> tuple[float, float]:

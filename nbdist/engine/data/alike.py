@@ -26,10 +26,10 @@ def digests(dataset: Any) -> dict[str, int]:
     return {name: zlib.crc32(found) for name, found in _held("dataset", dataset, _DEEP)}
 
 
-def differing(told: Sequence[Mapping[str, int]]) -> str:
+def differing(reports: Sequence[Mapping[str, int]]) -> str:
     """Return the first that is not the same on all ranks; "" where all are."""
-    for name in told[0] if told else ():
-        if len({one.get(name) for one in told}) > 1:
+    for name in reports[0] if reports else ():
+        if len({one.get(name) for one in reports}) > 1:
             return name
     return ""
 

@@ -120,7 +120,7 @@ class Portion(Protocol):
 
 @dataclass(slots=True)
 class _Fetched:
-    """Samples that were fetched, and what is told of it so far."""
+    """Samples that were fetched, and what is said of it so far."""
 
     samples: Any
     report: BatchReport
@@ -153,7 +153,7 @@ class Items:
         return len(self._dataset)
 
     def __getitems__(self, portion: Portion) -> _Fetched:
-        """Return the samples that could be loaded, and what is told of them."""
+        """Return the samples that could be loaded, and what is said of them."""
         if get_worker_info() is not None:
             seeds = portion.seed
             own = seeds if self._seed is None else seeds._replace(loader=self._seed)
@@ -230,7 +230,7 @@ class Collate:
         self._collate = collate
 
     def __call__(self, fetched: _Fetched) -> Made:
-        """Return the batch, and what is told of it."""
+        """Return the batch, and what is said of it."""
         report = fetched.report
         batch = None if report.fault is not None else self._collate(fetched.samples)
         report.ended_ns = perf_counter_ns()
@@ -263,7 +263,7 @@ class _Failed(Exception):
 
 
 def fault_of(dataset: Any, portion: Portion, nth: int, error: Exception) -> SampleFault:
-    """Return what is told of a sample that raised."""
+    """Return what is said of a sample that raised."""
     sample, ask = portion.name(nth), getattr(dataset, "origin_of", None)
     origin = str(ask(sample)) if callable(ask) else ""
     place = tracebacks.place_of(error.__traceback__)

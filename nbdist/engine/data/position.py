@@ -438,7 +438,7 @@ class Positions(Component):
         self._pending.clear()
 
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
-        """Return what is to be told of samples that loaders left out, once."""
+        """Return what is to be said of samples that loaders left out, once."""
         rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         notices = (one.left_out.take_notice(rank) for one in self.in_order())
         return tuple(notice for notice in notices if notice)

@@ -358,9 +358,9 @@ class Loops(Component):
         ]
         return {"cells": cells}
 
-    def take_over(self, told: dict[str, list[_Handed]]) -> None:
+    def take_over(self, handed: dict[str, list[_Handed]]) -> None:
         """Know, in a replacement rank, what `hand_over` told on the rank it was cloned from."""
-        if "cells" not in told:
+        if "cells" not in handed:
             return  # it did not come whole
         last, *failed = [
             # Without random numbers: they were the other rank's.
@@ -372,7 +372,7 @@ class Loops(Component):
                 [(weakref.ref(one), place) for one, place in live],
                 [weakref.ref(one) for one in optimizers],
             )
-            for number, continues, has_stepped, made, live, optimizers in told["cells"]
+            for number, continues, has_stepped, made, live, optimizers in handed["cells"]
         ]
         self._cell.number, self._cell.taken_over = last.number, last
         self._again = failed[0] if failed else None

@@ -88,7 +88,7 @@ def _is_weight(number: float) -> bool:
 
 
 def uneven(samples: int, parts: int) -> str:
-    """Return what is to be told of a batch that equal weights do not share out equally.
+    """Return what is to be said of a batch that equal weights do not share out equally.
 
     Nothing where the parts are alike, as all large ones are, or a rank has no sample at all.
     """
@@ -126,21 +126,21 @@ class Heed:
 
 
 class Unweighed(Component):
-    """What is to be told of loops whose gradients were not weighed."""
+    """What is to be said of loops whose gradients were not weighed."""
 
     def __init__(self) -> None:
         self._notices: list[str] = []
         self._is_rest_told = False  # of a rest that is shared unequally a session is told once
 
     def note(self, notice: str) -> None:
-        """Note what is to be told of a loop: `UNHEEDED`, or of an `uneven` batch."""
+        """Note what is to be said of a loop: `UNHEEDED`, or of an `uneven` batch."""
         if notice != UNHEEDED and self._is_rest_told:
             return
         self._is_rest_told |= notice != UNHEEDED
         self._notices.append(notice)
 
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
-        """Return what is to be told of loops, once."""
+        """Return what is to be said of loops, once."""
         taken = tuple(self._notices)
         self._notices.clear()
         return taken

@@ -42,11 +42,11 @@ class Location:
         lines = {file: linecache.getlines(file) for file in self._prompts if origins.is_cell(file)}
         return {"prompts": self._prompts, "scripts": self._scripts, "lines": lines}
 
-    def take_over(self, told: dict[str, Any]) -> None:
+    def take_over(self, handed: dict[str, Any]) -> None:
         """Know, on a new rank, what `hand_over` returned."""
-        self._prompts |= told.get("prompts", {})
-        self._scripts |= told.get("scripts", {})
-        for file, lines in told.get("lines", {}).items():
+        self._prompts |= handed.get("prompts", {})
+        self._scripts |= handed.get("scripts", {})
+        for file, lines in handed.get("lines", {}).items():
             # As IPython does it: what has no time is kept.
             linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
 

@@ -41,7 +41,7 @@ def settle(replacements: Sequence[int], own: Collection[int]) -> dict[int, tuple
     """Give new ranks their neighbours' streams; returns what `choose` does, {} where none is alike.
 
     Raises:
-        ClusterError: A rank told nothing in time.
+        ClusterError: A rank did not answer in time.
     """
     # One that is left from before the number of ranks changed spreads nothing any more.
     shapes = [layout.shape for layout in live_layouts()]

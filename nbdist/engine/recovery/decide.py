@@ -268,8 +268,8 @@ def _only(
         return replace(report, snapshots=((steps, dict(report.snapshots)[steps]),), turns=())
 
     return {
-        rank: [one(rank, place, report) for place, report in enumerate(told)]
-        for rank, told in reports.items()
+        rank: [one(rank, place, report) for place, report in enumerate(units)]
+        for rank, units in reports.items()
     }
 
 
@@ -400,8 +400,8 @@ def _shared(of_unit: Mapping[int, ModelReport]) -> dict[int, ModelReport]:
 
 def _common_parts(of_unit: Mapping[int, ModelReport]) -> tuple[str, ...]:
     """Return the names that all ranks tell, in the order of the first; of two alike, neither."""
-    told = [report.parts for report in of_unit.values()]
-    return tuple(p for p in told[0] if p and all(parts.count(p) == 1 for parts in told))
+    every = [report.parts for report in of_unit.values()]
+    return tuple(p for p in every[0] if p and all(parts.count(p) == 1 for parts in every))
 
 
 def _has_stepped(report: ModelReport) -> bool:

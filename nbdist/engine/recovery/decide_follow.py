@@ -50,9 +50,9 @@ class FollowReport:
     continues: bool = True
 
     @staticmethod
-    def from_plain(told: Mapping[str, Any]) -> "FollowReport":
+    def from_plain(plain: Mapping[str, Any]) -> "FollowReport":
         """Return the report whose `asdict` travelled as JSON."""
-        progress = dict(told["progress"])
+        progress = dict(plain["progress"])
         for name in (
             "lacking",
             "unknown",
@@ -64,8 +64,8 @@ class FollowReport:
             "beyond",
         ):
             progress[name] = tuple(progress[name])
-        lists = {name: tuple(told[name]) for name in ("ranks", "names", "cut")}
-        return FollowReport(**{**told, **lists, "progress": Progress(**progress)})
+        lists = {name: tuple(plain[name]) for name in ("ranks", "names", "cut")}
+        return FollowReport(**{**plain, **lists, "progress": Progress(**progress)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,16 +293,16 @@ def _copied_line(
 def _uneven_lines(uneven: Mapping[str, Mapping[int, int]]) -> list[str]:
     if not uneven:
         return []
-    told = []
+    apart = []
     for name, by_rank in list(uneven.items())[:_MOST_NAMES]:
         alike: dict[int, list[int]] = {}
         for rank, value in by_rank.items():
             alike.setdefault(value, []).append(rank)
         parts = [f"{value} on {name_ranks(ranks)}" for value, ranks in alike.items()]
-        told.append(f"{name} is {' and '.join(parts)}")
+        apart.append(f"{name} is {' and '.join(parts)}")
     it = "it" if len(uneven) == 1 else "them"
     line = (
-        f"Equal when the step began, and not now: {', '.join(told)}. Where ranks count together, "
+        f"Equal when the step began, and not now: {', '.join(apart)}. Where ranks count together, "
         f"set {it} to one value in a cell of its own, or nbdist.restore() a checkpoint; then "
         "%dist retry."
     )
@@ -314,13 +314,13 @@ def _numbers_line(put_back: Mapping[int, Numbers]) -> list[str]:
     lists = {list_of(name): some.pop(name) for name in list(some) if is_length(name)}
     lines = []
     if some:
-        told = ", ".join(f"{n} = {v!r}" for n, v in sorted(some.items())[:_MOST_NAMES])
-        lines.append(f"Counted back with the batch that is lost: {told}.")
+        values = ", ".join(f"{n} = {v!r}" for n, v in sorted(some.items())[:_MOST_NAMES])
+        lines.append(f"Counted back with the batch that is lost: {values}.")
     if lists:
         some_lists = sorted(lists.items())[:_MOST_NAMES]
-        told = ", ".join(f"{name} to {counted(length, 'item')}" for name, length in some_lists)
+        lengths = ", ".join(f"{name} to {counted(length, 'item')}" for name, length in some_lists)
         lines.append(
-            f"When the cell is run again, lists go back with the batch that is lost: {told}."
+            f"When the cell is run again, lists go back with the batch that is lost: {lengths}."
         )
     return lines
 
@@ -446,7 +446,7 @@ def _unfinished_line(
 
 def _listed(names: Sequence[str], kinds: Mapping[str, str]) -> str:
     """Return names with their classes, as a list for people."""
-    told = [f"{n} ({kinds[n]})" if kinds.get(n) not in (None, "", n) else n for n in names]
-    if len(told) > _MOST_NAMES:
-        told = [*told[:_MOST_NAMES], f"{len(names) - _MOST_NAMES} more"]
-    return told[0] if len(told) == 1 else f"{', '.join(told[:-1])} and {told[-1]}"
+    listed = [f"{n} ({kinds[n]})" if kinds.get(n) not in (None, "", n) else n for n in names]
+    if len(listed) > _MOST_NAMES:
+        listed = [*listed[:_MOST_NAMES], f"{len(names) - _MOST_NAMES} more"]
+    return listed[0] if len(listed) == 1 else f"{', '.join(listed[:-1])} and {listed[-1]}"

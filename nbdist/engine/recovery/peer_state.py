@@ -29,10 +29,10 @@ def kept(replacements: Iterable[int]) -> dict[int, Kept]:
     """Return what lies in living ranks' memory of those that died. All ranks.
 
     Raises:
-        ClusterError: A rank told nothing in time.
+        ClusterError: A rank did not answer in time.
     """
-    told = json.dumps(peers.here.held())
-    heard = rendezvous.exchange("kept for others", told, TIMEOUT_S)
+    mine = json.dumps(peers.here.held())
+    heard = rendezvous.exchange("kept for others", mine, TIMEOUT_S)
     found: dict[int, Kept] = {}
     for holder, text in sorted(heard.items()):
         for rank, boxes in json.loads(text).items():
@@ -81,7 +81,7 @@ def missing(decisions: Iterable[Decision], replacements: Iterable[int]) -> dict[
     A name that holds something else that is lost is given up, and with it what only it holds.
 
     Raises:
-        ClusterError: A rank told nothing in time.
+        ClusterError: A rank did not answer in time.
     """
     given = {one.identity: [rank for rank, _ in one.given] for one in decisions if one.given}
     if not given:

@@ -230,9 +230,9 @@ class Peers(Component):
             () if self._ends is None else self._ends.inbox.held(rank).get(f"{box}{_FIXED}", ())
         )
         for message in messages:
-            told = _saved(message)
-            if told.fixed == saved.fixed:
-                return tensors_of(told, message.body)
+            earlier = _saved(message)
+            if earlier.fixed == saved.fixed:
+                return tensors_of(earlier, message.body)
         return []
 
     def forget_after(self, box: str, steps: Steps) -> None:

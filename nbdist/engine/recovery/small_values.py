@@ -145,7 +145,7 @@ class SmallValues(Component):
             namespace: Returns where cells run on this rank.
 
         Raises:
-            ClusterError: A rank told nothing in time.
+            ClusterError: A rank did not answer in time.
         """
         if not peers.here.every():
             return
@@ -154,11 +154,11 @@ class SmallValues(Component):
         held = {str(r): kept[0] for r in replacements if (kept := peers.here.get_values(r, BOX))}
         said = json.dumps({"held": held, "marks": list(self._marks)})
         heard = rendezvous.exchange("small values", said, rendezvous.FORM_TIMEOUT_S)
-        told = {rank: json.loads(text) for rank, text in heard.items()}
+        reports = {rank: json.loads(text) for rank, text in heard.items()}
         for replacement in replacements:
             cells = {
                 r: one["held"][str(replacement)]
-                for r, one in told.items()
+                for r, one in reports.items()
                 if str(replacement) in one["held"]
             }
             if not cells:
@@ -169,7 +169,7 @@ class SmallValues(Component):
             elif here == replacement:
                 (cell, before), _ = send_tensors.receive(holder)
                 if cloned is not None:
-                    of_source = at(told[cloned["source"]]["marks"], cell)
+                    of_source = at(reports[cloned["source"]]["marks"], cell)
                     _take(before, of_source, cloned, namespace())
 
 

@@ -95,7 +95,7 @@ class Snapshots(Component):
         self._series: WeakKeyDictionary[torch.optim.Optimizer, _Series | None] = WeakKeyDictionary()
         # Replaced, never changed: any thread may read it.
         self._status: dict[str, Any] | None = None
-        self._notices: list[str] = []  # refusals that nobody has been told of
+        self._notices: list[str] = []  # refusals that have not been reported
         self._free_bytes = free_bytes
 
     def before_any_step(self) -> None:

@@ -265,7 +265,7 @@ class StateSync:
         optimizers = [ref(optimizer) for optimizer in self._stop(unit.optimizers, error)]
 
         def allow(module: torch.nn.Module, _keys: object) -> None:
-            self.allow_again([module], [o for told in optimizers if (o := told()) is not None])
+            self.allow_again([module], [o for held in optimizers if (o := held()) is not None])
 
         for module in unit.modules:
             disabled.here.refuse(module, error)

@@ -415,10 +415,10 @@ class StepBoundary(Component):
         }
         return {**made, "cell": (self._has_stepped, self._continues)}
 
-    def take_over(self, told: dict[str, Any]) -> None:
+    def take_over(self, handed: dict[str, Any]) -> None:
         """Know, in a new rank, what `hand_over` told on the rank that it was cloned from."""
-        self._has_stepped, self._continues = told.pop("cell")
-        for optimizer, whole, cells_ago in told.values():
+        self._has_stepped, self._continues = handed.pop("cell")
+        for optimizer, whole, cells_ago in handed.values():
             self.made_in[optimizer] = self._cell - cells_ago
             torch_live.here.remember(Optimizer, optimizer)
             self.steps.setdefault(optimizer, OptimizerSteps()).settle(whole)

@@ -37,10 +37,10 @@ def files(job: Job) -> dict[str, str]:
     line = torchrun(job, head='"$head"', node='"$node"', script=f"{_CODE}/{job.script}")
     find = [_FIND_NODE] if job.nodes > 1 else []
     body = ["set -euo pipefail", *exports(job), *pip_install(job), *find, f"exec {line}"]
-    told = comment([f"What each container of {file} runs."])
+    comments = comment([f"What each container of {file} runs."])
     return {
         file: yaml_file(heading, _request(job, start)),
-        start: "\n".join(["#!/bin/bash", told, *body, ""]),
+        start: "\n".join(["#!/bin/bash", comments, *body, ""]),
     }
 
 

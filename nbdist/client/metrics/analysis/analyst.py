@@ -1,6 +1,6 @@
 """Everything that is worked out of a cell's records, on one thread: `nbdist-analysis`'s.
 
-A step is explained when all ranks have told its collectives. One that a rank has passed over is
+A step is explained when all ranks have reported its collectives. One that a rank has passed over is
 left out: ranks that have more to tell leave out more steps. A rank that tells nothing at all is
 waited for `LATE_S`, and not again before it tells something: some ranks may train nothing. What it
 then tells of a step that was explained without it is left out.
@@ -25,7 +25,7 @@ from nbdist.shared.packed import CALL, Calls
 from nbdist.shared.wire import Record, is_measured
 
 LATE_S = 3.0
-MOST_WAITING = 400_000  # numbers told of steps that are not explained yet
+MOST_WAITING = 400_000  # numbers recorded of steps that are not explained yet
 _MS = 1e-6  # in a nanosecond
 
 
@@ -62,7 +62,7 @@ class Analyst:
         self._explained_until = 0
         self._told: dict[int, dict[int, Calls]] = {}  # steps to be explained, by rank
         self._since: dict[int, float] = {}
-        self._newest: dict[int, int] = {}  # rank to the last step it has told
+        self._newest: dict[int, int] = {}  # rank to the last step it has reported
         self._silent: set[int] = set()
         self._size = 0
         # Of the first rank's last steps: how long they were, and when they were over.

@@ -15,7 +15,7 @@ from nbdist.client.metrics.analysis.rows import NUMBERS, CallRows, Ints
 
 @dataclass(frozen=True, slots=True)
 class Meetings:
-    """Collectives and messages, as far as rows of them were told.
+    """Collectives and messages, as far as rows of them were recorded.
 
     `rows` are sorted so that those of one meeting follow each other, by rank; `first` is where each
     one's begin and `count` how many there are. Of the meetings that `is_whole`, with the rows of

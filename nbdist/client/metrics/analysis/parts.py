@@ -1,7 +1,7 @@
 """What a rank's recent steps are made of.
 
 Every measured step tells its times; they stand for the others (`engine/tap/sampling`). How much of
-its computing hid communication is known of the steps whose collectives a rank has told, and how
+its computing hid communication is known of the steps whose collectives a rank has reported, and how
 exposed communication divides into waiting and transferring of those that were compared: their share
 stands for the others. Pure.
 """

@@ -151,7 +151,7 @@ def decode(
 
     Args:
         rank: Whose.
-        sampled: Steps and what was told of each.
+        sampled: Steps and what was recorded of each.
         book: Has learned what is new in `sampled`.
         offset_ns: Added to the rank's moments they are on the common clock.
     """

@@ -16,7 +16,7 @@ _MS = 1e-6  # in a nanosecond
 
 @dataclass(frozen=True, slots=True)
 class SampledSteps:
-    """What was told of some steps. `families` are those of `MatchedCollectives`.
+    """What was recorded of some steps. `families` are those of `MatchedCollectives`.
 
     `steps` are begin and end of each as the first rank had them, where they are known.
     """
@@ -30,7 +30,7 @@ class SampledSteps:
 def time_line(
     sampled: SampledSteps, ranks: Sequence[int], row_of: Mapping[int, int]
 ) -> TimeLine | None:
-    """Return the time line of the last steps that were told; None of none.
+    """Return the time line of the last steps that were recorded; None of none.
 
     Args:
         sampled: What is known of them.

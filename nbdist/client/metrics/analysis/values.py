@@ -136,9 +136,9 @@ class Analysis:
     """All that is known now. `clock_error_ms` bounds the error between two ranks' moments.
 
     `explained_until` is the last step whose collectives were compared; `left_out` counts
-    collectives whose times were not told, for there were too many. `links` holds, by the rank that
-    sends and the one that receives, bytes per second while there was something to send. `own_ms` is
-    each rank's mean own work, over the steps that the verdicts are about.
+    collectives whose times were not recorded, for there were too many. `links` holds, by the rank
+    that sends and the one that receives, bytes per second while there was something to send.
+    `own_ms` is each rank's mean own work, over the steps that the verdicts are about.
     """
 
     ranks: tuple[RankStep, ...] = ()

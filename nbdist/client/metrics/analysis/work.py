@@ -100,7 +100,7 @@ class StepRows:
         self._counts[rank] = self._counts.get(rank, 0) + 1
 
     def window(self, at_least_s: float = SHORTEST_S) -> "StepWindow | None":
-        """Return the newest steps that all ranks have told; None while these are too few."""
+        """Return the newest steps that all ranks have reported; None while these are too few."""
         ranks = self._ranks()
         if not ranks:
             return None
@@ -131,9 +131,9 @@ class StepRows:
         return StepWindow(tuple(ranks), steps, np.stack([self._of(rank, steps) for rank in ranks]))
 
     def _of(self, rank: int, steps: Steps) -> Floats:
-        told = self._steps[rank]
-        order = np.argsort(told, kind="stable")
-        return self._rows[rank][order[np.searchsorted(told[order], steps, "right") - 1]]
+        known = self._steps[rank]
+        order = np.argsort(known, kind="stable")
+        return self._rows[rank][order[np.searchsorted(known[order], steps, "right") - 1]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -199,8 +199,8 @@ def find(window: StepWindow, peers: Mapping[int, Collection[int]]) -> list[Slow]
             continue
         if cause is not None and (cause != "starved" or _stands_out(window, rank, others)):
             causes[rank] = cause, others
-    told = (_told(window, rank, causes) for rank in causes)
-    return [slow for slow in told if slow.share >= IN_EACH_BLOCK]
+    found = (_told(window, rank, causes) for rank in causes)
+    return [slow for slow in found if slow.share >= IN_EACH_BLOCK]
 
 
 def _is_steadily_slow(mine: Floats, theirs: Floats) -> bool:

@@ -113,7 +113,9 @@ class BatchGrowth:
         """Return what there is to say, once it is known; with `is_last`, no more will come."""
         if self._said is not None:
             return self._said
-        whole = [dict(told) for told in self._samples.values() if len(told) == len(self._ranks)]
+        whole = [
+            dict(samples) for samples in self._samples.values() if len(samples) == len(self._ranks)
+        ]
         if len(whole) < (1 if is_last else FIRST_STEPS):
             return ""
         trained = self._trained(whole)
@@ -135,7 +137,11 @@ class BatchGrowth:
         if not parts or not batches:
             return None
         model = int(values["tensors"]), int(values["numbers"])
-        told = values.get("scaled_for")
+        batch = values.get("scaled_for")
         return Trained(
-            model, values["lr"], round(median(batches)), parts, None if told is None else int(told)
+            model,
+            values["lr"],
+            round(median(batches)),
+            parts,
+            None if batch is None else int(batch),
         )

@@ -15,7 +15,7 @@ from nbdist.shared.wire import Record
 
 
 class CellChecks:
-    """What one cell's ranks have told, and what follows from it."""
+    """What one cell's ranks have reported, and what follows from it."""
 
     def __init__(
         self, info: CellInfo, before: MutableSequence[Trained], ends: Ends | None = None

@@ -12,11 +12,11 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from nbdist.shared.text import name_ranks
 from nbdist.shared.wire import CELL_END
 
-MOST_OPEN = 64  # steps of which some ranks have not told
+MOST_OPEN = 64  # steps of which some ranks have not reported
 MOST_APART = 64  # models that differ, of which ends of cells are remembered
 
 Told = Mapping[int, Mapping[str, float]]  # by rank
-Ends = MutableMapping[str, Told]  # what ranks told of models that differed, by model
+Ends = MutableMapping[str, Told]  # what ranks reported of models that differed, by model
 
 
 class Drift:

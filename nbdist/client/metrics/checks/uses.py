@@ -7,7 +7,7 @@ from dataclasses import replace
 from nbdist.client.metrics.checks.wrong_use import RULES, Seen, Step
 from nbdist.shared.wire import Record
 
-MOST_STEPS = 16  # of which ranks told, whole or not
+MOST_STEPS = 16  # of which ranks reported, whole or not
 
 
 class Uses:
@@ -40,14 +40,14 @@ class Uses:
 
     def _take_use(self, record: Record) -> dict[str, str]:
         number = record.values.get("optimizer", 0.0)
-        told = self._open.setdefault((number, record.step), {})
-        told[record.rank] = record.values
-        if told.keys() < self._ranks:
+        by_rank = self._open.setdefault((number, record.step), {})
+        by_rank[record.rank] = record.values
+        if by_rank.keys() < self._ranks:
             while len(self._open) > MOST_STEPS:
                 del self._open[next(iter(self._open))]
             return {}
         del self._open[number, record.step]
-        step = Step(record.step, told)
+        step = Step(record.step, by_rank)
         if record.step == 0:
             self._first[number] = step
             return {}

@@ -1,6 +1,6 @@
-"""Rules on how a cell uses one model: what is wrong, in a sentence, from what all ranks told.
+"""Rules on how a cell uses one model: what is wrong, in a sentence, from what all ranks reported.
 
-Each rule gets the steps of which every rank has told, oldest first, and answers with a sentence or
+Each rule gets the steps that every rank has reported, oldest first, and answers with a sentence or
 "". None decides on a single step where chance could make it look wrong.
 """
 
@@ -14,7 +14,7 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What all ranks told of one step, by rank: "use" rows of `engine/checks/use`.
+    """What all ranks reported of one step, by rank: "use" rows of `engine/checks/use`.
 
     `bytes` are those each rank sent in it, where its step's record has come.
     """
@@ -24,7 +24,7 @@ class Step:
     bytes: Mapping[int, float] = field(default_factory=dict)
 
     def of(self, name: str) -> dict[int, float]:
-        """Return one value of the ranks that told it."""
+        """Return one value of the ranks that reported it."""
         return {rank: values[name] for rank, values in self.by_rank.items() if name in values}
 
     @property
@@ -37,8 +37,8 @@ class Step:
 class Seen:
     """One optimizer's steps in a cell.
 
-    `first` is what ranks told before the first one. `collectives` counts those of all steps of all
-    ranks, None where ranks do not tell. `rates` are the ranks' learning rates.
+    `first` is what ranks reported before the first one. `collectives` counts those of all steps of
+    all ranks, None where ranks do not tell. `rates` are the ranks' learning rates.
     """
 
     steps: Sequence[Step]

@@ -1,4 +1,4 @@
-"""The collectives of the recorded steps as the tap has told them, as lanes of the common trace.
+"""The collectives of the recorded steps as the tap has recorded them, as lanes of the common trace.
 
 Torch's slices tell when a rank was in a collective. Here lie all ranks' beside each other, so each
 slice is divided: *waiting for rank N*, the last to launch it, *queueing* for a thread of the
@@ -27,11 +27,11 @@ MOST_NUMBERS = 2_000_000  # told of the steps; 400 000 calls
 _FIRST_TID = 2**30  # no thread of an operating system
 _FIRST_ID = 2**52  # of arrows; the ranks' own are less
 
-Told = Mapping[int, Sequence[tuple[int, Calls]]]  # by rank: step, what was told of it
+Told = Mapping[int, Sequence[tuple[int, Calls]]]  # by rank: step, what was recorded of it
 
 
 class ProfiledCollectives:
-    """What ranks have told of the collectives of some steps."""
+    """What ranks have reported of the collectives of some steps."""
 
     def __init__(self, steps: ChosenSteps) -> None:
         """Hear nothing yet."""
@@ -62,7 +62,7 @@ def lanes(calls_by_rank: Told, origin_ns: int, offset_ns: Callable[[int], int]) 
     """Return slices and arrows of these collectives.
 
     Args:
-        calls_by_rank: What ranks told.
+        calls_by_rank: What ranks reported.
         origin_ns: The moment 0 of the common trace.
         offset_ns: What to add to a rank's moments for the common clock.
     """

@@ -86,7 +86,7 @@ def gather(
         folder: From `folder_of`.
         chosen: The steps that were asked for.
         steps_made: Of each rank of the cell.
-        calls_by_rank: What ranks told of their collectives.
+        calls_by_rank: What ranks reported of their collectives.
         offset_ns: Of rank and moment: what to add for the common clock; None when not known.
     """
     try:

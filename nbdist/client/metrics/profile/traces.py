@@ -22,7 +22,7 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RankTrace:
-    """One rank's trace as torch wrote it, and what the rank has told beside.
+    """One rank's trace as torch wrote it, and what the rank has reported beside.
 
     `title` says where the rank ran, "host-a, cpu". `offset_ns` is added to its `perf_counter_ns` to
     get the common clock.

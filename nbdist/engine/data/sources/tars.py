@@ -126,8 +126,8 @@ class TarSource:
     def _indexed(self, file: urls.Listed) -> _Index:
         noted = _note_of(file, self._fs.info(file.path))
         if noted is not None and noted.exists():
-            told = json.loads(noted.read_text("utf-8"))
-            return _Index([_Group(**one) for one in told["groups"]], told["suffixes"])
+            index = json.loads(noted.read_text("utf-8"))
+            return _Index([_Group(**one) for one in index["groups"]], index["suffixes"])
         options = {"block_size": _BLOCK, "cache_type": "readahead"}
         with self._fs.open(file.path, "rb", **options) as opened:
             try:
@@ -155,8 +155,8 @@ def _note_of(file: urls.Listed, about: Mapping[str, Any]) -> Path | None:
     if not any(one != "None" for one in version):
         return None
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    told = repr((file.path, file.size_bytes, version, GROUP_BYTES)).encode()
-    return folder / f"{hashlib.blake2b(told, digest_size=16).hexdigest()}.json"
+    identity = repr((file.path, file.size_bytes, version, GROUP_BYTES)).encode()
+    return folder / f"{hashlib.blake2b(identity, digest_size=16).hexdigest()}.json"
 
 
 def _index(tar: tarfile.TarFile) -> _Index:

@@ -111,7 +111,7 @@ def clone_each(
         As `clone`.
     """
     replacements = sorted(replacements)
-    here, told = dist.get_rank(), None
+    here, result = dist.get_rank(), None
     marks = _compare(replacements, namespace)
     names, own = _group_names(replacements, namespace)
     is_new = here in replacements
@@ -127,15 +127,15 @@ def clone_each(
             missed = _name_missed(_CloneContext.of(namespace).namespace, ties, source)
             answer["inexact"] += missed
             answer["inexact"] += _name_own(_CloneContext.of(namespace), source)
-        if told is None or here == replacement:
+        if result is None or here == replacement:
             if here == replacement:
                 _name_groups(
                     _CloneContext.of(namespace).namespace, own, names, answer["placeholders"]
                 )
             said = {*answer["placeholders"], *answer["lost"]}
             differ = [name for name in fingerprint.differing(marks, source) if name not in said]
-            told = {**answer, "differ": differ}
-    return told
+            result = {**answer, "differ": differ}
+    return result
 
 
 def _compare(
@@ -203,11 +203,11 @@ def _group_names(
     if not (is_new := dist.get_rank() in replacements):
         mine = group_record.here.report(_CloneContext.of(namespace).names())
     heard = rendezvous.exchange("group names", json.dumps(asdict(mine)), rendezvous.FORM_TIMEOUT_S)
-    told = [group_record.SurvivorReport(**json.loads(text)) for text in heard.values()]
+    survivors = [group_record.SurvivorReport(**json.loads(text)) for text in heard.values()]
     own: group_names.Names = {}
     if is_new:
-        own = group_record.names_before(state.here.member().client, dist.get_rank(), told)
-    return [one.names for one in told], own
+        own = group_record.names_before(state.here.member().client, dist.get_rank(), survivors)
+    return [one.names for one in survivors], own
 
 
 def _name_groups(
@@ -264,8 +264,8 @@ def clone(
     if here != replacement:  # what has come there is whole
         torch_rebuild.restart_static_graphs([replacement])
         _refuse_lost(place, answer, source, replacement)
-    told = ("source", "names", "placeholders", "lost", "random", "inexact")
-    return {key: answer[key] for key in told}
+    keys = ("source", "names", "placeholders", "lost", "random", "inexact")
+    return {key: answer[key] for key in keys}
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,9 +444,9 @@ def _follow(header: Mapping[str, Any]) -> None:
         os.chdir(header["folder"])
 
 
-def seed_anew(told: Mapping[str, int]) -> None:
+def seed_anew(position: Mapping[str, int]) -> None:
     """Begin the stream of random numbers that follows from a `seed`, a `rank` and a `step`."""
-    seed = mix(told["seed"], told["rank"], told["step"])
+    seed = mix(position["seed"], position["rank"], position["step"])
     random.seed(seed)
     torch.manual_seed(seed)
     numpy = sys.modules.get("numpy")

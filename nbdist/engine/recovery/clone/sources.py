@@ -78,7 +78,7 @@ def exchange(names: Mapping[str, Any], parts: Iterable[Ranks] = ()) -> dict[int,
         parts: See `Ties`.
 
     Raises:
-        ClusterError: A rank told nothing in time.
+        ClusterError: A rank did not answer in time.
         ReleasedError: `group.abort` was called meanwhile.
     """
     models = tuple(_model(ddp, names) for ddp in torch_modules.live_ddps())
@@ -114,12 +114,12 @@ def _model(ddp: DistributedDataParallel, names: Mapping[str, Any]) -> Model:
     return Model(identity.here.of(ddp), kind, torch_groups.ranks_of(ddp.process_group), called)
 
 
-def _ties(told: Mapping[str, Any]) -> Ties:
+def _ties(plain: Mapping[str, Any]) -> Ties:
     models = (
         Model(m["identity"], m["kind"], tuple(m["ranks"]), tuple(m["names"]))
-        for m in told["models"]
+        for m in plain["models"]
     )
-    groups, parts = (tuple(map(tuple, told[name])) for name in ("groups", "parts"))
+    groups, parts = (tuple(map(tuple, plain[name])) for name in ("groups", "parts"))
     return Ties(tuple(models), groups, parts)
 
 

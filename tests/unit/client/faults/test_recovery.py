@@ -11,7 +11,7 @@ from tests.unit.fakes import CLONED, PLAIN, FakeCluster
 
 
 def mended(fake: FakeCluster) -> Repaired:
-    return repair(fake, told=fake.dead())
+    return repair(fake, reported=fake.dead())
 
 
 def test_a_dead_rank_is_replaced_and_what_was_cloned_is_said() -> None:
@@ -38,7 +38,7 @@ def test_without_a_death_nothing_is_replaced() -> None:
 
 def test_a_death_in_the_midst_begins_it_again_with_that_rank_too() -> None:
     fake = FakeCluster([1], ["kill 2"])
-    done = repair(fake, told=[1], last_words=lambda rank: LastOutput((f"{rank} fell", "so")))
+    done = repair(fake, reported=[1], last_words=lambda rank: LastOutput((f"{rank} fell", "so")))
     assert done.replaced == (1, 2)
     # The cell tells how rank 1 ended.
     assert done.lines[0] == (
