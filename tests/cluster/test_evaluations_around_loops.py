@@ -3,6 +3,7 @@
 import pytest
 
 from nbdist import RankError, Session
+from nbdist.shared.text import name_ranks
 
 MAKE = """
 torch.manual_seed(0)
@@ -99,10 +100,10 @@ def test_the_rest_of_a_half_step_that_is_done_by_hand_draws_for_the_loop(session
     assert ended(session) == undisturbed
 
 
-UNFINISHED = "did not come to the end of step 5: random numbers drawn by the code after opt"
+UNFINISHED = "the code between the optimizer's step 5 and the next batch did not run to its end"
 
 
-@pytest.mark.parametrize(("fails", "ranks"), [("True", "Ranks 0-1"), ("rank == 1", "Rank 1")])
+@pytest.mark.parametrize(("fails", "ranks"), [("True", "0,1"), ("rank == 1", "1")])
 def test_random_numbers_that_a_half_step_has_not_drawn_are_named_and_can_be_drawn(
     session: Session, fails: str, ranks: str
 ) -> None:
@@ -111,9 +112,11 @@ def test_random_numbers_that_a_half_step_has_not_drawn_are_named_and_can_be_draw
     session.run(loop, track=False)
     undisturbed = ended(session)
     make(session, "ddp", fails, "log", "5")
-    with pytest.raises(RankError, match=f"{ranks} {UNFINISHED}"):
+    with pytest.raises(
+        RankError, match=f"On {name_ranks(map(int, ranks.split(',')))} {UNFINISHED}: random"
+    ):
         session.run(loop, track=False)
-    session.run("torch.rand(2)", ranks="0,1" if fails == "True" else "1", track=False)
+    session.run("torch.rand(2)", ranks=ranks, track=False)
     session.retry()
     assert ended(session) == undisturbed
 
@@ -125,4 +128,4 @@ def test_a_step_that_is_whole_or_not_begun_has_no_unfinished_rest(
     make(session, "ddp", "True", place, "5")
     with pytest.raises(RankError, match="planted") as failed:
         session.run(LOOP.replace("EVALUATE", "draw"), track=False)
-    assert "did not come to the end" not in str(failed.value)
+    assert "did not run to its end" not in str(failed.value)

@@ -420,7 +420,7 @@ def _unknown_line(reports: Mapping[int, FollowReport], best: Progress) -> list[s
 def _unfinished_line(
     reports: Mapping[int, FollowReport], ranks: Sequence[int] | None = None
 ) -> list[str]:
-    """Return what is said of ranks that have left a step before its end.
+    """Return what is said of ranks that a fault has stopped between a step and the next batch.
 
     What nothing leads to cannot be found, and so cannot be named as lacking: its kinds are.
     """
@@ -433,13 +433,13 @@ def _unfinished_line(
     step = max(report.step for report in reports.values())
     beyond = sorted({name for rank in left for name in reports[rank].progress.beyond})
     kinds = [
-        "random numbers drawn by the code after opt.step()",
+        "random numbers drawn there",
         "a function's own variables",
         "dicts and lists made there",
     ]
     line = (
-        f"{begin_with_ranks(left)} did not come to the end of step {step}: "
-        f"{_listed([*kinds, *beyond], {})} are as the fault has left them."
+        f"On {name_ranks(left)} the code between the optimizer's step {step} and the next batch "
+        f"did not run to its end: {_listed([*kinds, *beyond], {})} are as the fault has left them."
     )
     return [line]
 

@@ -196,14 +196,12 @@ def test_numbers_that_were_each_ranks_own_before_the_turn_are_not_named() -> Non
 
 
 def test_a_step_that_was_left_is_named_with_what_nobody_can_find() -> None:
-    rest = (
-        "random numbers drawn by the code after opt.step(), a function's own variables and dicts "
-        "and lists made there"
-    )
+    rest = "random numbers drawn there, a function's own variables and dicts and lists made there"
     for left in (report(has_copied=True), report(has_stepped=True, is_open=True)):
         (one,) = decide({0: WHOLE, 1: left})
         assert one.lines[-1] == (
-            f"Rank 1 did not come to the end of step 9: {rest} are as the fault has left them."
+            "On rank 1 the code between the optimizer's step 9 and the next batch did not run to "
+            f"its end: {rest} are as the fault has left them."
         )
         assert not one.is_unknown
 
