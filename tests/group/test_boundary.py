@@ -40,7 +40,8 @@ def test_a_rank_that_lost_a_step_copies_it_and_training_is_bit_equal(
         fail_between_backward_and_step(ranks, breaker)
         agreed = ranks.run(ranks_.recover, 1)
         assert ranks.run(ranks_.steps) == [BREAK_AT + 1] * 3
-        line, followed = agreed[0]
+        line, followed, cut = agreed[0]
+        assert cut.startswith(f"On rank {breaker} the code between the optimizer's step 4 and the")
         assert followed.startswith(f"Rank {breaker} took scheduler (StepLR)")
         assert line == (
             f"Rank {breaker} had lost step 4: it copied the model (Sequential) and its optimizer "
