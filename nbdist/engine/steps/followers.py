@@ -457,7 +457,7 @@ class Followers:
         ]
         if any(n not in moving and hides_writes(one) for n, one in self.living().items()):
             options.append("tensors on a GPU that are written through .data")
-        return tuple(sorted(options))
+        return tuple(sorted((*options, *self._watched.beyond)))
 
     def _change_after(self, optimizer: Optimizer) -> str:
         name = self._optimizers.get(optimizer, "the optimizer")

@@ -6,6 +6,7 @@ rates that a scheduler sets, and the lengths of lists. Each goes by the name tha
 Main thread.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, TypeGuard
@@ -14,7 +15,7 @@ from weakref import ref
 import torch
 
 from nbdist.engine.steps import keep
-from nbdist.engine.steps.find_followers import Found, hold
+from nbdist.engine.steps.find_followers import MOST_ITEMS, Found, hold
 from nbdist.engine.steps.grown_lists import GrownLists
 from nbdist.engine.steps.paths import Paths
 from nbdist.engine.steps.tuned_by_hand import MOST_GROUPS
@@ -41,10 +42,16 @@ def stored_as(name: str) -> str:
 
 
 class Numbers:
-    """The numbers of this rank."""
+    """The numbers of this rank.
+
+    Attributes:
+        lists: Those whose lengths are among them.
+        beyond: What is not read, in words: numbers of dicts, by other keys or too many.
+    """
 
     def __init__(self) -> None:
         self.lists = GrownLists()
+        self.beyond: tuple[str, ...] = ()
         self._names: list[str] = []  # in the namespace
         self._places: list[tuple[str, Callable[[], Any]]] = []  # the user's own objects
         self._dicts = Paths()
@@ -72,6 +79,9 @@ class Numbers:
         for path, key, name in named[:_MOST_ITEMS]:
             self._keys[path][key] = name
         self._dicts.watch(self._keys)
+        left_out = {path for path, _, _ in named[_MOST_ITEMS:]}
+        left_out |= {path for path, held in found.dicts.items() if _has_other_keys(held)}
+        self.beyond = tuple(f"numbers in {path}" for path in sorted(left_out))
         self._options = [
             (f"{name}.param_groups[{at}][{key!r}]", ref(one), at, key)
             for one, name in optimizers.items()
@@ -133,6 +143,12 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 def _is_setting(value: object) -> TypeGuard[Number]:
     """Return whether an option is a number, or a tuple of numbers."""
     return _is_number(value) or (type(value) is tuple and all(map(_is_number, value)))
+
+
+def _has_other_keys(held: Mapping[Any, Any]) -> bool:
+    """Return whether a dict has numbers under keys that are no strings."""
+    some = itertools.islice(held.items(), MOST_ITEMS)
+    return any(type(key) is not str and _is_number(value) for key, value in some)
 
 
 def _numbers_in(names: Mapping[str, Any], prefix: str) -> dict[str, int | float]:

@@ -50,3 +50,11 @@ def test_a_dict_that_makes_its_items_is_not_filled(names: dict[str, Any]) -> Non
     names["counts"].clear()
     assert numbers.read() == {}
     assert (dict(names["history"]), dict(names["counts"])) == ({}, {})
+
+
+def test_numbers_of_dicts_that_are_not_read_are_named(names: dict[str, Any]) -> None:
+    names["of_class"] = {3: 0.5, 4: 0.1}
+    names["counts"] = {"made": 1}
+    assert watched(names).beyond == ("numbers in of_class",)
+    names["many"] = {f"layer {at}": at for at in range(80)}
+    assert watched(names).beyond == ("numbers in many", "numbers in of_class")
