@@ -28,9 +28,12 @@ def test_a_rank_tells_what_it_waits_in_with_whom_and_from_which_line() -> None:
         ranks.run(states.begin)
         for engine in ranks.engines[:2]:
             engine.post(states.run_cell, "\ndist.barrier(group=held['sub'])\ndist.all_reduce(x)")
-        first = ask_until(
-            ranks.engines[0], lambda a: is_waiting(a) and a["counts"]["0"] == 1
-        )  # what it counts and what it waits in are read one after the other
+        # What an answer holds is read one after the other: it is of one moment once the rank has
+        # come where it stays, for rank 2 never comes.
+        ask_until(
+            ranks.engines[0], lambda a: is_waiting(a) and a["waiting"]["kind"] == "all_reduce"
+        )
+        first = ranks.engines[0].now(states.state)
         waiting = first["waiting"]
         assert waiting["kind"] == "all_reduce"
         assert (waiting["group"], waiting["seq"], waiting["bytes"]) == ("0", 1, 16)
