@@ -7,6 +7,7 @@ crash is rare: its whole text is kept among the system's temporary files, as `nb
 
 import faulthandler
 import os
+import re
 import resource
 import signal
 import tempfile
@@ -22,6 +23,7 @@ _INNERMOST_NATIVE = 12  # of C++, on the thread that crashed
 _GONE_S = 5.0  # within which a process whose pipe is closed has ended
 _LONGEST = 160  # characters of a frame's line
 _CRASHED = "Fatal Python error: "  # faulthandler's word
+_OF_THREAD = re.compile(r"^SIG[A-Z]+\(\d+\), PID: \d+, Thread \d+:", re.MULTILINE)  # torch's
 _NO_PARENT = 255  # what multiprocessing tells where its fork server has died
 
 
@@ -85,8 +87,8 @@ def told(end: str, said: str) -> str:
     if _CRASHED not in said:
         return f"{end}; its standard error says last:\n{said[-_MOST:]}"
     before, _, crash = said.partition(_CRASHED)
-    before, _, native = before.partition("\nSIG")  # torch: "SIGSEGV(11), PID: 7, Thread 7:"
-    first_thread = native.partition("\nSIG")[0].splitlines()
+    before, *threads = _OF_THREAD.split(before)
+    first_thread = threads[0].splitlines() if threads else []
     frames = [line.strip()[:_LONGEST] for line in first_thread if "frame #" in line]
     current = crash.rpartition("Current thread ")[2]
     lines = [line.strip() for line in current.splitlines() if line.startswith("  File ")]

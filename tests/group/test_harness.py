@@ -68,6 +68,8 @@ def test_of_all_errors_that_of_the_crash_comes_last() -> None:
     error = str(failed.value)
     assert "Connection" in error  # what rank 1 raises
     assert "in _lose_a_peer" in "".join(error.splitlines()[-6:])
+    # The frames are those of the thread that crashed, also where nothing was said before.
+    assert "kill + " in error.partition("Extension modules")[2]
     _kept(error)
 
 

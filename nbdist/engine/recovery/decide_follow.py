@@ -52,20 +52,17 @@ class FollowReport:
     @staticmethod
     def from_plain(plain: Mapping[str, Any]) -> "FollowReport":
         """Return the report whose `asdict` travelled as JSON."""
-        progress = dict(plain["progress"])
-        for name in (
-            "lacking",
-            "unknown",
-            "optimizers",
-            "ahead",
-            "did",
-            "stepped",
-            "written",
-            "beyond",
-        ):
-            progress[name] = tuple(progress[name])
-        lists = {name: tuple(plain[name]) for name in ("ranks", "names", "cut")}
-        return FollowReport(**{**plain, **lists, "progress": Progress(**progress)})
+        fields = _with_tuples(plain)
+        return FollowReport(**{**fields, "progress": Progress(**fields["progress"])})
+
+
+def _with_tuples(value: Any) -> Any:
+    """Return a value with tuples again where JSON has made lists of them."""
+    if isinstance(value, list):
+        return tuple(map(_with_tuples, value))
+    if isinstance(value, dict):
+        return {name: _with_tuples(one) for name, one in value.items()}
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +143,7 @@ def _settle(reports: Mapping[int, FollowReport]) -> Following:
         *_ahead_line(reports, behind),
         *_half_lines(reports, lacking),
         *_unknown_line(reports, best),
-        *_unfinished_line(reports),
+        *_unfinished_line(reports, _left(reports)),
     ]
     return Following(
         source,
@@ -417,17 +414,16 @@ def _unknown_line(reports: Mapping[int, FollowReport], best: Progress) -> list[s
     return [line]
 
 
-def _unfinished_line(
-    reports: Mapping[int, FollowReport], ranks: Sequence[int] | None = None
-) -> list[str]:
-    """Return what is said of ranks that a fault has stopped between a step and the next batch.
+def _left(reports: Mapping[int, FollowReport]) -> list[int]:
+    """Return the ranks that a fault has stopped between a step and the next batch."""
+    return [r for r, one in sorted(reports.items()) if one.has_copied or one.progress.is_open]
+
+
+def _unfinished_line(reports: Mapping[int, FollowReport], left: Sequence[int]) -> list[str]:
+    """Return what is said of ranks that have not come from a step to the next batch.
 
     What nothing leads to cannot be found, and so cannot be named as lacking: its kinds are.
     """
-    if ranks is None:
-        left = [r for r, one in sorted(reports.items()) if one.has_copied or one.progress.is_open]
-    else:
-        left = sorted(ranks)
     if not left or not any(report.continues for report in reports.values()):
         return []
     step = max(report.step for report in reports.values())

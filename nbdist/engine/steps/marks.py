@@ -50,12 +50,11 @@ def mark(one: Any) -> Mark:
 
 def hides_writes(one: Any) -> bool:
     """Return whether writes may not show in a mark: through `.data` of tensors on a device."""
+    tensors: list[torch.Tensor] = []
     if isinstance(one, nn.Module):
         tensors = [*one.parameters(), *one.buffers()]
-    else:
-        tensors = (
-            loose_tensors(one) if isinstance(one, dict | list) or hasattr(one, "__dict__") else []
-        )
+    elif isinstance(one, dict | list) or hasattr(one, "__dict__"):
+        tensors = loose_tensors(one)
     return any(tensor.device.type != "cpu" for tensor in tensors)
 
 

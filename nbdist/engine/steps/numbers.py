@@ -78,8 +78,8 @@ class Numbers:
         self._keys = {path: {} for path, _, _ in named[:_MOST_ITEMS]}
         for path, key, name in named[:_MOST_ITEMS]:
             self._keys[path][key] = name
-        self._dicts.watch(self._keys)
-        left_out = {path for path, _, _ in named[_MOST_ITEMS:]}
+        left_out = set(self._dicts.watch(self._keys))
+        left_out |= {path for path, _, _ in named[_MOST_ITEMS:]}
         left_out |= {path for path, held in found.dicts.items() if _has_other_keys(held)}
         self.beyond = tuple(f"numbers in {path}" for path in sorted(left_out))
         self._options = [
@@ -120,7 +120,7 @@ class Numbers:
         for name, value in values.items():
             if name in items:
                 held, key = items[name]
-                held[key] = tuple(value) if isinstance(value, list) else value  # by way of JSON
+                held[key] = value
                 continue
             path, _, last = name.rpartition(".")
             place = vars(owners[path]) if path in owners else names if not path else None

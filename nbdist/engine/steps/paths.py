@@ -21,13 +21,17 @@ class Paths:
     def __init__(self) -> None:
         self._steps: dict[str, list[_Step]] = {}
 
-    def watch(self, paths: Iterable[str]) -> None:
-        """Look up the first of these."""
+    def watch(self, paths: Iterable[str]) -> list[str]:
+        """Look up the first of these; return the others."""
+        left_out = []
         known, self._steps = self._steps, {}
         for path in paths:
             steps = known.get(path) or _parsed(path)
             if steps and len(self._steps) < _MOST:
                 self._steps[path] = steps
+            else:
+                left_out.append(path)
+        return left_out
 
     def living(self, names: Mapping[str, Any], kind: type[T]) -> Iterator[tuple[str, T]]:
         """Yield each path with what these variables lead to there, if that is of this kind."""

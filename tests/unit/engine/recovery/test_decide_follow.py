@@ -216,3 +216,9 @@ def test_of_a_step_that_was_left_nothing_is_said_where_the_cell_starts_over() ->
     left = report(has_stepped=True, is_open=True, continues=False)
     (one,) = decide({0: left, 1: left})
     assert one.lines == ()
+
+
+def test_options_that_are_tuples_travel_as_such() -> None:
+    name = "opt.param_groups[0]['betas']"
+    sent = report(began={name: (0.9, 0.999)}, now={name: (0.8, 0.999)})
+    assert FollowReport.from_plain(json.loads(json.dumps(asdict(sent)))) == sent

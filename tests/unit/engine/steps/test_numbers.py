@@ -58,3 +58,6 @@ def test_numbers_of_dicts_that_are_not_read_are_named(names: dict[str, Any]) -> 
     assert watched(names).beyond == ("numbers in of_class",)
     names["many"] = {f"layer {at}": at for at in range(80)}
     assert watched(names).beyond == ("numbers in many", "numbers in of_class")
+    for at in range(40):
+        names[f"d{at}"] = {"n": at}
+    assert "numbers in d39" in watched(names).beyond  # of dicts, too, the first alone are read
