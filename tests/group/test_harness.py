@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tests.group.engines import RankFailed, cluster
 from tests.group.harness import run_ranks, try_ranks
-from tests.group.last_words import crash_file
+from tests.group.last_words import crash_file, told
 
 
 def _die_on_rank_1(signum: int) -> int:
@@ -68,9 +68,16 @@ def test_of_all_errors_that_of_the_crash_comes_last() -> None:
     error = str(failed.value)
     assert "Connection" in error  # what rank 1 raises
     assert "in _lose_a_peer" in "".join(error.splitlines()[-6:])
-    # The frames are those of the thread that crashed, also where nothing was said before.
     assert "kill + " in error.partition("Extension modules")[2]
     _kept(error)
+
+
+def test_the_frames_are_of_the_thread_that_crashed_also_where_nothing_was_said_before() -> None:
+    threads = [f"SIGSEGV(11), PID: 7, Thread {n}: \n frame #0: here_{n}\n\n" for n in (7, 8)]
+    crash = "Fatal Python error: Segmentation fault\n\nCurrent thread 7:\n  File a in b\n"
+    assert told("killed", "".join(threads) + crash).endswith(
+        "killed\n\nframe #0: here_7\nFile a in b"
+    )
 
 
 def test_a_rank_that_exits_is_told_with_its_code() -> None:
