@@ -178,8 +178,8 @@ class UsualSteps:
 def step_time(telemetry: Telemetry) -> StepTime | None:
     """Return how long a step takes, of the measured ones but the first; None of fewer than two.
 
-    Ranks go in step, so the shortest time that a rank tells of a step is that of all; what the one
-    that waited longest for a core has waited is no fault of the program.
+    Ranks go in step: one that waited for a core made the others wait, and the shortest time that a
+    rank needed beside its own wait is that of all.
     """
     import numpy as np  # here: a notebook that only starts does not wait for it
 
@@ -196,13 +196,13 @@ def step_time(telemetry: Telemetry) -> StepTime | None:
     chosen = sorted(common)[1:]
     if len(chosen) < 2:
         return None
-    whole = np.array([min(of_rank[step] for of_rank in times.values()) for step in chosen])
-    starved = np.array(
-        [max((of_rank[step] for of_rank in waits.values()), default=0.0) for step in chosen]
-    )
-    quiet = np.maximum(whole - starved, 0.0) * 1e3
-    low, middle = np.quantile(quiet, (0.25, 0.5))
-    if low <= 0:
-        return None
-    share = float(np.minimum(starved, whole).sum() / whole.sum())
+    whole = np.array([[of_rank[step] for step in chosen] for of_rank in times.values()])
+    quiet = whole.copy()
+    for row, rank in enumerate(times):
+        if rank in waits:  # where the system reports them
+            quiet[row] -= [waits[rank][step] for step in chosen]
+    # Two clocks that are read one after the other: a wait can look longer than its step.
+    each = np.maximum(quiet.min(axis=0), 1e-6)
+    low, middle = np.quantile(each, (0.25, 0.5)) * 1e3
+    share = max(0.0, float(1 - each.sum() / whole.min(axis=0).sum()))
     return StepTime(float(low), float(middle / low - 1), share, len(chosen))

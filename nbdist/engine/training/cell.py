@@ -123,7 +123,7 @@ class Cell:
         self._parts.begin(now_ns)
         tap.take()
         if self._machine is not None:
-            self._machine.processor.take(now_ns)
+            self._machine.processor.take()
 
     def forget_step(self) -> None:
         """Forget what was seen of the current step; it begins with its next sign."""
@@ -314,7 +314,7 @@ class Cell:
         if is_next and not self.is_measured:
             self._parts.begin_next(now_ns)
             if self._machine is not None:
-                self._machine.processor.take(now_ns)
+                self._machine.processor.take()
         self.is_measured = is_next
 
     def end_clock(self, *, was_measured: bool) -> None:
@@ -345,7 +345,7 @@ class Cell:
         else:
             values = {"data_s": parts["data_s"]}
         if self._machine is not None:
-            used = self._machine.processor.take(now_ns)
+            used = self._machine.processor.take()
             if self._is_whole:
                 values |= used
             values |= self._machine.memory.take(now_ns)

@@ -93,3 +93,18 @@ def test_what_ranks_wait_for_a_core_is_no_part_of_a_steps_time() -> None:
     assert time.noise == pytest.approx(0)
     assert time.starved == pytest.approx(10 * 0.02 / (10 * 0.03 + 29 * 0.01))
     assert step_time(Telemetry()) is None
+
+
+def test_a_step_in_which_one_rank_waits_and_another_is_ahead_has_a_time() -> None:
+    """Of 5 ms a rank waits 3 for a core, by turns; the other one was ahead, and needs its 2."""
+    telemetry = Telemetry()
+    for rank in (0, 1):
+        rows = []
+        for number in range(1, 41):
+            waits = number % 2 == rank
+            values = {"step_s": 0.005, "starved_s": 0.003} if waits else {"step_s": 0.002}
+            rows.append(Record(rank, number, "step", number, 0, {"starved_s": 0.0} | values))
+        telemetry.receive(Batch(rank, tuple(rows)))
+    time = step_time(telemetry)
+    assert time is not None
+    assert (time.steps, time.ms) == (39, pytest.approx(2))
