@@ -33,9 +33,9 @@ class GrownLists:
         self._paths = Paths()
         self._too_long: dict[str, int] = {}  # by path, what is left when they are cut
 
-    def watch(self, paths: Iterable[str]) -> None:
-        """Watch the first of these."""
-        self._paths.watch(paths)
+    def watch(self, paths: Iterable[str]) -> list[str]:
+        """Watch the first of these; return the others."""
+        return self._paths.watch(paths)
 
     def lengths(self, names: Mapping[str, Any]) -> dict[str, int]:
         """Return the lengths of lists, by name, as these variables lead there."""

@@ -46,7 +46,8 @@ class Numbers:
 
     Attributes:
         lists: Those whose lengths are among them.
-        beyond: What is not read, in words: numbers of dicts, by other keys or too many.
+        beyond: What is not read, in words: numbers of dicts, by other keys or too many, and lists
+            that are too many.
     """
 
     def __init__(self) -> None:
@@ -68,7 +69,7 @@ class Numbers:
         """
         self._names = [name for name in _numbers_in(keep.here.names(), "") if name not in _OF_RANKS]
         self._places = [(path, hold(owner, path)) for path, owner in found.owners.items()]
-        self.lists.watch(found.lists)
+        too_many = self.lists.watch(found.lists)
         named = [
             (path, key, f"{path}[{key!r}]")
             for path, held in found.dicts.items()
@@ -81,7 +82,10 @@ class Numbers:
         left_out = set(self._dicts.watch(self._keys))
         left_out |= {path for path, _, _ in named[_MOST_ITEMS:]}
         left_out |= {path for path, held in found.dicts.items() if _has_other_keys(held)}
-        self.beyond = tuple(f"numbers in {path}" for path in sorted(left_out))
+        self.beyond = (
+            *(f"numbers in {path}" for path in sorted(left_out)),
+            *(f"what was appended to {path}" for path in sorted(too_many)),
+        )
         self._options = [
             (f"{name}.param_groups[{at}][{key!r}]", ref(one), at, key)
             for one, name in optimizers.items()

@@ -61,3 +61,11 @@ def test_numbers_of_dicts_that_are_not_read_are_named(names: dict[str, Any]) -> 
     for at in range(40):
         names[f"d{at}"] = {"n": at}
     assert "numbers in d39" in watched(names).beyond  # of dicts, too, the first alone are read
+
+
+def test_lists_that_are_not_cut_back_are_named(names: dict[str, Any]) -> None:
+    for at in range(34):
+        names[f"losses{at:02}"] = [0.5]
+    numbers = watched(names)
+    assert len(numbers.read()) == 32
+    assert numbers.beyond == ("what was appended to losses32", "what was appended to losses33")
