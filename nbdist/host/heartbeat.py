@@ -40,11 +40,6 @@ class JoiningMonitor(heartmonitor.HeartMonitor):  # type: ignore[misc]
         self.period = QUIET_MS
         super().start()
 
-    @property
-    def is_joining(self) -> bool:
-        """Whether somebody who has connected is still waited for."""
-        return self._often.is_running()
-
     def handle_pong(self, msg: Sequence[bytes]) -> None:
         """Take an answer; who gives the first one is registered now, not at the next ping."""
         super().handle_pong(msg)

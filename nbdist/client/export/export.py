@@ -21,12 +21,6 @@ from nbdist.shared.text import counted
 
 TORCHRUN = "torchrun"
 FORMATS = (TORCHRUN, *jobs.FORMATS)
-# Words of a job that not all formats have a place for, and those that do.
-_KNOWN_BY = {
-    "--time": ("sbatch", "trainjob", "skypilot", "sagemaker", "vertex", "azureml"),
-    "--partition": ("sbatch",),
-    "--sbatch": ("sbatch",),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +144,9 @@ def _require_words(request: ExportRequest) -> None:
         "--partition": request.partition,
         "--sbatch": request.sbatch,
     }
-    for word, formats in _KNOWN_BY.items():
-        if given[word] and request.format not in formats:
+    for word, value in given.items():
+        formats = [name for name, words in jobs.WORDS.items() if word in words]
+        if value and request.format not in formats:
             what = "the script alone" if request.format == TORCHRUN else request.format
             raise UsageError(
                 f"{word} means nothing for {what}; nothing was written.",

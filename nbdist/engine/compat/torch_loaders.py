@@ -249,11 +249,6 @@ def show_in_worker(dataset: Any) -> None:
         )
 
 
-def worker_pids(iterator: Any) -> list[int]:
-    """Return the processes of an iterator's workers."""
-    return [one.pid for one in getattr(iterator, "_workers", ()) if one.pid is not None]
-
-
 def dead_workers(iterator: Any, wait_s: float = 0.0) -> list[tuple[int, int]]:
     """Return pid and exit code of workers that have died by a signal, or with an error.
 

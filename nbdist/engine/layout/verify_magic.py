@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.layout.layout import Layout, layout_of, live_layouts
 from nbdist.engine.layout.plan import trace
+from nbdist.engine.layout.plan.axis_facts import FACTS
 from nbdist.engine.layout.plan.inputs import Inputs
 from nbdist.engine.layout.verify.report import Proof, in_lines, some_of
 from nbdist.engine.layout.weights import meta_copy
@@ -45,7 +46,8 @@ def verify(handle: str | None, names: dict[str, Any]) -> dict[str, Any]:
 def traffic(names: dict[str, Any]) -> dict[str, Any]:
     """Return `{"name", "bytes"}`: bytes a rank sends a step in the newest layout, or `{"error"}`.
 
-    Collective. The bytes of tp, cp and pp follow from the batch of the last `layout.step`.
+    Collective. The bytes of axes that change the forward, such as tp, follow from the batch of the
+    last `layout.step`.
 
     Args:
         names: The namespace of the rank's cells.
@@ -55,7 +57,7 @@ def traffic(names: dict[str, Any]) -> dict[str, Any]:
     except LayoutError as error:
         return {"error": [error.what, error.why, error.do]}
     inputs = None if layout.last_step is None else layout.last_step[0]
-    changed = [axis for axis in ("tp", "cp", "pp") if getattr(layout.shape, axis) > 1]
+    changed = [axis for axis in layout.shape.axes if FACTS[axis].changes_forward]
     known = layout.explain(inputs).traffic
     unknown = [axis for axis in changed if axis not in known]
     if unknown:

@@ -88,7 +88,7 @@ def test_who_connects_is_told_to_the_hub_and_then_pings_come_seldom(
     monkeypatch.setattr(heartbeat, "JOINING_S", 1e9)  # what ends it is the answer
     monkeypatch.setattr(often, "stop", stop_and_tell)
     for name in (b"first", b"second"):
-        assert not monitored.monitor.is_joining
+        assert not often.is_running()
         quiet.clear()
         monitored.join(name)
         assert any(name in part for part in monitored.heard())

@@ -30,6 +30,10 @@ _MODULES: Final[Mapping[str, ModuleType]] = {
 
 FORMATS: Final[Mapping[str, str]] = {name: module.HELP for name, module in _MODULES.items()}
 """What each format is, by its name."""
+WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    name: module.WORDS for name, module in _MODULES.items()
+}
+"""Options of `%dist export` that not all formats have a place for, by the format that has."""
 
 
 def files(format: str, job: Job) -> dict[str, str]:
@@ -44,4 +48,4 @@ def files(format: str, job: Job) -> dict[str, str]:
     return made
 
 
-__all__ = ["FORMATS", "Job", "files"]
+__all__ = ["FORMATS", "WORDS", "Job", "files"]

@@ -10,6 +10,7 @@ from nbdist.client.export.jobs.file_text import pip_install, yaml_file
 from nbdist.client.export.jobs.job import Job
 
 HELP = "a command job for Azure Machine Learning"
+WORDS: tuple[str, ...] = ("--time",)
 
 _SCHEMA: Final = "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json"
 

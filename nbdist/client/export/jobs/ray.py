@@ -9,6 +9,7 @@ from nbdist.client.export.jobs.driver import driver
 from nbdist.client.export.jobs.job import Job
 
 HELP = "a driver for Ray Train"
+WORDS: tuple[str, ...] = ()
 
 _DOCSTRING: Final = """
 Run {script} on {n} workers of Ray. In its folder:

@@ -9,6 +9,7 @@ from nbdist.client.export.jobs.file_text import comment, exports, pip_install, t
 from nbdist.client.export.jobs.job import Job
 
 HELP = "a training job for Amazon SageMaker"
+WORDS: tuple[str, ...] = ("--time",)
 
 _CODE: Final = "/opt/ml/input/data/code"
 _DAY_S: Final = 24 * 60 * 60

@@ -6,6 +6,7 @@ from nbdist.client.export.jobs.file_text import comment, exports, pip_install, t
 from nbdist.client.export.jobs.job import Job
 
 HELP = "a batch script for Slurm"
+WORDS: tuple[str, ...] = ("--time", "--partition", "--sbatch")
 
 # Several jobs may share a node, hence not one port for all.
 _PORT = '"$((20000 + SLURM_JOB_ID % 10000))"'

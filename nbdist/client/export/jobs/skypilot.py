@@ -6,6 +6,7 @@ from nbdist.client.export.jobs.file_text import pip_install, torchrun, yaml_file
 from nbdist.client.export.jobs.job import Job
 
 HELP = "a task for SkyPilot"
+WORDS: tuple[str, ...] = ("--time",)
 
 _GPUS: Final = ("H100", "A100-80GB", "A100", "L4")
 

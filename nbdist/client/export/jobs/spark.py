@@ -6,6 +6,7 @@ from nbdist.client.export.jobs.driver import driver
 from nbdist.client.export.jobs.job import Job
 
 HELP = "a driver for Spark, by pyspark's TorchDistributor"
+WORDS: tuple[str, ...] = ()
 
 _DOCSTRING: Final = """
 Run {script} on {n} tasks of Spark, all at once. In its folder:

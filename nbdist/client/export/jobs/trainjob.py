@@ -11,6 +11,7 @@ from nbdist.client.export.jobs.file_text import pip_install, yaml_file
 from nbdist.client.export.jobs.job import Job
 
 HELP = "a TrainJob of Kubeflow Trainer 2.2 or newer"
+WORDS: tuple[str, ...] = ("--time",)
 
 _FOLDER: Final = "/opt/nbdist"
 _RUNTIME: Final = (

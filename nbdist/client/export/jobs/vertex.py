@@ -6,6 +6,7 @@ from nbdist.client.export.jobs.file_text import pip_install, torchrun, yaml_file
 from nbdist.client.export.jobs.job import Job
 
 HELP = "a custom job for Google Vertex AI"
+WORDS: tuple[str, ...] = ("--time",)
 
 _L4_MACHINES: Final = {1: "g2-standard-12", 2: "g2-standard-24", 4: "g2-standard-48"}
 _FIND_NODE: Final = """python3 - > /tmp/node <<'EOF'

@@ -15,7 +15,6 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from nbdist.engine.layout.policies.policies import Pipeline
 from nbdist.shared.errors import LayoutError
@@ -59,13 +58,6 @@ def makes_halves(schedule: str) -> bool:
 def rank_of(stage: int, schedule: str, pp: int) -> int:
     """Return the place on the axis pp of the rank that has a stage."""
     return 2 * pp - 1 - stage if schedule == "zbv" and stage >= pp else stage % pp
-
-
-def crossings(schedule: str, pp: int) -> int:
-    """Return the number of transfers of a sample between ranks, one way."""
-    count = per_rank(schedule) * pp
-    ranks = [rank_of(stage, schedule, pp) for stage in range(count)]
-    return sum(a != b for a, b in pairwise(ranks))
 
 
 def bubble(schedule: str, pp: int, microbatches: int) -> float:

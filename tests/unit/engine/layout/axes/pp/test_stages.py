@@ -10,7 +10,6 @@ from nbdist.engine.layout.axes.pp.stages import (
     bubble,
     check_microbatches,
     count_for,
-    crossings,
     first_blocks,
     rank_of,
     stages,
@@ -37,20 +36,17 @@ def test_stages_of_equal_blocks_are_even() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "ranks", "sends"),
+    ("schedule", "ranks"),
     [
-        ("1f1b", [0, 1], 1),
-        ("gpipe", [0, 1], 1),
-        ("interleaved", [0, 1, 0, 1], 3),
-        ("zero-bubble", [0, 1, 0, 1], 3),
-        ("zbv", [0, 1, 1, 0], 2),
+        ("1f1b", [0, 1]),
+        ("gpipe", [0, 1]),
+        ("interleaved", [0, 1, 0, 1]),
+        ("zero-bubble", [0, 1, 0, 1]),
+        ("zbv", [0, 1, 1, 0]),
     ],
 )
-def test_a_schedule_says_which_rank_has_which_stage(
-    schedule: str, ranks: list[int], sends: int
-) -> None:
+def test_a_schedule_says_which_rank_has_which_stage(schedule: str, ranks: list[int]) -> None:
     assert [rank_of(stage, schedule, 2) for stage in range(len(ranks))] == ranks
-    assert crossings(schedule, 2) == sends
 
 
 def test_more_micro_batches_and_stages_leave_less_to_wait_for() -> None:
