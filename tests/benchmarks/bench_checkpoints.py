@@ -4,6 +4,8 @@ Four real ranks save a sharded model and its AdamW states, 200 MB in all, in tur
 `torch.save` of each rank's own part (all ranks at once, synced to the same disk) and with
 torch.distributed.checkpoint's own `save`. What training stands still for is what `save` takes and
 for which the next optimizer's step waits; how much longer that step takes in all is told beside it.
+Its `async_save`, with a gloo group of its own, copies all before it returns (torch's default), or
+within a thread that the next optimizer's step waits for.
 """
 
 import os
@@ -12,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ from tests.benchmarks.table import Row, apart
 
 RANKS, WIDTH, LAYERS, ROUNDS = 4, 1024, 16, 5
 BATCH = 64
+ASYNC_SAVE = "torch's async_save"
+ASYNC_STAGING = "torch's async_save, copying in a thread"
 BLOCKED_GOAL, TIME_GOAL = 0.10, 1.25  # a save reaches 80 % of what torch.save reaches
 
 
@@ -28,6 +33,7 @@ def measure(root: str) -> dict[str, list[float]]:
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from torch import nn
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
     import nbdist
     from nbdist.engine.checkpoint import save, training_state
@@ -73,6 +79,28 @@ def measure(root: str) -> dict[str, list[float]]:
         step()
         return beside
 
+    own_group = dist.new_group(backend="gloo")
+    stagers = {
+        way: DefaultStager(StagingOptions(False, False, use_async_staging, False))
+        for way, use_async_staging in ((ASYNC_SAVE, False), (ASYNC_STAGING, True))
+    }
+
+    def async_save_and_step(way: str) -> Any:
+        """Save beside a step whose optimizer waits until all is copied."""
+        began = time.perf_counter()
+        found = dcp.async_save(
+            state, checkpoint_id=str(folder), process_group=own_group, async_stager=stagers[way]
+        )
+        blocked_s = time.perf_counter() - began
+        model(torch.randn(BATCH, WIDTH)).sum().backward()
+        began = time.perf_counter()
+        if hasattr(found, "staging_completion"):
+            found.staging_completion.result()
+        took.setdefault(f"{way}, blocked", []).append(blocked_s + time.perf_counter() - began)
+        opt.step()
+        opt.zero_grad()
+        return getattr(found, "upload_completion", found)
+
     for _ in range(ROUNDS + 1):
         timed("torch.save", plain)
         timed("nbdist.save", lambda: saved("waits", wait=True))
@@ -88,6 +116,11 @@ def measure(root: str) -> dict[str, list[float]]:
         dist.barrier()
         if rank == 0:
             shutil.rmtree(folder)
+        for way in stagers:
+            timed(way, partial(async_save_and_step, way)).result()
+            dist.barrier()
+            if rank == 0:
+                shutil.rmtree(folder)
     # The first round makes the buffers and the plan, and copies at once.
     return {what: times[1:] for what, times in took.items()}
 
@@ -148,5 +181,26 @@ def rows() -> list[Row]:
             middle["dcp.save"] * 1e3,
             "torch.distributed.checkpoint.save",
             noise,
+        ),
+        *(row for way in (ASYNC_SAVE, ASYNC_STAGING) for row in _beside(way, middle)),
+    ]
+
+
+def _beside(way: str, middle: dict[str, float]) -> list[Row]:
+    """Return what a save costs training beside what a way of torch's costs it."""
+    return [
+        Row(
+            "training stands still for a save, 4 ranks, zero3",
+            middle["blocked"] * 1e3,
+            "ms",
+            middle[f"{way}, blocked"] * 1e3,
+            way,
+        ),
+        Row(
+            "a save and a step beside it",
+            middle["step with a save"] * 1e3,
+            "ms",
+            middle[way] * 1e3,
+            way,
         ),
     ]

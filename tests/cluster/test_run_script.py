@@ -136,7 +136,7 @@ ENDS = {
 }
 SAY = {
     "fails in its loop": (
-        "Do:  fix line 9 of train.py, then %dist run train.py again; all ranks kept their "
+        "Do:  fix line 9 of train.py, then %dist run {path} again; all ranks kept their "
         "variables. It starts over where it creates its optimizer"
     ),
     "ends on one rank": "rank 0 has finished train.py; rank 1 waits for it",
@@ -155,7 +155,7 @@ def test_all_that_is_said_of_a_script_is_true_of_a_script(
     with pytest.raises((RankError, ClusterError)) as caught:
         session.run_script(path, timeout_s=limit_s, track=False)
     told = str(caught.value)
-    assert SAY[how] in told
+    assert SAY[how].format(path=path) in told
     assert "%%distributed" not in told
     assert re.search(r"(?i)\b(the|this) cell\b|cell \d|loaders", told) is None, told
 

@@ -75,8 +75,10 @@ class CellRequest:
     @property
     def ran(self) -> WhatRan:
         """How messages name it."""
+        script, here = Path(self.script), Path.cwd()
+        found = str(script.relative_to(here) if script.is_relative_to(here) else script)
         module = self.module.removesuffix(".__main__")
-        return WhatRan(Path(self.script).name, words=self.argv, module=module)
+        return WhatRan(found if self.script else "", words=self.argv, module=module)
 
     @property
     def runs_again(self) -> str:

@@ -8,6 +8,7 @@ line for options. Pure.
 import shlex
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import PurePath
 from typing import Final
 
 CELL: Final = "the cell"
@@ -46,7 +47,7 @@ class WhatRan:
     """What ran on the ranks: a cell, or a script.
 
     Attributes:
-        script: The name of its file; "" for a cell.
+        script: Its file, as `%dist run` finds it from here; "" for a cell.
         words: Those after it.
         module: What `-m` called it; "" where its file was named.
     """
@@ -58,17 +59,17 @@ class WhatRan:
     @property
     def name(self) -> str:
         """In the midst of a sentence: `the cell`, `train.py`."""
-        return self.script or CELL
+        return PurePath(self.script).name or CELL
 
     @property
     def title(self) -> str:
         """At the beginning of a sentence."""
-        return self.script or "The cell"
+        return PurePath(self.script).name or "The cell"
 
     @property
     def this(self) -> str:
         """As who reads of it sees it: `this cell`."""
-        return self.script or "this cell"
+        return PurePath(self.script).name or "this cell"
 
     @property
     def run(self) -> str:
@@ -81,7 +82,7 @@ class WhatRan:
     @property
     def itself(self) -> str:
         """What to run by hand, rather than again as it was."""
-        return f"{self.script} by %dist run" if self.script else "the %%distributed cell itself"
+        return f"{self.name} by %dist run" if self.script else "the %%distributed cell itself"
 
     def again(self, *, kept: bool = False) -> str:
         """Return the clause that asks for another run; `kept` adds what that finds."""
@@ -93,7 +94,7 @@ class WhatRan:
         if not self.script:
             return Advice(AdviceKind.FIX, f"fix the cell and run it again; {_KEPT}.")
         file, _, line = place.partition(", ")
-        where = f"{line} of {file}" if line.startswith("line ") else self.script
+        where = f"{line} of {file}" if line.startswith("line ") else self.name
         return Advice(AdviceKind.FIX, f"fix {where}, then {self.again(kept=True)}.")
 
     @property
@@ -101,7 +102,7 @@ class WhatRan:
         """What to do about words that a script has refused."""
         return Advice(
             AdviceKind.FIX,
-            f"look at the words after {self.script}: sys.exit(2) is how argparse refuses them, and "
+            f"look at the words after {self.name}: sys.exit(2) is how argparse refuses them, and "
             f"what it said stands above; {_KEPT}.",
         )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.client.cells.request import check_syntax, read_script
+from nbdist.client.cells.request import CellRequest, check_syntax, read_script
 from nbdist.shared.errors import CellSyntaxError, UsageError
 
 
@@ -82,3 +82,11 @@ def test_a_script_that_names_a_wrong_encoding_is_told_of_it(tmp_path: Path, enco
     with pytest.raises(UsageError, match="not in the encoding that it names") as refused:
         read_script(file)
     assert refused.value.do.startswith("save it as UTF-8")
+
+
+def test_a_script_is_named_by_a_path_with_which_it_is_found_again() -> None:
+    below, elsewhere = str(Path.cwd() / "jobs/train.py"), "/work/my jobs/train.py"
+    assert CellRequest("", (0,), script=below).ran.run == "%dist run jobs/train.py"
+    assert CellRequest("", (0,), script=elsewhere).ran.run == "%dist run '/work/my jobs/train.py'"
+    assert CellRequest("", (0,), script=elsewhere).ran.name == "train.py"
+    assert CellRequest("", (0,)).ran.name == "the cell"

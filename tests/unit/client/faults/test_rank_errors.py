@@ -487,6 +487,8 @@ def test_a_script_is_run_again_with_the_words_that_it_had() -> None:
     module = WhatRan("train.py", words=("--lr", "1", "two words"), module="pkg.train")
     assert module.run == "%dist run -m pkg.train --lr 1 'two words'"
     assert WhatRan("train.py", words=("3",)).again() == "%dist run train.py 3 again"
+    below = WhatRan("jobs/train.py")
+    assert (below.run, below.name) == ("%dist run jobs/train.py", "train.py")
 
 
 def test_a_script_that_was_interrupted_or_lost_a_rank_is_told_of_as_a_script() -> None:
