@@ -116,7 +116,7 @@ def _unreadable(file: Path, error: Exception) -> TrackingError:
     return TrackingError(
         f"The baseline {file.name} cannot be read.",
         why=f"{type(error).__name__}: {error}",
-        do=f"git checkout {file.name}, or delete it and make it anew: "
+        do=f"git checkout {file.name}, or delete it and make it again: "
         "pytest --nbdist --nbdist-baseline",
     )
 

@@ -223,7 +223,7 @@ class SourceBatches(Batches):
         if state.get("data") != self.source.fingerprint:
             raise DataError(
                 f"{self.source.name} is not the data that the state was taken from.",
-                why="files were added, removed or written anew since, in another size or grouping",
+                why="files were added, removed or rewritten since, in another size or grouping",
                 do="resume with the same files, or the same version of the table",
             )
         self.lanes = state["lanes"]

@@ -44,7 +44,7 @@ class Fact:
 
     Attributes:
         ended: Steps that have ended since it was made, up to two.
-        phase: "anew" where it has rebuilt its buckets since the last repair, "first" where that
+        phase: "rebuilt" where it has rebuilt its buckets since the last repair, "first" where that
             is still to come, "never" where it never does.
         is_static: Whether it has a static graph.
         made_for: The parameters that it was made for and that are trained now; see
@@ -157,7 +157,7 @@ class ReducerBuckets:
         return known
 
     def _fact(self, ddp: DistributedDataParallel) -> Fact:
-        phase = "anew" if torch_reducers.has_rebuilt_buckets(ddp) else "first"
+        phase = "rebuilt" if torch_reducers.has_rebuilt_buckets(ddp) else "first"
         if not torch_reducers.lays_anew(ddp):
             phase = "never"
         ended, made_for = self._ended.get(ddp.reducer, 0), torch_reducers.made_for(ddp)
@@ -193,7 +193,7 @@ def plan(facts: list[Fact]) -> str:
         return "in the next forward"
     phases = {fact.phase for fact in facts}
     if not any(fact.ended for fact in facts):
-        has_begun = "anew" in phases or any(fact.is_static for fact in facts)
+        has_begun = "rebuilt" in phases or any(fact.is_static for fact in facts)
         return "begin again" if has_begun else "reset"
     is_settled = len(phases) == 1 and phases != {"first"}
     return "reset" if is_settled and not is_learning(facts) else "agree"

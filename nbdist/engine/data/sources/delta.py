@@ -62,7 +62,7 @@ def open_delta(
     found = agreed.from_rank_0(lambda: _read_log(table, options), str(table))
     fs, root = urls.filesystem(found.url, options)
     open_file = partial(urls.open_below, fs, root.rstrip("/"))
-    gone = "the files of this version were deleted (vacuum): make the loader anew, of a newer one"
+    gone = "the files of this version were deleted (vacuum): make the loader of a newer one"
     return ParquetSource(
         found.name,
         open_file,

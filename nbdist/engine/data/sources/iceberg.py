@@ -39,7 +39,7 @@ def open_iceberg(table: Any, columns: Sequence[str] | None) -> ParquetSource:
     """
     name = ".".join(table.name())
     found = agreed.from_rank_0(lambda: _plan(table, name), name)
-    gone = "this snapshot has expired: load the table again, and make the loader anew"
+    gone = "this snapshot has expired: load the table and make the loader again"
     return ParquetSource(
         found.name,
         partial(_opened, table.io),
@@ -73,7 +73,7 @@ def _plan(table: Any, name: str) -> _Snapshot:
         raise UsageError(
             f"Column {with_default[0]!r} of {name} has a default for rows that were written before "
             "it was added, which nbdist does not read.",
-            do="leave it out by columns=, or write the table anew",
+            do="leave it out by columns=, or rewrite the table",
         )
     tasks = sorted(table.scan().plan_files(), key=lambda task: str(task.file.file_path))
     root = table.location().rstrip("/") + "/"

@@ -270,10 +270,10 @@ def common_schema(
 def _one_schema(known: str, here: str) -> str:
     """Return what to do where a column has two types, or is missing."""
     if "missing" in (known, here):
-        return "name columns= that all files have, write the files anew, or make it a table"
+        return "name columns= that all files have, rewrite the files, or make it a table"
     return (
         "choose the type: nbdist.loader(pyarrow.dataset.dataset(path, schema=...)) reads all files "
-        "by that schema; or write the files anew, or leave the column out by columns="
+        "by that schema; or rewrite the files, or leave the column out by columns="
     )
 
 

@@ -118,7 +118,7 @@ class TarSource:
             raise DataError(
                 f"{self.where(group)} of {self.name} has {len(samples)} samples, and had "
                 f"{its.samples} when the loader was made.",
-                why="the tar was written anew",
+                why="the tar was rewritten",
                 do="make the loader again",
             )
         return {name: [sample.get(name) for sample in samples] for name in self.columns}

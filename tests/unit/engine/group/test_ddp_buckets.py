@@ -6,10 +6,10 @@ pytest.importorskip("torch")
 
 from nbdist.engine.group.ddp_buckets import Claim, Fact, agreed, plan
 
-NEW, FIRST_STEP = Fact(0, "first", False), Fact(0, "anew", False)
-ONE_STEP, LAID, UNUSED = Fact(1, "first", False), Fact(2, "anew", False), Fact(2, "never", False)
+NEW, FIRST_STEP = Fact(0, "first", False), Fact(0, "rebuilt", False)
+ONE_STEP, LAID, UNUSED = Fact(1, "first", False), Fact(2, "rebuilt", False), Fact(2, "never", False)
 STATIC_NEW, STATIC_LEARNT = Fact(0, "first", True), Fact(1, "first", True)
-STATIC_LAID = Fact(2, "anew", True)
+STATIC_LAID = Fact(2, "rebuilt", True)
 THAWED = Fact(0, "first", False, "11")
 
 
@@ -31,7 +31,9 @@ THAWED = Fact(0, "first", False, "11")
         pytest.param([STATIC_LAID, STATIC_LAID], "reset", id="the graph is known"),
         pytest.param([THAWED, THAWED], "reset", id="more is trained on all ranks"),
         pytest.param(
-            [THAWED, Fact(2, "anew", False, "10")], "in the next forward", id="... on some of them"
+            [THAWED, Fact(2, "rebuilt", False, "10")],
+            "in the next forward",
+            id="... on some of them",
         ),
     ],
 )
