@@ -22,8 +22,8 @@ from tests.benchmarks.table import Row, apart
 
 RANKS, WIDTH, LAYERS, ROUNDS = 4, 1024, 16, 5
 BATCH = 64
-ASYNC_SAVE = "torch's async_save"
-ASYNC_STAGING = "torch's async_save, copying in a thread"
+ASYNC_SAVE = "dcp.async_save"
+ASYNC_STAGING = "dcp.async_save that copies in a thread"
 BLOCKED_GOAL, TIME_GOAL = 0.10, 1.25  # a save reaches 80 % of what torch.save reaches
 
 
@@ -175,7 +175,7 @@ def rows() -> list[Row]:
             TIME_GOAL,
         ),
         Row(
-            "a save of 200 MB from 4 ranks, on disk",
+            "a save of 200 MB from 4 ranks, beside dcp.save",
             save_s * 1e3,
             "ms",
             middle["dcp.save"] * 1e3,
@@ -190,14 +190,14 @@ def _beside(way: str, middle: dict[str, float]) -> list[Row]:
     """Return what a save costs training beside what a way of torch's costs it."""
     return [
         Row(
-            "training stands still for a save, 4 ranks, zero3",
+            f"training stands still, beside {way}",
             middle["blocked"] * 1e3,
             "ms",
             middle[f"{way}, blocked"] * 1e3,
             way,
         ),
         Row(
-            "a save and a step beside it",
+            f"a save and its step, beside {way}",
             middle["step with a save"] * 1e3,
             "ms",
             middle[way] * 1e3,
