@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import Any, Final
 
 from nbdist.client.cells.listener import RankListener
@@ -27,6 +28,7 @@ _FETCH_S: Final = 60.0
 _RECORDS_A_CALL: Final = 1000
 _UNKNOWN_S: Final = 5.0  # for a cell that was sent as its kernel died to begin on a rank
 _LOST = {"status": "aborted"}
+_MOST_SEEN: Final = 50_000  # ids of messages; what is forgotten is shown again from the journal
 
 
 class Missed:
@@ -37,7 +39,7 @@ class Missed:
         self._collector = collector
         self._lock = threading.Lock()
         self._held: list[Message] | None = []
-        self._seen: set[str] = set()
+        self._seen: dict[str, None] = {}  # in order
 
     def hear(self, message: Message) -> None:
         """Take a message that is published now."""
@@ -49,21 +51,34 @@ class Missed:
 
     def fill(self, sent: list[list[Any]]) -> None:
         """Take what was sent so far, then what was held; from now on all goes through."""
-        with self._lock:
-            for of, kind, content in sent:
-                self._take(Message(kind, content, {}, [], False, of))
-            for message in self._held or ():
+        for of, kind, content in sent:
+            self._take(Message(kind, content, {}, [], False, of))
+        while held := self._take_held():  # not under the lock, for which `hear` would wait
+            for message in held:
                 self._take(message)
-            self._held = None
+
+    def _take_held(self) -> list[Message]:
+        """Return what has been held since; without any, all goes through from here on."""
+        with self._lock:
+            held, self._held = self._held or [], []
+            if not held:
+                self._held = None
+            return held
 
     def has_all(self, sent: list[list[Any]]) -> bool:
         """Return whether all of these have come."""
         return all(of in self._seen for of, _, _ in sent)
 
+    def note(self, sent: list[list[Any]]) -> None:
+        """Pass over these from now on: they have been shown."""
+        self._seen |= dict.fromkeys(of for of, _, _ in sent)
+
     def _take(self, message: Message) -> None:
         if message.id not in self._seen:
             if message.kind in wire.SHOWN:
-                self._seen.add(message.id)
+                self._seen[message.id] = None
+                if len(self._seen) > _MOST_SEEN:
+                    del self._seen[next(iter(self._seen))]
             self._collector.on_message(message)
 
 
@@ -163,14 +178,18 @@ class AttachedCell(CellRun):
     def _complete(self) -> None:
         """Also show again, in order, what of the text came by neither way in time."""
         super()._complete()
+        pending = {}
         for rank, collector in self._collectors.items():
-            if collector.death is not None or rank not in self._sent:
-                continue
-            try:
-                answer = self._ask(rank, whole=True).result(_FETCH_S)
-            except NBDistError:
-                continue  # it has died since; recovery reports it
-            if answer["known"] and not self._missed[rank].has_all(answer["sent"]):
+            if collector.death is None and rank in self._sent:
+                with suppress(NBDistError):  # it has died since; recovery reports it
+                    pending[rank] = self._ask(rank, whole=True)
+        wait(pending.values(), _FETCH_S)
+        for rank, future in pending.items():
+            if not future.done() or future.exception() is not None:
+                continue  # the same, or it is late: what came in time stays shown
+            answer, missed = future.result(), self._missed[rank]
+            if answer["known"] and not missed.has_all(answer["sent"]):
                 self._live.outputs[rank] = RankOutput()
+                missed.note(answer["sent"])
                 for of, kind, content in answer["sent"]:
-                    collector.on_message(Message(kind, content, {}, [], False, of))
+                    self._collectors[rank].on_message(Message(kind, content, {}, [], False, of))

@@ -16,12 +16,12 @@ from nbdist.engine.data.decode import collate, decoded, in_turn
 from nbdist.engine.data.loaders import Loader
 from nbdist.engine.data.own_sampler import SamplerBatches
 from nbdist.engine.data.position import LoaderPosition
-from nbdist.engine.data.sampler import Batches, SourceBatches
+from nbdist.engine.data.sampler import UNKNOWN, Batches, SourceBatches
 from nbdist.engine.data.samples import OfStream, Rows, Transformed, as_is
 from nbdist.engine.data.shards import by_rank, data_shard
 from nbdist.engine.data.sources.open_source import open_source
 from nbdist.engine.data.sources.tars import TarSource
-from nbdist.engine.data.stream_batches import UNKNOWN, StreamBatches
+from nbdist.engine.data.stream_batches import StreamBatches
 from nbdist.engine.data.streams import SampleStream
 from nbdist.engine.kernel import location
 from nbdist.shared import side

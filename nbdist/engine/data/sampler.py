@@ -21,6 +21,7 @@ from nbdist.shared.text import counted
 
 _log = logging.getLogger("nbdist.data")
 MANY = 2**28  # samples, from which on an order is not kept in memory: 2 GB, and seconds to draw
+UNKNOWN = -1  # samples of a stream
 Order = torch.Tensor | Permutation
 Spec = tuple[int, ...]  # what decides which batches a loader gives
 
@@ -113,8 +114,8 @@ class Batches:
         """
         if state["samples"] != self.samples:
             raise UsageError(
-                f"The state is of a dataset with {state['samples']} samples; this one has "
-                f"{self.samples}.",
+                f"The state is of a dataset with {_length(state['samples'])}; this one has "
+                f"{_length(self.samples)}.",
                 why="the order of an epoch depends on their number",
                 do="resume with the dataset that the state was taken from",
             )
@@ -293,3 +294,7 @@ def is_shared_out(iterator: Any) -> bool:
     """Return whether a DataLoader's iterator gives this rank its own part of the samples."""
     sampler = torch_hooks.sampler_of(iterator)
     return isinstance(sampler, Batches | DistributedSampler)
+
+
+def _length(samples: int) -> str:
+    return "no length (a stream)" if samples == UNKNOWN else counted(samples, "sample")

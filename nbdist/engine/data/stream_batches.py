@@ -12,11 +12,9 @@ from typing import Any, NoReturn
 
 from nbdist.engine.data import making
 from nbdist.engine.data.batches import Seeds, part
-from nbdist.engine.data.sampler import Batches, Given, Spec
+from nbdist.engine.data.sampler import UNKNOWN, Batches, Given, Spec
 from nbdist.engine.data.shards import data_shard
 from nbdist.engine.data.streams import Note, SampleStream
-
-UNKNOWN = -1  # samples of a stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +94,8 @@ class StreamBatches(Batches):
             UsageError: It is of a dataset with a length.
         """
         super().load(state)
+        if (self.stream.seed, self.stream.window) != (state["seed"], state["window"]):
+            self.stream.notes.clear()  # they are of another order
         self.stream.seed, self.stream.window = state["seed"], state["window"]
         if state["stream"] is not None:
             self.stream.notes.append(Note(*state["stream"]))

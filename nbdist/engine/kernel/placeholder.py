@@ -1,7 +1,8 @@
 """Placeholders in a replacement rank's namespace for objects that could not be copied.
 
-Standard library only. A placeholder only names the missing object: every use of it raises
-a PlaceholderError. IPython may show it, and it may be pickled, copied and compared by identity.
+Standard library only. A placeholder only names the missing object: to use it raises a
+PlaceholderError, or a LostStateError where it was a model; names with an underscore are not there.
+IPython may show it, and it may be pickled, copied and compared by identity.
 """
 
 from typing import Any, NoReturn
@@ -89,7 +90,9 @@ _USES = (
     *("call", "iter", "next", "len", "bool", "int", "float", "index", "getitem", "setitem"),
     *("delitem", "contains", "enter", "exit", "await", "aiter", "anext", "aenter", "aexit"),
     *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "matmul", "rmatmul"),
-    *("mod", "pow", "neg", "lt", "le", "gt", "ge", "and", "or", "delattr"),
+    *("floordiv", "rfloordiv", "mod", "rmod", "divmod", "rdivmod", "pow", "rpow"),
+    *("neg", "pos", "abs", "invert", "round", "lt", "le", "gt", "ge", "delattr"),
+    *("and", "rand", "or", "ror", "xor", "rxor", "lshift", "rlshift", "rshift", "rrshift"),
 )
 for _use in _USES:
     setattr(Placeholder, f"__{_use}__", Placeholder._refuse)

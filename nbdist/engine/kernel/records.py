@@ -86,11 +86,6 @@ class Recorder:
         with self._lock:
             return dict(self._facts)
 
-    @property
-    def lost(self) -> int:
-        """How many records left the ring before they were published."""
-        return self._lost
-
     def add(
         self, kind: str, step: int, values: dict[str, float], detail: Calls | None = None
     ) -> None:
@@ -177,11 +172,12 @@ class Recorder:
             pause_s = SAMPLE_S if self._is_in_cell else None
 
     def _take_sample(self) -> None:
-        for sample in list(self._samples):
+        samples = self._samples  # the main thread may put another list there meanwhile
+        for sample in list(samples):
             try:
                 sample()
             except Exception:
-                self._samples.remove(sample)
+                samples.remove(sample)
                 _log.exception("A sampler of records failed, and is left out from now on")
 
     def _publish_new(self) -> None:
@@ -204,7 +200,7 @@ class Recorder:
             self._news = {**batch.facts, **self._news}
         if not self._publish_failed:
             self._publish_failed = True
-            _log.exception("Records could not be published; they are sent when the cell ends")
+            _log.exception("Records could not be published; they stay in the ring")
 
     def _batches(self, records: list[Record], facts: dict[str, str]) -> list[Batch]:
         return [

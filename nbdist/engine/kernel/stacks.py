@@ -29,6 +29,8 @@ _NATIVE_TIMEOUT_S = 5.0
 def stacks() -> dict[str, str]:
     """Return the stack of each thread by the thread's name, outermost frame first.
 
+    Of threads with one name all but one have their number behind it.
+
     The main thread's begins with the cell's line: the frames that run cells are left out. When it
     waits for something to do it is "idle". Its native frames, innermost first, are under NATIVE
     where the `py-spy` program is installed and permitted.
@@ -38,6 +40,8 @@ def stacks() -> dict[str, str]:
     found = {}
     for ident, frame in sys._current_frames().items():
         name = names.get(ident, str(ident))
+        if name in found or (name == MAIN and ident != main):
+            name = f"{name} ({ident})"
         found[name] = _main_stack(frame) if ident == main else _format(traceback.walk_stack(frame))
     if found.get(MAIN) != "idle":
         native = native_frames()
@@ -57,7 +61,8 @@ def _main_stack(frame: FrameType) -> str:
 
 
 def _format(frames: Iterable[tuple[FrameType, int]]) -> str:
-    return "".join(reversed(traceback.StackSummary.extract(frames).format()))
+    outermost_first = reversed(list(frames))
+    return "".join(traceback.StackSummary.extract(outermost_first).format())
 
 
 def native_frames() -> str:

@@ -5,6 +5,7 @@ which files it has, and opens them with the catalog's own access. While a loader
 `_opened` on reader threads too.
 """
 
+import uuid
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -76,36 +77,40 @@ def _plan(table: Any, name: str) -> _Snapshot:
             do="leave it out by columns=, or rewrite the table",
         )
     tasks = sorted(table.scan().plan_files(), key=lambda task: str(task.file.file_path))
+    if other := [task.file for task in tasks if task.file.file_format.name != "PARQUET"]:
+        raise UsageError(f"{name} has {other[0].file_format.name} files; nbdist reads Parquet.")
+    schema = schema_to_pyarrow(table.schema(), include_field_ids=False)
     root = table.location().rstrip("/") + "/"
     files = [
         DataFile(
             task.file.file_path,
             task.file.file_path.removeprefix(root),
             int(task.file.file_size_in_bytes),
-            _constants(table, task.file),
+            _constants(table, task.file, schema),
             deleted_rows(table.io, task.file.file_path, task.delete_files),
         )
         for task in tasks
     ]
-    if other := [task.file for task in tasks if task.file.file_format.name != "PARQUET"]:
-        raise UsageError(f"{name} has {other[0].file_format.name} files; nbdist reads Parquet.")
-    schema = schema_to_pyarrow(table.schema(), include_field_ids=False)
     ids = {one.name: one.field_id for one in fields}
     return _Snapshot(f"{name} snapshot {snapshot.snapshot_id}", files, schema, ids)
 
 
-def _constants(table: Any, file: Any) -> dict[str, Any]:
-    """Return columns that a partition gives as they are: files taken over from Hive lack them."""
+def _constants(table: Any, file: Any, schema: Any) -> dict[str, Any]:
+    """Return columns that a partition gives as they are: files taken over from Hive lack them.
+
+    pyiceberg has a date as its days, so a value takes the type of its column.
+    """
     import pyarrow as pa
 
     spec = table.specs()[file.spec_id]
     found = {}
     for nth, one in enumerate(spec.fields):
         value = file.partition[nth]
-        if str(one.transform) == "identity" and isinstance(value, bool | int | str):
+        # A UUID is in the files, and no type of Arrow takes it.
+        if str(one.transform) == "identity" and not isinstance(value, uuid.UUID | None):
             column = table.schema().find_column_name(one.source_id)
-            if column in table.schema().column_names:
-                found[column] = pa.scalar(value)
+            if column in schema.names:
+                found[column] = pa.scalar(value, schema.field(column).type)
     return found
 
 

@@ -34,7 +34,7 @@ class DataFile:
         path: As its filesystem calls it.
         name: Below the source's folder; the same wherever the data lies.
         size_bytes: Its length.
-        constants: Columns that are not in the file, and have one value in all its rows.
+        constants: Columns that have one value in all rows, and are not read from the file.
         deleted: Rows that no longer count, in ascending order, int64[deleted].
         names: What a column is called in the file, where that is not its name; None: it is not
             in the file, and is null.

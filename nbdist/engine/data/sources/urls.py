@@ -125,8 +125,8 @@ def _is_data(name: str, endings: tuple[str, ...]) -> bool:
     return name.endswith(endings) and not any(part.startswith(("_", ".")) for part in parts)
 
 
-def reason(error: Exception, path: str, do: str = "") -> NBDistError:
-    """Return why something could not be read, in words, and what to do."""
+def reason(error: Exception, path: str, gone: str = "") -> NBDistError:
+    """Return why something could not be read, in words, and what to do; `gone`: of what is gone."""
     if isinstance(error, NBDistError):
         return error
     if isinstance(error, ImportError):
@@ -134,10 +134,10 @@ def reason(error: Exception, path: str, do: str = "") -> NBDistError:
             f"{path} cannot be read: {error}.", do=f"{install('data')}, where the ranks run"
         )
     if isinstance(error, FileNotFoundError):
-        do = do or "put it back, then %dist retry"
+        do = gone or "put it back, then %dist retry"
         return DataError(f"{path} is not there.", why="it was moved or deleted", do=do)
     if isinstance(error, PermissionError):
-        do = do or "let this account read it, then %dist retry"
+        do = "let this account read it, then %dist retry"
         return DataError(f"{path} may not be read by this account.", why=str(error), do=do)
-    do = do or "write or copy it once more, in the same size and grouping, then %dist retry"
+    do = "write or copy it once more, in the same size and grouping, then %dist retry"
     return DataError(f"{path} could not be read.", why=named(error), do=do)

@@ -16,6 +16,7 @@ from typing import Any
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.kernel.placeholder import Placeholder, PlaceholderError, first_line
 from nbdist.shared.error_text import named
+from nbdist.shared.errors import LostStateError
 
 
 @dataclass(slots=True)
@@ -140,7 +141,7 @@ def _noted(serial: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        why = error.why if isinstance(error, PlaceholderError) else ""
+        why = error.why if isinstance(error, PlaceholderError | LostStateError) else ""
         why = why or first_line(named(error))
         here.now().failures.append(UnpickleFailure(serial, why))
 

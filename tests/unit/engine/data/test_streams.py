@@ -87,6 +87,32 @@ def test_a_stream_with_a_state_resumes_without_reading_again() -> None:
     assert dataset.read == 10  # a window
 
 
+def test_a_state_of_another_order_is_gone_on_with_and_not_the_own_one() -> None:
+    """A window is a global batch where nothing is shuffled, so it changes with that."""
+
+    def batches(seed: int, window: int) -> StreamBatches:
+        return StreamBatches(SampleStream(Stateful(100), seed > 0, seed, window), window, False)
+
+    for own, other in (((0, 7), (0, 10)), ((1, 10), (2, 10))):
+        theirs = batches(*other)
+        unbroken = order(theirs.stream)
+        mine = batches(*own)
+        order(mine.stream)  # it has notes of its own order
+        state = theirs.state(30)
+        mine.load({**state, "stream": None})
+        assert order(mine.stream, start=30) == unbroken[30:]
+        mine = batches(*own)
+        order(mine.stream)
+        mine.load(state)
+        assert order(mine.stream, start=30) == unbroken[30:]
+
+
+def test_a_state_of_a_dataset_with_a_length_is_refused_by_a_stream() -> None:
+    stream = StreamBatches(SampleStream(Counted(9), False, 0, 3), 3, False)
+    with pytest.raises(UsageError, match=r"with 100 samples; this one has no length \(a stream\)"):
+        stream.load({"samples": 100, "seed": 0})
+
+
 def test_reading_again_that_takes_long_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

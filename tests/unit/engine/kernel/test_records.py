@@ -120,7 +120,6 @@ def test_records_beyond_the_ring_are_counted_and_said(
         recorder.add("log", step, {"x": 0.0})
     recorder.flush()
     recorder.close()
-    assert recorder.lost == 10
     assert client.batches[-1].facts["records_lost"] == "10"
     assert client.seqs() == [0, *range(11, 31)]
 
@@ -198,4 +197,20 @@ def test_a_sample_that_fails_leaves_the_others(recorder: Recorder, client: Clien
     taken = threading.Semaphore(0)
     recorder.before_publishing(lambda: 1 / 0, taken.release)  # type: ignore[arg-type]
     recorder.add("step", 1, {"loss": 1.0})
+    assert taken.acquire(timeout=30)
+
+
+def test_a_sample_that_fails_when_others_have_come_leaves_those(
+    recorder: Recorder, client: Client
+) -> None:
+    taken = threading.Semaphore(0)
+
+    def fail() -> None:
+        recorder.before_publishing(taken.release)
+        raise ZeroDivisionError
+
+    recorder.before_publishing(fail)
+    recorder.add("step", 1, {"loss": 1.0})
+    assert client.has_news.wait(30)
+    recorder.add("step", 2, {"loss": 1.0})
     assert taken.acquire(timeout=30)

@@ -3,6 +3,7 @@
 import base64
 import json
 import struct
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO  # noqa: E402
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat  # noqa: E402
 from pyiceberg.types import IntegerType  # noqa: E402
 
-from nbdist.engine.data.sources import iceberg  # noqa: E402
+from nbdist.engine.data.sources import iceberg, urls  # noqa: E402
 from nbdist.engine.data.sources.open_source import open_source  # noqa: E402
 from nbdist.engine.data.sources.source import Source  # noqa: E402
 from nbdist.shared.errors import DataError, UsageError  # noqa: E402
@@ -156,6 +157,28 @@ def test_an_iceberg_tables_snapshot_is_read_with_columns_renamed_and_added(catal
     assert sorted(read(source)["id"]) == list(range(6))
     with pytest.raises(DataError, match="Column 'x' has 5 nulls"):
         [opened(table, ["x"]).read(group) for group in range(3)]
+
+
+def test_an_iceberg_table_is_read_by_partitions_of_any_type(catalog: Any) -> None:
+    days = [date(2026, 1, 1), date(2026, 1, 2)] * 2
+    rows = pa.table({"id": np.arange(4), "day": days, "share": np.arange(4) % 2 / 2})
+    table = catalog.create_table("n.days", schema=rows.schema)
+    with table.update_spec() as change:
+        change.add_identity("day")
+        change.add_identity("share")
+    table.append(rows)
+    found = read(opened(table, ["id", "day", "share"]))
+    nanoseconds = np.array(days, "datetime64[ns]").tolist()
+    assert sorted(zip(found["id"], found["day"], found["share"], strict=True)) == [
+        (i, nanoseconds[i], i % 2 / 2) for i in range(4)
+    ]
+
+
+def test_what_to_do_of_a_file_that_is_gone_is_not_said_of_another_error() -> None:
+    gone = "load the table again"
+    assert urls.reason(FileNotFoundError(), "a", gone).do.startswith(gone)
+    assert "let this account read it" in urls.reason(PermissionError("no"), "a", gone).do
+    assert "write or copy it once more" in urls.reason(ValueError("no"), "a", gone).do
 
 
 def test_an_iceberg_table_without_rows_is_refused(catalog: Any) -> None:

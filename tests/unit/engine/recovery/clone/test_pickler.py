@@ -162,6 +162,12 @@ def test_every_use_of_a_placeholder_says_what_it_stands_for() -> None:
         lambda: list(lock),
         lambda: lock[0],
         lambda: setattr(lock, "x", 1),
+        lambda: lock // 2,
+        lambda: 2**lock,
+        lambda: 1 | lock,
+        lambda: abs(lock),
+        lambda: round(lock),
+        lambda: divmod(lock, 2),
     ):
         with pytest.raises(PlaceholderError, match=r"placeholder for threading\.Lock"):
             use()
