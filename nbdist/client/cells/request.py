@@ -75,10 +75,9 @@ class CellRequest:
     @property
     def ran(self) -> WhatRan:
         """How messages name it."""
-        script, here = Path(self.script), Path.cwd()
-        found = str(script.relative_to(here) if script.is_relative_to(here) else script)
         module = self.module.removesuffix(".__main__")
-        return WhatRan(found if self.script else "", words=self.argv, module=module)
+        script = _from_here(self.script) if self.script else ""
+        return WhatRan(script, words=self.argv, module=module)
 
     @property
     def runs_again(self) -> str:
@@ -160,6 +159,16 @@ def remembered(memory: Mapping[str, Any]) -> CellAttempt:
         "argv": tuple(kept["argv"]),
     }
     return CellAttempt(CellRequest(**kept | own), CellStart.from_wire(memory["start"]))
+
+
+def _from_here(script: str) -> str:
+    """Return a path as `%dist run` finds it from the notebook's folder."""
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # it was deleted
+        return script
+    path = Path(script)
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def check_syntax(code: str) -> None:

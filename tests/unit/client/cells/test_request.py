@@ -90,3 +90,14 @@ def test_a_script_is_named_by_a_path_with_which_it_is_found_again() -> None:
     assert CellRequest("", (0,), script=elsewhere).ran.run == "%dist run '/work/my jobs/train.py'"
     assert CellRequest("", (0,), script=elsewhere).ran.name == "train.py"
     assert CellRequest("", (0,)).ran.name == "the cell"
+
+
+def test_a_script_is_named_by_its_whole_path_where_the_notebooks_folder_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert CellRequest("", (0,)).ran.name == "the cell"
+    assert CellRequest("", (0,), script="/work/train.py").ran.run == "%dist run /work/train.py"
