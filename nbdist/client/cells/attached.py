@@ -28,7 +28,6 @@ _FETCH_S: Final = 60.0
 _RECORDS_A_CALL: Final = 1000
 _UNKNOWN_S: Final = 5.0  # for a cell that was sent as its kernel died to begin on a rank
 _LOST = {"status": "aborted"}
-_MOST_SEEN: Final = 50_000  # ids of messages; what is forgotten is shown again from the journal
 
 
 class Missed:
@@ -39,7 +38,8 @@ class Missed:
         self._collector = collector
         self._lock = threading.Lock()
         self._held: list[Message] | None = []
-        self._seen: dict[str, None] = {}  # in order
+        self._seen: set[str] = set()
+        self._newest: tuple[str, Any] = "", None  # its id, and the window that it is of
 
     def hear(self, message: Message) -> None:
         """Take a message that is published now."""
@@ -71,14 +71,16 @@ class Missed:
 
     def note(self, sent: list[list[Any]]) -> None:
         """Pass over these from now on: they have been shown."""
-        self._seen |= dict.fromkeys(of for of, _, _ in sent)
+        self._seen.update(of for of, _, _ in sent)
 
     def _take(self, message: Message) -> None:
         if message.id not in self._seen:
             if message.kind in wire.SHOWN:
-                self._seen[message.id] = None
-                if len(self._seen) > _MOST_SEEN:
-                    del self._seen[next(iter(self._seen))]
+                newest, window = self._newest
+                self._newest = message.id, message.content.get("window")
+                if window is not None and window == self._newest[1]:
+                    self._seen.discard(newest)  # the journal keeps the newest of them, too
+                self._seen.add(message.id)
             self._collector.on_message(message)
 
 

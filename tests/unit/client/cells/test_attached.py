@@ -2,9 +2,6 @@
 
 from typing import Any
 
-import pytest
-
-from nbdist.client.cells import attached
 from nbdist.client.cells.attached import Missed
 from nbdist.client.cluster.connection import Message
 from nbdist.shared import wire
@@ -53,11 +50,12 @@ def test_what_comes_late_after_it_was_shown_from_the_journal_is_not_shown_again(
     assert texts == ["a"]
 
 
-def test_of_what_has_come_a_bounded_number_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attached, "_MOST_SEEN", 2)
-    missed, _ = made()
-    missed.fill([])
-    for of in ("a", "b", "c"):
-        missed.hear(message(of))
-    assert missed.has_all(sent("b", "c"))
-    assert not missed.has_all(sent("a"))  # so the text is shown again, from the journal
+def test_of_a_window_that_is_sent_again_and_again_the_newest_is_known() -> None:
+    """As the journal keeps it: ranks that print send their window twice a second, for days."""
+    missed, texts = made()
+    missed.fill(sent("display"))
+    for of in ("w1", "w2", "w3"):
+        missed.hear(Message(wire.OUTPUT, {"text": of, "window": 0}, {}, [], False, of))
+    assert texts == ["display", "w1", "w2", "w3"]
+    assert missed.has_all(sent("display", "w3"))
+    assert not missed.has_all(sent("w2"))
