@@ -11,6 +11,8 @@ from tests.browser.lab import PICTURES, Cell, OpenNotebook
 pytestmark = pytest.mark.browser
 pytest.importorskip("plotly", reason="the extra 'interactive' is not installed")
 
+HELD_MS = 300  # how long the button is held before it moves: the extension redraws after 100
+
 TRAIN = """%%distributed --run hovered
 from torch import nn
 torch.manual_seed(0)
@@ -29,6 +31,7 @@ def drawn(cell: Cell, place: int) -> Locator:
     """Move the mouse over a picture; return the figure that comes in its place."""
     output = cell.output.locator(".jp-RenderedPlotly").nth(place)
     output.hover(force=True)  # what is under the mouse changes at once
+    output.locator(".plot-img").wait_for(state="hidden")  # until then the figure is below it
     output.locator(".main-svg").first.wait_for()
     return output
 
@@ -69,18 +72,21 @@ def test_values_are_hovered_over_ranks_are_hidden_and_the_axis_becomes_logarithm
 
     drawn(cell, 1)
     lanes = drawn(cell, 2)
+    size = lanes.locator(".main-svg").first.bounding_box()
     before = lanes.evaluate("figure => figure._fullLayout.xaxis.range[0]")
     box = lanes.locator(".nsewdrag").first.bounding_box()
     assert box is not None
     middle = box["y"] + box["height"] / 2
     notebook.page.mouse.move(box["x"] + 500, middle)
     notebook.page.mouse.down()
+    notebook.page.wait_for_timeout(HELD_MS)
     notebook.page.mouse.move(box["x"] + 300, middle, steps=5)
     notebook.page.mouse.up()
     notebook.page.wait_for_function(
         "([figure, before]) => figure._fullLayout.xaxis.range[0] > before",
         arg=[lanes.element_handle(), before],
     )
+    assert lanes.locator(".main-svg").first.bounding_box() == size, "it keeps its size and place"
     assert cell.output.locator('[data-title*="hare"]').count() == 0, "no button sends it away"
     notebook.use_theme("JupyterLab Dark")
     lanes.locator(".nsewdrag").first.hover()

@@ -6,7 +6,7 @@ the network. Each is in one output with the picture of the same view, which othe
 show, and files on the web. It needs no kernel, so it works also when the notebook is opened again.
 
 plotly's extension shows the picture until the mouse enters it, at one CSS pixel a pixel whatever
-its metadata say: it is drawn that wide, and the figure is as high.
+its metadata say: it is drawn that wide, and the figure has its size.
 """
 
 import base64

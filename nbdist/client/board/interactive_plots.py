@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 
 from nbdist.client.board import palette
 from nbdist.client.board.lanes import phases, telling_lanes, tracks
+from nbdist.client.board.measures import WIDE
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scales import (
     Floats,
@@ -57,7 +58,9 @@ def figure_of(name: str, scene: Scene, theme: Theme, height: int) -> dict[str, A
     figure = _FIGURES[name](scene, theme)
     if figure is None:
         return None
-    figure.update_layout(height=max(LEAST_PX, height))
+    # Of both sizes: plotly's extension measures a figure again 100 ms after it is drawn, with the
+    # picture still above it, and a drag that has begun by then is lost.
+    figure.update_layout(width=WIDE, height=max(LEAST_PX, height))
     content: dict[str, Any] = json.loads(figure.to_json())
     content["config"] = _CONFIG
     return content

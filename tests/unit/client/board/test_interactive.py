@@ -13,6 +13,7 @@ import pytest
 from nbdist.client.board import interactive, palette
 from nbdist.client.board.interactive import MIME, VIEWS, displays, has_plotly, show_interactive
 from nbdist.client.board.look import look
+from nbdist.client.board.measures import WIDE
 from nbdist.client.board.past import Past
 from nbdist.client.board.scene import Scene
 from nbdist.client.board.scene_file import from_bytes, to_bytes
@@ -54,6 +55,12 @@ def test_the_parts_over_the_steps_are_the_boards_parts_of_a_step() -> None:
         assert means == pytest.approx(list(stack.parts[panel.key]), rel=1e-5)
     whole = np.sum([panel.lines[1].y for panel in scene.history], axis=0)
     assert whole[-50:].mean() == pytest.approx(recent_steps(telemetry.series)[1].step_ms, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_figure_has_both_sizes_so_that_the_page_does_not_choose_them(name: str) -> None:
+    layout = figure(name, finished(2, 60))["layout"]
+    assert (layout["width"], layout["height"]) == (WIDE, 400)
 
 
 def test_many_steps_are_means_of_neighbours_and_sum_to_the_same_time() -> None:
