@@ -127,14 +127,20 @@ class AttachedCell(CellRun):
             self._take_reply(rank, of_rank)
 
     def _fetch(self, bounds: Mapping[int, tuple[int, int]]) -> None:
-        """Fetch records, some of each rank in turn: steps are explained by comparing ranks."""
+        """Fetch records, some of each rank in turn: steps are explained by comparing ranks.
+
+        Those that it has no time for are fetched when the cell ends.
+        """
         deadline = time.monotonic() + _FETCH_S
         at = {rank: first for rank, (first, _) in bounds.items()}
         while left := [rank for rank, (_, after) in bounds.items() if at[rank] < after]:
+            if time.monotonic() > deadline:
+                break
             for rank in left:
                 first, at[rank] = at[rank], min(at[rank] + _RECORDS_A_CALL, bounds[rank][1])
                 self._fetch_records(rank, first, at[rank], deadline, busy=True)
-        for rank, missing in self._telemetry.gaps(bounds).items():
+        asked = {rank: (first, at[rank]) for rank, (first, _) in bounds.items()}
+        for rank, missing in self._telemetry.gaps(asked).items():
             count = sum(end - begin for begin, end in missing)
             self.gone.append(
                 f"{counted(count, 'record')} of rank {rank} {'is' if count == 1 else 'are'} gone: "

@@ -2,9 +2,9 @@
 
 It is rank 0 if that logs the name. With pipeline stages it may not: only the last stage has a
 loss. Then it is the lowest of the ranks that do, which write so to the store. No rank
-waits for another. A rank holds its first line of a name until its next step, its next line or the
-script's end: ranks that train together meet in every step, so a lower one that logs the name has
-written so by then. A rank that has printed a name prints it at once from then on.
+waits for another. A rank holds its first line of a name until its next step, its next line of that
+name or the script's end: ranks that train together meet in every step, so a lower one that logs the
+name has written so by then. A rank that has printed a name prints it at once from then on.
 
 Main thread.
 """
@@ -47,7 +47,8 @@ class PrintedNumbers:
             step: At which it was logged; 0 if steps are not counted, except by `stepped`.
             numbers: By name.
         """
-        self.decide()
+        if any(name in held for _, held in self._held for name in numbers):
+            self.decide()
         step = step or self._step
         unknown = [name for name in numbers if name not in self._is_mine]
         for name in unknown:

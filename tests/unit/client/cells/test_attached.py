@@ -2,8 +2,12 @@
 
 from typing import Any
 
-from nbdist.client.cells.attached import Missed
+import pytest
+
+from nbdist.client.cells import attached
+from nbdist.client.cells.attached import AttachedCell, Missed
 from nbdist.client.cluster.connection import Message
+from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.shared import wire
 
 
@@ -59,3 +63,30 @@ def test_of_a_window_that_is_sent_again_and_again_the_newest_is_known() -> None:
     assert texts == ["display", "w1", "w2", "w3"]
     assert missed.has_all(sent("display", "w3"))
     assert not missed.has_all(sent("w2"))
+
+
+class OfForgetfulRanks(AttachedCell):
+    """Of a cell whose ranks have none of the records that they are asked for."""
+
+    def __init__(self) -> None:
+        self._telemetry = Telemetry()
+        self.gone = []
+
+    def _fetch_records(self, *_: Any, **__: Any) -> None: ...
+
+
+def test_records_that_ranks_have_not_are_said_to_be_gone() -> None:
+    cell = OfForgetfulRanks()
+    cell._fetch({0: (10, 2510)})
+    assert [sentence.partition(":")[0] for sentence in cell.gone] == [
+        "2,500 records of rank 0 are gone"
+    ]
+
+
+def test_records_that_there_was_no_time_for_are_not_said_to_be_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attached, "_FETCH_S", -1.0)
+    cell = OfForgetfulRanks()
+    cell._fetch({0: (10, 2510)})
+    assert cell.gone == []

@@ -44,6 +44,25 @@ def test_what_rank_0_has_not_the_lowest_that_has_it_prints_from_its_next_step_on
     assert capsys.readouterr().out == "step 2: rows 8.00\n"
 
 
+def test_a_rank_that_logs_other_names_in_a_step_is_not_taken_for_one_that_rank_0_leaves_alone(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in (1, 0):  # rank 1 is faster
+        ranks[rank].log(1, {"loss": float(rank)})
+        ranks[rank].log(1, {"accuracy": float(rank)})
+    for rank in (1, 0):
+        ranks[rank].stepped(2)
+    assert capsys.readouterr().out == "step 1: loss 0\nstep 1: accuracy 0\n"
+
+
+def test_without_steps_a_name_that_comes_again_is_printed(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks[1].log(0, {"loss": 3.0})
+    ranks[1].log(0, {"loss": 2.0})
+    assert capsys.readouterr().out == "loss 3.00\nloss 2.00\n"
+
+
 def test_a_line_that_nothing_follows_comes_at_the_end(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
