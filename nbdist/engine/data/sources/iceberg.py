@@ -81,13 +81,14 @@ def _plan(table: Any, name: str) -> _Snapshot:
         raise UsageError(f"{name} has {other[0].file_format.name} files; nbdist reads Parquet.")
     schema = schema_to_pyarrow(table.schema(), include_field_ids=False)
     root = table.location().rstrip("/") + "/"
+    deleted = PositionDeletes(table.io)
     files = [
         DataFile(
             task.file.file_path,
             task.file.file_path.removeprefix(root),
             int(task.file.file_size_in_bytes),
             _constants(table, task.file, schema),
-            deleted_rows(table.io, task.file.file_path, task.delete_files),
+            deleted.of(task.file.file_path, task.delete_files),
         )
         for task in tasks
     ]
@@ -114,24 +115,40 @@ def _constants(table: Any, file: Any, schema: Any) -> dict[str, Any]:
     return found
 
 
-def deleted_rows(io: Any, path: str, deletes: Iterable[Any]) -> npt.NDArray[np.int64] | None:
-    """Return the rows of a data file that its delete files name, in ascending order.
+class PositionDeletes:
+    """The rows that a table's delete files name; each file is read once for all data files."""
 
-    Raises:
-        UsageError: Deletes that are not positions in a Parquet file.
-    """
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
+    def __init__(self, io: Any) -> None:
+        """Begin with none read; `io` is the table's."""
+        self._io = io
+        self._read: dict[str, Any] = {}  # by path, with columns file_path and pos
 
-    found = []
-    for one in deletes:
-        if one.content.name != "POSITION_DELETES" or one.file_format.name != "PARQUET":
-            kind = one.content.name.lower().replace("_", " ")
-            raise UsageError(
-                f"{path} has {kind} in {one.file_format.name} format, which nbdist does not read.",
-                do="rewrite the table's data files (rewrite_data_files), which applies its deletes",
-            )
-        with _opened(io, one.file_path) as stream:
-            rows = pq.read_table(stream, columns=["file_path", "pos"])
-        found.append(rows.filter(pc.equal(rows["file_path"], path))["pos"].to_numpy())
-    return np.unique(np.concatenate(found)).astype(np.int64) if found else None
+    def of(self, path: str, deletes: Iterable[Any]) -> npt.NDArray[np.int64] | None:
+        """Return the deleted rows of a data file, in ascending order; None without delete files.
+
+        Raises:
+            UsageError: Deletes that are not positions in a Parquet file.
+        """
+        import pyarrow.compute as pc
+
+        found = []
+        for one in deletes:
+            if one.content.name != "POSITION_DELETES" or one.file_format.name != "PARQUET":
+                kind = one.content.name.lower().replace("_", " ")
+                raise UsageError(
+                    f"{path} has {kind} in {one.file_format.name} format, "
+                    "which nbdist does not read.",
+                    do="rewrite the table's data files (rewrite_data_files), "
+                    "which applies its deletes",
+                )
+            rows = self._table(one.file_path)
+            found.append(rows.filter(pc.equal(rows["file_path"], path))["pos"].to_numpy())
+        return np.unique(np.concatenate(found)).astype(np.int64) if found else None
+
+    def _table(self, path: str) -> Any:
+        import pyarrow.parquet as pq
+
+        if path not in self._read:
+            with _opened(self._io, path) as stream:
+                self._read[path] = pq.read_table(stream, columns=["file_path", "pos"])
+        return self._read[path]

@@ -198,9 +198,14 @@ def test_positions_that_iceberg_deletes_are_found_and_other_deletes_refused(tmp_
             content=content, file_path=name, file_format=FileFormat.PARQUET, partition=()
         )
 
-    io = PyArrowFileIO()
-    found = iceberg.deleted_rows(io, path, [delete(DataFileContent.POSITION_DELETES)])
+    deleted = iceberg.PositionDeletes(PyArrowFileIO())
+    found = deleted.of(path, [delete(DataFileContent.POSITION_DELETES)])
     assert found is not None
     assert found.tolist() == [2, 7]
     with pytest.raises(UsageError, match="equality deletes in PARQUET format"):
-        iceberg.deleted_rows(io, path, [delete(DataFileContent.EQUALITY_DELETES)])
+        deleted.of(path, [delete(DataFileContent.EQUALITY_DELETES)])
+    (tmp_path / "deletes.parquet").unlink()  # it is not read for each data file again
+    found = deleted.of(other, [delete(DataFileContent.POSITION_DELETES)])
+    assert found is not None
+    assert found.tolist() == [1]
+    assert deleted.of(other, []) is None
