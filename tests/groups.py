@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.group.last_words import crash_file
+from tests.pairwise import pairwise
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
@@ -87,8 +88,10 @@ def _has_nvidia_gpu() -> bool:
     return Path("/dev/nvidia0").exists() or Path("/dev/dxg").exists()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects what is slow
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the groups in order, and skip what this machine cannot run."""
+    _mark_rest_of_matrices(items)
     items.sort(key=lambda item: _place(group_of(item.path)))  # stable: cells keep their order
     for item in items:
         if item.path.suffix == ".ipynb":
@@ -98,6 +101,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
         if item.get_closest_marker("gpu") and not _has_nvidia_gpu():
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU on this machine"))
+
+
+def _mark_rest_of_matrices(items: list[pytest.Item]) -> None:
+    """Mark as slow what of a matrix meets no new pair of values."""
+    matrices: defaultdict[str, dict[tuple[str, ...], pytest.Item]] = defaultdict(dict)
+    for item in items:
+        if item.get_closest_marker("matrix"):
+            assert isinstance(item, pytest.Function)
+            values = tuple(map(repr, item.callspec.params.values()))
+            matrices[item.nodeid.partition("[")[0]][values] = item
+    for matrix in matrices.values():
+        for case in matrix.keys() - set(pairwise(matrix)):
+            matrix[case].add_marker(pytest.mark.slow)
 
 
 def share_of(nodeid: str) -> str:

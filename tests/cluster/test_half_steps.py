@@ -20,6 +20,7 @@ from nbdist import RankError, Session
 from nbdist.client.cells import interrupts
 from nbdist.shared.errors import Interrupted
 from tests.cluster.conftest import SharedCluster
+from tests.pairwise import pairwise
 
 SETUP = """
 import os, pathlib, random, time
@@ -372,13 +373,8 @@ def cases(*, peers: bool) -> list[object]:
     Those of `make test` meet nearly each pair of values once.
     """
     every = list(every_case())
-    chosen: set[Case] = set()
-    met: set[tuple[object, ...]] = set()
-    for least, case in itertools.product((7, 5, 3, 2), every):
-        pairs = set(itertools.combinations(enumerate(case), 2))
-        if len(pairs - met) >= least and not needs_peers(case[2], case[4]):
-            chosen.add(case)
-            met |= pairs
+    alone = (case for case in every if not needs_peers(case[2], case[4]))
+    chosen = set(pairwise(alone, (7, 5, 3, 2)))
     slow = (pytest.mark.slow,)
     return [
         pytest.param(*case, marks=() if case in chosen else slow)
@@ -435,6 +431,7 @@ def require_right_from_the_first(
     assert session.run(TOLD.format(told=kind.told), track=False).value_list == wanted, said
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize("place", ["backward", "step", "after"])
 @pytest.mark.parametrize("name", ["cosine", "own schedule", "by hand", "shadow", "held", "scaler"])
