@@ -37,6 +37,7 @@ class Guest:
         self.host = ""
         self._link = link
         self._folder: Path | None = None  # None on the notebook's machine
+        self._cluster = ""  # the name of its folder of logs on the notebook's
         self._keeps_logs = False
         self._listeners: list[socket.socket] = []
         self._heard_at = self._beat_at = time.monotonic()
@@ -83,7 +84,7 @@ class Guest:
         own = {"connection_file": str(file), "profile_dir": str(self._folder)}
         if not self._keeps_logs:
             return spec | own, log
-        logs = self._folder / "logs" / "cluster"
+        logs = self._folder / "logs" / self._cluster
         own |= {"output_folder": str(logs), "logs_on": self.host}
         return spec | own, str(logs / Path(log).name)
 
@@ -92,7 +93,7 @@ class Guest:
         if self._folder is None or not self._keeps_logs or not key.startswith("rank "):
             return {}
         name = key.replace(" ", "-")
-        logs = self._folder / "logs" / "cluster"
+        logs = self._folder / "logs" / self._cluster
         return {"log": _tail(logs / f"{name}.log"), "stderr": _tail(logs / f"{name}.stderr")}
 
     def remove_folder(self) -> None:
@@ -106,12 +107,13 @@ class Guest:
         os.environ.update(request["environment"])
         trouble = ""
         logs = Path(request["logs"])
+        self._cluster = logs.name  # the same on all hosts: ranks' journals go by it
         # A folder that is shared may be mounted read-only here.
         is_shared = _reads(logs / TOKEN) == request["token"] and os.access(logs, os.W_OK)
         self._keeps_logs = not is_shared
         if self.host != HERE:
             try:
-                self._folder = _make_folder()
+                self._folder = _make_folder(self._cluster)
             except OSError as error:
                 trouble = f"no folder for logs in {_temporary()}: {error.strerror}"
         own = facts.of_this_host()
@@ -123,12 +125,12 @@ def _temporary() -> str:
     return os.environ.get("TMPDIR") or "/tmp"
 
 
-def _make_folder() -> Path:
+def _make_folder(cluster: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="nbdist-", dir=_temporary()))
     # As below `.nbdist`, so that what lies beside the logs of a cluster does so here.
     logs = folder / "logs"
     logs.mkdir(mode=0o700)
-    (logs / "cluster").mkdir(mode=0o700)
+    (logs / cluster).mkdir(mode=0o700)
     probe = folder / "probe"
     probe.write_bytes(b"\0" * _TAIL_BYTES)  # a disk that is full lets folders be made
     probe.unlink()

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,8 @@ def _listen(name: str, *, is_exclusive: bool) -> tuple[socket.socket, Path]:
     for folder in own_folders():
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
+            with suppress(FileExistsError):  # a file, too: that of somebody else, perhaps
+                folder.mkdir(mode=0o700)
             if not is_private(folder):
                 raise PermissionError(f"{folder} can be opened by others")
             # Whoever finds a socket that refuses takes it for a dead kernel's: renamed when it

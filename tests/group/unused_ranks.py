@@ -319,6 +319,23 @@ def grown(change: Callable[[nn.ModuleList], object]) -> str:
     return "accepted"
 
 
+def grown_later() -> str:
+    """Give a model a layer that its optimizer trains too, after both have stepped."""
+    model = Adapters()
+    live = parallelize(model, "ddp")
+    opt = live.optimizer(torch.optim.SGD, lr=0.1)
+    model(torch.ones(2, 4)).sum().backward()
+    opt.step()
+    one_more_layer(model.layer)
+    opt.add_param_group({"params": list(model.layer[-1].parameters())})
+    try:
+        model(torch.ones(2, 4)).sum().backward()
+        opt.step()
+    except LayoutError as error:
+        return str(error)
+    return "accepted"
+
+
 def another_head(layers: nn.ModuleList) -> None:
     layers[2] = nn.Linear(4, 4)
 
@@ -399,6 +416,7 @@ def on_two_ranks() -> dict[str, Any]:
         "compressed": thawed_under_compression(),
         "unlike": unlike_on_ranks(),
         "grown": [grown(another_head), grown(one_more_layer)],
+        "grown later": grown_later(),
         "two networks": two_networks_in_one(),
         "penalty": with_a_penalty(),
     }

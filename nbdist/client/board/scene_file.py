@@ -2,7 +2,8 @@
 
 Gzipped JSON of the scene's fields, for it must be safe to read and outlive versions: a field
 that is unknown is passed over, one that is missing takes its default. Arrays are exact. Histories
-are thinned as those in memory are (`telemetry.thin`), until all of it is small. Pure.
+are thinned as those in memory are (`telemetry.thin`), until all of it is small; at last the parts
+over the steps are left out. Pure.
 """
 
 import dataclasses
@@ -44,9 +45,12 @@ def to_bytes(scene: Scene) -> bytes | None:
         packed = gzip.compress(json.dumps(content, separators=(",", ":")).encode(), 6, mtime=0)
         if len(packed) <= MOST_BYTES:
             return packed
-        if most <= _LEAST_POINTS:
+        if most > _LEAST_POINTS:
+            most = max(_LEAST_POINTS, most // 2)
+        elif scene.history:
+            scene = replace(scene, history=())  # its panels are stacked, and cannot be thinned each
+        else:
             return None
-        most //= 2
 
 
 def from_bytes(data: bytes) -> Scene:
@@ -60,7 +64,7 @@ def from_bytes(data: bytes) -> Scene:
         if content["version"] != VERSION:
             raise ValueError(f"version {content['version']}")
         scene: Scene = _typed(Scene, content["scene"])
-    except (zlib.error, LookupError, TypeError, AttributeError) as error:
+    except (zlib.error, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     return scene
 

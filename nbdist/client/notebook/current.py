@@ -63,7 +63,7 @@ _current: Session | None = None
 _place: Path | None = None  # where the current session was started: its runs are there
 _launcher: Launcher | None = None
 _launcher_for: tuple[str, Any] = ("", None)  # its name and options: others need another one
-_ui: "tuple[str, subprocess.Popen[bytes] | None] | None" = None
+_uis: "dict[tuple[Path, str | None], tuple[str, subprocess.Popen[bytes] | None]]" = {}
 
 
 def current() -> Session:
@@ -160,23 +160,25 @@ def sync() -> str:
 
 
 def open_ui() -> str:
-    """Start the MLflow UI on loopback, once a kernel, and return a line with its link.
+    """Start the MLflow UI on loopback, once for a place of runs, and return a line with its link.
 
     The link opens on the charts of this notebook's runs; with a tracking server it is the
     address of that server, and nothing is started.
     """
-    global _ui
     from nbdist.client.tracking.shipping.ui import start_ui, view_page
 
     tracker = _tracker()
-    if _ui is not None and _ui[1] is not None and _ui[1].poll() is None:
+    place = tracker.folder, tracker.whole_uri
+    link, server = _uis.get(place, ("", None))
+    if server is not None and server.poll() is None:
         # It runs already; there may be runs now where there were none.
-        address = _ui[0].partition("/#")[0]
+        address = link.partition("/#")[0]
         page = view_page(tracker.folder, tracker.uri, tracker.experiment)
         return _shown_at(f"{address}{page}", is_ours=True)
     guard = [sys.executable, "-m", "nbdist.shared.lifeline", str(os.getpid())]
-    _ui = start_ui(tracker.folder, tracker.whole_uri, tracker.experiment, wrap=guard)
-    return _shown_at(_ui[0], is_ours=_ui[1] is not None)
+    link, server = start_ui(*place, tracker.experiment, wrap=guard)
+    _uis[place] = link, server
+    return _shown_at(link, is_ours=server is not None)
 
 
 def _shown_at(link: str, *, is_ours: bool) -> str:

@@ -318,6 +318,17 @@ def test_a_path_too_long_for_a_socket_leaves_it_to_the_next_folder(
     assert path == place / "4321.sock"
 
 
+def test_a_file_in_the_place_of_a_folder_leaves_it_to_the_next_folder(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = place.parent / "a file"
+    file.touch()
+    monkeypatch.setattr(user_socket, "own_folders", lambda: [file, place])
+    server, path = user_socket.listen(4321)
+    server.close()
+    assert path == place / "4321.sock"
+
+
 def test_an_interrupt_to_stop_counts_on_every_thread_while_one_is_counting() -> None:
     from nbdist.client.cells import interrupts
 

@@ -26,6 +26,7 @@ from nbdist.shared.wire import Record, is_measured
 
 LATE_S = 3.0
 MOST_WAITING = 400_000  # numbers recorded of steps that are not explained yet
+MOST_LENGTHS = 4096  # of steps that are not explained yet
 _MS = 1e-6  # in a nanosecond
 
 
@@ -88,6 +89,8 @@ class Analyst:
                 self._parts.add_step(record.rank, record.values)
                 if record.rank == self._ranks[0]:
                     self._lengths_ns[record.step] = round(record.values["step_s"] * 1e9)
+                    if len(self._lengths_ns) > MOST_LENGTHS:  # nothing is explained: one rank, say
+                        del self._lengths_ns[next(iter(self._lengths_ns))]
             elif record.detail is not None:
                 self._hear(record, record.detail)
         ready = self._ready(is_last)
@@ -132,6 +135,7 @@ class Analyst:
             missing = set(self._ranks) - self._silent - set(self._told[step])
             if any(self._newest.get(rank, 0) > step for rank in missing):
                 dropped = self._drop(step)
+                self._ends.pop(step, None)  # not drawn as one without collectives
                 self._left_out += sum(len(calls.calls) // len(CALL) for calls in dropped.values())
                 continue
             is_late = now_s - self._since[step] > LATE_S or self._size > MOST_WAITING

@@ -212,7 +212,10 @@ def kept_board(folder: Path, experiment: str, row: RunRow) -> bytes:
     elif not row.steps and not row.logged and row.state not in _NO_BOARD_YET:
         why, do = "its cell made no step and logged nothing", "%dist runs shows how it ended"
     else:
-        older = "it was made before boards were kept", "%dist ui shows what was recorded"
+        older = (
+            "it was too large to keep, or made before boards were kept",
+            "%dist ui shows what was recorded",
+        )
         why, do = _NO_BOARD_YET.get(row.state, older)
     raise TrackingError(f"Run {row.name} has no board.", why=why, do=do)
 

@@ -14,7 +14,7 @@ leaves a parameter out, the others wait in the reducer, and are freed when this 
 """
 
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
@@ -121,7 +121,8 @@ class Unused:
 
     def __init__(self) -> None:
         self._models: WeakSet[nn.Module] = WeakSet()
-        self._checked: WeakSet[Optimizer] = WeakSet()  # what they train was there at parallelize
+        # Whose parameters were there at parallelize, with how many groups they had.
+        self._checked: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         # Checking whether a weak set is empty takes some microseconds a step.
         self._is_used = False
 
@@ -138,14 +139,14 @@ class Unused:
             reducer = torch_modules.reducer_of(model)
             if reducer is None:
                 continue
-            is_new = optimizer not in self._checked
+            is_new = self._checked.get(optimizer) != len(optimizer.param_groups)
             if is_new or torch_reducers.is_unfinished(reducer):
                 own = {id(p) for group in optimizer.param_groups for p in group["params"]}
                 trained = {name: p for name, p in model.named_parameters() if id(p) in own}
                 if trained:
                     _refuse_strangers(reducer, trained)
                     refuse(model)
-        self._checked.add(optimizer)
+        self._checked[optimizer] = len(optimizer.param_groups)
 
 
 def _refuse_strangers(reducer: Any, trained: dict[str, nn.Parameter]) -> None:

@@ -315,6 +315,7 @@ def _give(
         sent |= {f"{part.prefix}{key}": value for key, value in part.hand_over().items()}
     anchors = place.keys()
     refused, excluded = dict[int, str](), dict[str, str]()
+    kept = []  # what was refused: another object may not get its id
     for attempt in range(_MOST_ROUNDS):
         parcel = pickler.dump(
             sent,
@@ -332,7 +333,8 @@ def _give(
         if not failures:
             break
         if attempt == 0:
-            refused |= {id(parcel.objects[failure.serial]): failure.why for failure in failures}
+            kept = [parcel.objects[failure.serial] for failure in failures]
+            refused |= {id(one): f.why for one, f in zip(kept, failures, strict=True)}
         else:  # an object that is made for the pickle alone is another one each time
             excluded |= pickler.names_of(parcel, failures)
     else:

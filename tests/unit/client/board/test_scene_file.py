@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nbdist.client.board import VIEWS, palette
+from nbdist.client.board import VIEWS, palette, scene_file
 from nbdist.client.board.look import look
 from nbdist.client.board.past import Past
 from nbdist.client.board.scene import Scene
@@ -59,6 +59,28 @@ def test_a_long_history_of_many_ranks_stays_small_and_keeps_its_peaks() -> None:
             assert np.array_equal(thinned.y[-50:], line.y[-50:])
 
 
+@pytest.mark.parametrize("most", [101, 107, 199])
+def test_a_scene_that_cannot_be_made_small_is_not_kept(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scene_file, "MOST_BYTES", 1)
+    monkeypatch.setattr(scene_file, "MOST_POINTS", most)
+    assert to_bytes(finished(2, 400)) is None
+
+
+def test_before_a_scene_is_not_kept_the_parts_over_the_steps_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = finished(2, 19_000)
+    assert scene.history
+    monkeypatch.setattr(scene_file, "MOST_POINTS", 100)
+    monkeypatch.setattr(scene_file, "MOST_BYTES", len(to_bytes(replace(scene, history=())) or b""))
+    data = to_bytes(scene)
+    assert data is not None
+    assert from_bytes(data).history == ()
+    assert Past(from_bytes(data), THEME).png("step")
+
+
 def test_numbers_that_are_none_come_back_as_they_were() -> None:
     scene = finished(2, 40)
     line = scene.panels[0].lines[0]
@@ -94,6 +116,7 @@ def test_what_is_no_scene_of_ours_is_refused(content: object) -> None:
 def test_a_damaged_file_is_refused() -> None:
     data = to_bytes(finished(2, 40))
     assert data is not None
-    for damaged in (b"", b"no gzip", data[: len(data) // 2]):
+    nested = gzip.compress(b"[" * 200_000)
+    for damaged in (b"", b"no gzip", data[: len(data) // 2], nested):
         with pytest.raises(ValueError):  # noqa: PT011 - whatever the reason
             from_bytes(damaged)

@@ -67,7 +67,7 @@ def test_a_run_without_a_board_says_why(folder: Path) -> None:
     add(folder, 6, "old")
     add(folder, 7, "dead", status="running")  # and nobody holds its lock
     why = {
-        "old": "it was made before boards were kept",
+        "old": "it was too large to keep, or made before boards were kept",
         "dead": "its kernel ended before its cell did",
         "lr=0.1": "its cell made no step and logged nothing",
         "lr": "it is a sweep",

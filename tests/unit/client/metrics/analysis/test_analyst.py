@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbdist.client.metrics.analysis.analyst import LATE_S, Analyst
+from nbdist.client.metrics.analysis.analyst import LATE_S, MOST_LENGTHS, Analyst
 from nbdist.client.metrics.analysis.stragglers import StragglerDetector
 from nbdist.client.metrics.analysis.values import RECENT
 from nbdist.shared.packed import Calls
@@ -172,6 +172,17 @@ def test_the_time_line_has_a_lane_a_rank_on_one_clock_over_the_last_steps() -> N
     assert analyst.analysis().table[first.row].kind == "all_reduce"
 
 
+def test_a_step_that_was_left_out_has_no_place_on_the_time_line() -> None:
+    analyst = Analyst((0, 1), OneClock())
+    told = [record for step in (1, 2, 4) for record in both(step)]
+    told += [both(3)[0], Record(0, 99, "step", 3, 0, {"step_s": 0.020, "compute_s": 0.02})]
+    told += [Record(0, 9, "step", s, 0, {"step_s": 0.020, "compute_s": 0.02}) for s in (1, 2, 4)]
+    assert [step.step for step in analyst.take(told, is_last=False)] == [1, 2, 4]
+    line = analyst.analysis().line
+    assert line is not None
+    assert [step for step, _, _ in line.steps] == [1, 2, 4]
+
+
 def test_what_is_kept_does_not_grow_with_the_steps() -> None:
     analyst = Analyst((0, 1), OneClock())
     for step in range(1, 40 * RECENT, RECENT):
@@ -185,6 +196,15 @@ def test_what_is_kept_does_not_grow_with_the_steps() -> None:
     assert len(kept["_ends"]) == 3
     met = vars(kept["_table"])["_met"]
     assert len(met.step) == RECENT
+
+
+def test_what_is_kept_does_not_grow_where_nothing_is_explained() -> None:
+    analyst = Analyst((0,), OneClock())
+    for step in range(1, 2 * MOST_LENGTHS):
+        analyst.take(
+            [Record(0, 9, "step", step, 0, {"step_s": 0.02, "compute_s": 0.0})], is_last=False
+        )
+    assert len(vars(analyst)["_lengths_ns"]) == MOST_LENGTHS
 
 
 def test_a_rank_without_a_clock_is_left_out_and_others_are_told_as_unmatched() -> None:
