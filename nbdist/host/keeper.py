@@ -109,12 +109,13 @@ class OpenChannel:
                 *self._cancel, stdin=asyncio.subprocess.DEVNULL
             )
             await asyncio.wait_for(process.wait(), _CANCEL_S)
+        except TimeoutError:  # which is an OSError
+            print(f"{self._cancel[0]} did not end in time", flush=True)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
         except OSError as error:
             print(f"{self._cancel[0]}: {error}", flush=True)
-        except TimeoutError:
-            print(f"{self._cancel[0]} did not end in time", flush=True)
-            process.kill()
-            await process.wait()
 
 
 class Keeper:
@@ -166,7 +167,8 @@ class Keeper:
         except OSError:
             pass  # it was killed in the midst of a line
         finally:
-            self._writer = None
+            if self._writer is writer:  # the next kernel may have come
+                self._writer = None
             writer.close()
         if self._door is None:
             self._end()
@@ -257,9 +259,15 @@ class Keeper:
     async def _keep_errors(self, channel: OpenChannel, log: str) -> None:
         """Write a command's standard error into its log, and remember the end of it."""
         assert channel.process.stderr is not None
-        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb", 0) as file:
+        with contextlib.ExitStack() as opened:
+            file = None
+            with contextlib.suppress(OSError):  # a full disk ends no host: `said` has the end
+                descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+                file = opened.enter_context(open(descriptor, "wb", 0))
             while data := await channel.process.stderr.read(1 << 16):
-                file.write(data)
+                with contextlib.suppress(OSError):
+                    if file is not None:
+                        file.write(data)
                 lines = data.decode(errors="replace").splitlines()
                 channel.said.extend(line for line in lines if line.strip())
 

@@ -75,6 +75,8 @@ def refused(folder: str) -> dict[str, str]:
     texts = {}
     for label, (model, name, example) in cases.items():
         texts[label] = _text_of(model, name, example)
+    for alias in ("v1", "Latest", "best model"):
+        texts[alias] = _text_of(plain, "a", x, alias)
     into(folder, tracked=False)
     texts["untracked"] = _text_of(plain, "a", x)
     publishing.here.place = None
@@ -83,9 +85,9 @@ def refused(folder: str) -> dict[str, str]:
     return texts
 
 
-def _text_of(model: nn.Module, name: str, example: Any) -> str:
+def _text_of(model: nn.Module, name: str, example: Any, alias: str | None = None) -> str:
     try:
-        publish(model, name, example=example)
+        publish(model, name, alias=alias, example=example)
     except NBDistError as error:
         return f"{type(error).__name__}: {error}"
     return ""

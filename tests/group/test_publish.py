@@ -61,6 +61,9 @@ def test_what_cannot_be_published_is_one_error_in_words_on_every_rank(tmp_path: 
         "none": "publish needs a batch to follow through the model",
         "empty": "has the shape (0, 4), and no sample",
         "name": "'a/b' is no name of a registered model",
+        "v1": "'v1' is no alias of a registered model",
+        "Latest": "'Latest' is no alias of a registered model",
+        "best model": "'best model' is no alias of a registered model",
         "untracked": "run the cell without --no-track",
         "elsewhere": "There is no notebook here",
     }

@@ -144,13 +144,12 @@ class CellNotes:
             return None
         for_s = now - max(since, watch.moved_at)
         if for_s < quiet_s:
+            self._told_quiet_s = 0.0  # what comes is another wait
             return None
         said, silent = watch.last.said, silent_ranks(watch, self._cluster, now)
         if not silent and not any(said[rank].wait for rank in running if rank in said):
             return None
         note = describe.quiet_note(for_s, said, running, gone, silent)
-        if for_s < self._told_quiet_s:
-            self._told_quiet_s = 0.0  # another wait
         if for_s >= 2 * self._told_quiet_s:
             self._told_quiet_s = for_s
             self._live.tell(note)

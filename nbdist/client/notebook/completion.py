@@ -5,7 +5,7 @@ Names of runs, ranks and variables come from `Values`, which asks only for what 
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from nbdist.client.board import VIEWS
@@ -55,7 +55,8 @@ def complete(text: str, cursor: int, values: Values | None = None) -> list[str]:
     if command == "chaos" and len(before) == 1:
         return _kinds(last)
     previous = before[-1] if before else ""
-    offered = _values(command, previous if previous in options else "", values or Values(), before)
+    awaits = {o for action in parser._actions if action.nargs != 0 for o in action.option_strings}
+    offered = _values(command, previous if previous in awaits else "", values or Values(), before)
     closed = text[cursor : cursor + 1]  # editors close a quote as soon as it is opened
     return [_as_typed(word, last, closed) for word in offered if word.startswith(_plain(last))]
 
@@ -173,7 +174,7 @@ def _of_expect(before: list[str], values: Values) -> Iterable[str]:
     """Return what may follow: an assertion's first word, then what continues it."""
     if not before:
         first = (form.split()[0] for form, _ in FORMS)
-        return dict.fromkeys([*first, *OVER_STEPS, *values.metrics()])
+        return dict.fromkeys([*first, *OVER_STEPS, *_named(values)])
     if before == ["no"]:
         return ("alarms",)
     if before == ["parity"]:
@@ -182,7 +183,12 @@ def _of_expect(before: list[str], values: Values) -> Iterable[str]:
         return ("last", "baseline")
     if before[0] == "bytes" and before[-1] == "of":
         return ("last", "baseline", "explain")
-    return values.metrics() if before[-1] in OVER_STEPS else ()
+    return _named(values) if before[-1] in OVER_STEPS else ()
+
+
+def _named(values: Values) -> Iterator[str]:
+    """Return the metrics that an expression can name: `val/acc` is a division in it."""
+    return (name for name in values.metrics() if name.isidentifier())
 
 
 def _values(command: str, option: str, values: Values, before: list[str]) -> Iterable[str]:

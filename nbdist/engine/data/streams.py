@@ -113,7 +113,7 @@ class SampleStream:
             self.notes.append(Note(epoch, consumed, self._state()))
 
     def _tell_read_again(self, samples: int, seconds: float) -> None:
-        if seconds >= _SAID_FROM_S:
+        if samples and seconds >= _SAID_FROM_S:
             why = "no state_dict" if not self.has_state else "no state of that place"
             print(
                 f"The stream has {why}: {samples:,} samples were read again, in {seconds:.1f} s, "

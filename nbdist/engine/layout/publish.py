@@ -11,6 +11,7 @@ import copy
 import json
 import platform
 import re
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from nbdist.shared.error_text import named
 from nbdist.shared.errors import PublishError
 
 _NAME = re.compile(r"[^/:@'\"\s][^/:@'\"\n]{0,200}")
+_ALIAS = re.compile(r"(?!latest$)(?!v\d+$)[\w-]{1,200}", re.IGNORECASE)  # what MLflow takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +140,17 @@ def _checked(name: str, alias: str | None) -> PublishTarget:
             "This cell is not tracked, so there is no run that a model could be published with.",
             do="run the cell without --no-track",
         )
-    for what, word in (("name", name), ("alias", alias)):
-        if word is not None and not (isinstance(word, str) and _NAME.fullmatch(word)):
-            raise PublishError(
-                f"{word!r} is no {what} of a registered model.",
-                do='give a short text without quotes, "/", ":" and "@", such as "small-gpt"',
-            )
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise PublishError(
+            f"{name!r} is no name of a registered model.",
+            do='give a short text without quotes, "/", ":" and "@", such as "small-gpt"',
+        )
+    if alias is not None and not (isinstance(alias, str) and _ALIAS.fullmatch(alias)):
+        raise PublishError(
+            f"{alias!r} is no alias of a registered model.",
+            do='give letters, digits, "_" and "-", such as "champion", and neither "latest" nor '
+            '"v1", which MLflow keeps for itself',
+        )
     return place
 
 
@@ -197,6 +204,7 @@ def _write(
         request = json.dumps({"inputs": sample.tolist()})
         (folder / "example.json").write_text(request + "\n", encoding="utf-8")
     except Exception as error:
+        shutil.rmtree(folder, ignore_errors=True)  # a disk that is full should not stay so
         raise PublishError(f"The model was not written to {folder}: {named(error)}.") from error
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return {

@@ -1,13 +1,17 @@
 """The process that holds the channels to hosts, as kernels and terminals find it."""
 
+import asyncio
 import socket
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from nbdist.client.cluster.launchers.keeper_link import KeeperLink
+from nbdist.host import keeper
 from nbdist.shared import detached
 from nbdist.shared.errors import ClusterError
 
@@ -31,6 +35,35 @@ def test_a_detached_cluster_that_is_stopped_has_no_name_while_it_ends(
                 detached.choose(detached.find(), "mine")
         finally:
             link.close()
+
+
+def test_a_scheduler_that_does_not_answer_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(keeper, "_CANCEL_S", 0.1)
+    command: Any = None  # it has ended
+    asyncio.run(keeper.OpenChannel("slurm", command, ["sleep", "1234"]).cancel())
+    assert capsys.readouterr().out == "sleep did not end in time\n"
+    assert not any(one.cmdline()[:2] == ["sleep", "1234"] for one in psutil.Process().children())
+
+
+def test_a_channel_without_room_for_its_log_still_says_how_it_ended(tmp_path: Path) -> None:
+    closed: list[dict[str, Any]] = []
+    heard = threading.Event()
+
+    def hear(event: dict[str, Any]) -> None:
+        if event["event"] == "closed":
+            closed.append(event)
+            heard.set()
+
+    link = KeeperLink(tmp_path, hear)
+    try:
+        link.open("quick", ("sh", "-c", "echo why >&2; exit 3"), {}, tmp_path / "none" / "a.log")
+        assert heard.wait(30)
+        assert (closed[0]["status"], closed[0]["said"]) == (3, "why")
+        assert link.alive
+    finally:
+        link.close()
 
 
 def test_a_keeper_that_is_told_to_be_gone_is_not_alive(tmp_path: Path) -> None:

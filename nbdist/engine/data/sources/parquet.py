@@ -146,6 +146,7 @@ class ParquetSource:
                 table = _table(parquet, row_group, self._names_in(file), at_once=self.is_far)
             return self._as_columns(table, file, first)
         except Exception as error:
+            self._forget_footer(nth)  # what lies there now, or next time, may be another file
             where = f"{self.where(group)} of {self.name}"
             raise urls.reason(error, where, self._gone) from error
 
@@ -169,6 +170,10 @@ class ParquetSource:
             if nth in self._kept:
                 self._kept.move_to_end(nth)
             return self._kept.get(nth)
+
+    def _forget_footer(self, nth: int) -> None:
+        with self._lock:
+            self._kept.pop(nth, None)
 
     def _keep_footer(self, nth: int, footer: Any) -> None:
         with self._lock:

@@ -103,6 +103,16 @@ def test_where_nothing_is_live_a_wait_is_told_and_again_when_it_has_lasted_twice
     ]
 
 
+def test_where_nothing_is_live_another_wait_is_told_as_the_first_one_was() -> None:
+    said, note = commentary()
+    for ago in (11, 12, 1, 12):
+        attend(said, {0: WAITS, 1: COMPUTES}, quiet_since=time.monotonic() - ago)
+    assert [line.partition(" s:")[0] for line in note.told] == [
+        "No progress for 11",
+        "No progress for 12",
+    ]
+
+
 def test_where_nothing_is_live_a_deaf_rank_is_named_once() -> None:
     said, note = commentary()
     for _ in range(3):

@@ -17,6 +17,7 @@ VALUES = Values(
     ranks=lambda: ["all", "0", "1"],
     of_ranks=lambda: ["model", "loss", "_private"],
     of_notebook=lambda: ["data", "_"],
+    metrics=lambda: ["val_loss", "val/acc"],
 )
 
 
@@ -36,6 +37,8 @@ VALUES = Values(
         ("%dist verify m", ["model"]),
         ("%dist start ", []),
         ("%dist board c", ["collectives", "careful"]),
+        ("%dist board --interactive c", ["collectives", "careful"]),
+        ("%dist expect final val", ["val_loss"]),
         ("%dist board careful st", ["step"]),
         ("%dist board step ", []),
         ("%dist board careful step ", []),

@@ -58,6 +58,22 @@ def test_a_broken_row_group_is_named_and_the_loop_goes_on_once_it_is_whole(folde
     assert seen + numbers(loop) == list(range(64))
 
 
+def test_a_broken_file_may_be_written_again_in_other_pieces(tmp_path: Path) -> None:
+    def again(compression: str) -> None:
+        table = pa.table({"n": pa.array([n // 3 for n in range(64)], pa.int64())})
+        file = tmp_path / "0.parquet"
+        pq.write_table(table, file, row_group_size=32, compression=compression)
+
+    again("none")
+    break_second_group(tmp_path / "0.parquet")
+    loop = iter(loader(tmp_path, global_batch=32, shuffle=False, interleave=1))
+    seen = next(loop)["n"].tolist()
+    with pytest.raises(DataError, match=r"0\.parquet, row group 1 of .* could not be read"):
+        next(loop)
+    again("zstd")
+    assert seen + numbers(loop) == [n // 3 for n in range(64)]
+
+
 def test_a_file_that_vanished_is_named_and_not_waited_for(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -119,6 +119,8 @@ def test_reading_again_that_takes_long_is_told(
     monkeypatch.setattr(streams, "_SAID_FROM_S", 0.0)
     next(SampleStream(Counted(1000), False, 0, 10).read(0, 500))
     assert "The stream has no state_dict: 500 samples were read again" in capsys.readouterr().out
+    next(SampleStream(Counted(1000), False, 0, 10).read(0, 0))
+    assert capsys.readouterr().out == ""
 
 
 def test_a_stream_draws_numbers_of_seed_and_epoch_and_leaves_the_ranks_own_alone() -> None:
