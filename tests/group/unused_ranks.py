@@ -310,24 +310,22 @@ def grown(change: Callable[[nn.ModuleList], object]) -> str:
     model = Adapters()
     live = parallelize(model, "ddp")
     change(model.layer)
-    opt = live.optimizer(torch.optim.SGD, lr=0.1)
-    try:
-        model(torch.ones(2, 4)).sum().backward()
-        opt.step()
-    except LayoutError as error:
-        return str(error)
-    return "accepted"
+    return trained(model, live.optimizer(torch.optim.SGD, lr=0.1))
 
 
-def grown_later() -> str:
+def grown_later(add: Callable[[torch.optim.Optimizer, list[nn.Parameter]], object]) -> str:
     """Give a model a layer that its optimizer trains too, after both have stepped."""
     model = Adapters()
     live = parallelize(model, "ddp")
     opt = live.optimizer(torch.optim.SGD, lr=0.1)
-    model(torch.ones(2, 4)).sum().backward()
-    opt.step()
+    assert trained(model, opt) == "accepted"
     one_more_layer(model.layer)
-    opt.add_param_group({"params": list(model.layer[-1].parameters())})
+    add(opt, list(model.layer[-1].parameters()))
+    return trained(model, opt)
+
+
+def trained(model: nn.Module, opt: torch.optim.Optimizer) -> str:
+    """Return why a step was refused."""
     try:
         model(torch.ones(2, 4)).sum().backward()
         opt.step()
@@ -416,7 +414,10 @@ def on_two_ranks() -> dict[str, Any]:
         "compressed": thawed_under_compression(),
         "unlike": unlike_on_ranks(),
         "grown": [grown(another_head), grown(one_more_layer)],
-        "grown later": grown_later(),
+        "grown later": [
+            grown_later(lambda opt, new: opt.add_param_group({"params": new})),
+            grown_later(lambda opt, new: opt.param_groups[0]["params"].extend(new)),
+        ],
         "two networks": two_networks_in_one(),
         "penalty": with_a_penalty(),
     }

@@ -121,7 +121,7 @@ class Unused:
 
     def __init__(self) -> None:
         self._models: WeakSet[nn.Module] = WeakSet()
-        # Whose parameters were there at parallelize, with how many groups they had.
+        # Those whose parameters were there at parallelize, and how many they had.
         self._checked: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         # Checking whether a weak set is empty takes some microseconds a step.
         self._is_used = False
@@ -135,18 +135,19 @@ class Unused:
         """Refuse a step on gradients that are not averaged; other models do not matter."""
         if not self._is_used:
             return
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
         for model in list(self._models):
             reducer = torch_modules.reducer_of(model)
             if reducer is None:
                 continue
-            is_new = self._checked.get(optimizer) != len(optimizer.param_groups)
+            is_new = self._checked.get(optimizer) != count
             if is_new or torch_reducers.is_unfinished(reducer):
                 own = {id(p) for group in optimizer.param_groups for p in group["params"]}
                 trained = {name: p for name, p in model.named_parameters() if id(p) in own}
                 if trained:
                     _refuse_strangers(reducer, trained)
                     refuse(model)
-        self._checked[optimizer] = len(optimizer.param_groups)
+        self._checked[optimizer] = count
 
 
 def _refuse_strangers(reducer: Any, trained: dict[str, nn.Parameter]) -> None:
