@@ -262,7 +262,7 @@ def test_what_mlflow_refuses_is_left_out_alone_and_counted(
     home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     begin = Begin(f"{1:020d}-1-1", own_database(home), "nb", "a", 1)
-    writer = SpoolWriter(home / "spool", begin)
+    writer = SpoolWriter(home / "spool", begin, {})
     names = ["bad$name" if n == 5 else "other" for n in range(9)]
     writer.points(Point(n, n, {"good": 1.0, name: 1.0}) for n, name in enumerate(names))
     writer.end("FINISHED", 10)
@@ -275,7 +275,7 @@ def test_what_mlflow_refuses_is_left_out_alone_and_counted(
 
 def test_sending_everything_again_stores_nothing_twice(home: Path) -> None:
     begin = Begin(f"{1:020d}-1-1", own_database(home), "nb", "a", 1)
-    writer = SpoolWriter(home / "spool", begin)
+    writer = SpoolWriter(home / "spool", begin, {})
     writer.points(Point(n, n, {"loss": n / 7}) for n in range(300))
     writer.flush()
     run = SpooledRun(writer.folder)

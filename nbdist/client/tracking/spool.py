@@ -131,19 +131,22 @@ class Batch:
 class SpoolWriter:
     """The kernel's side of one run. Every method may raise OSError; used by one thread."""
 
-    def __init__(self, spool: Path, begin: Begin) -> None:
+    def __init__(self, spool: Path, begin: Begin, summary: Mapping[str, Any]) -> None:
         self.folder = spool / begin.key
-        # Made under another name first: whoever finds the run finds it locked and begun.
+        # Made under another name first: a kernel may be killed here, and whoever finds the run
+        # finds it locked, begun and with a summary.
         draft = spool / f".{begin.key}"
         (draft / "files").mkdir(mode=0o700, parents=True)
         for folder in (spool, draft):
             folder.chmod(0o700)
-        self._held = contextlib.ExitStack()
-        self._held.enter_context(try_lock(draft / "owner.lock"))
-        self._ops = self._held.enter_context(open_private(draft / "ops.jsonl"))
-        self._write({"op": "begin", "version": VERSION} | asdict(begin))
-        self._ops.flush()
-        os.rename(draft, self.folder)
+        with contextlib.ExitStack() as held:
+            held.enter_context(try_lock(draft / "owner.lock"))
+            self._ops = held.enter_context(open_private(draft / "ops.jsonl"))
+            self._write({"op": "begin", "version": VERSION} | asdict(begin))
+            self._ops.flush()
+            _write_summary(draft, summary)
+            os.rename(draft, self.folder)
+            self._held = held.pop_all()
 
     def points(self, points: Iterable[Point]) -> None:
         """Append rows of metrics."""
@@ -178,7 +181,7 @@ class SpoolWriter:
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Replace what `%dist runs` shows of this run."""
-        write_private(self.folder / "summary.json", json.dumps(values).encode())
+        _write_summary(self.folder, values)
 
     def curves(self, values: Mapping[str, Any]) -> None:
         """Replace what this run is compared with others by."""
@@ -278,6 +281,10 @@ class SpooledRun:
         """Remove what MLflow has by now; state and summary stay."""
         shutil.rmtree(self.folder / "files", ignore_errors=True)
         self.ops.unlink(missing_ok=True)
+
+
+def _write_summary(folder: Path, values: Mapping[str, Any]) -> None:
+    write_private(folder / "summary.json", json.dumps(values).encode())
 
 
 def _parse(line: bytes) -> Entry | None:

@@ -76,11 +76,10 @@ class Study:
             )
             params = params_of(self._values)
             self._summary = summary_of(begin, info, "running") | {"kind": "study", "params": params}
-            spool = self._spool = SpoolWriter(spool_of(place.folder), begin)
+            spool = self._spool = SpoolWriter(spool_of(place.folder), begin, self._summary)
             spool.params(own_params(info) | params)
             spool.file("cell.py", hide_in_code(self._source).encode())
             spool.file("environment.txt", provenance.environment_text().encode())
-            spool.summary(self._summary)
             spool.flush()
 
     def finish(

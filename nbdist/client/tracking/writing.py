@@ -122,12 +122,7 @@ class RunWriter:
         self.models: dict[str, str] = {}  # published ones: what is said, by their folders
         self.begin = make_begin(place, info, self._facts(), before, time_ms)
         self.series = RunSeries(info.ranks, self.begin.first_step)
-        self._spool = SpoolWriter(spool_of(place.folder), self.begin)
-        try:
-            self._write_summary("running")
-        except BaseException:
-            self._spool.close()
-            raise
+        self._spool = SpoolWriter(spool_of(place.folder), self.begin, self.summary("running"))
 
     def write_story(self) -> None:
         """Write what the run was made from; the kernel that has begun it knew more of that."""

@@ -1,13 +1,15 @@
 """Which run a word means, and why a run has no board."""
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
-from nbdist.client.tracking.begin import RunPlace
+from nbdist.client.tracking.begin import RunPlace, attached_run
 from nbdist.client.tracking.past.runs import find_run, kept_board, runs_table, select
 from nbdist.client.tracking.spool import spool_of
 from nbdist.client.tracking.writing import RunEnd, RunWriter
@@ -94,6 +96,30 @@ def test_a_board_that_cannot_be_kept_costs_the_run_nothing(
 
     assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
     assert "board of run one was not kept" in caplog.text
+
+
+def test_a_run_whose_kernel_is_killed_as_it_begins_is_continued_in_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = RunPlace(tmp_path / ".nbdist", "sqlite:///x", "nb")
+    info = CellInfo(5, "train()", (0,), 1, "gloo", ("cpu",), run_name="one")
+    rename = os.rename
+
+    def rename_and_die(old: Path, new: Path) -> None:
+        rename(old, new)
+        raise SystemExit
+
+    monkeypatch.setattr(os, "rename", rename_and_die)
+    with pytest.raises(SystemExit):
+        RunWriter(place, info, [info], Telemetry(), 10**9)
+    monkeypatch.undo()
+
+    begun = attached_run(place.folder, 5, [os.getpid()], 0)
+    attached = replace(info, continues=begun, attached=True)
+    writer = RunWriter(place, attached, [attached], Telemetry(), 10**9)
+    writer.close()
+    assert begun is not None
+    assert writer.begin.continues == begun
 
 
 def test_runs_that_the_table_has_no_room_for_are_counted_and_known_by_name(tmp_path: Path) -> None:

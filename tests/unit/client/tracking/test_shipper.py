@@ -24,7 +24,7 @@ BEGIN = Begin(
 
 @pytest.fixture
 def ended(tmp_path: Path) -> SpooledRun:
-    writer = SpoolWriter(make_private_folder(tmp_path / ".nbdist") / "spool", BEGIN)
+    writer = SpoolWriter(make_private_folder(tmp_path / ".nbdist") / "spool", BEGIN, {})
     writer.end("FINISHED", 9)
     writer.close()
     return SpooledRun(tmp_path / ".nbdist" / "spool" / BEGIN.key)

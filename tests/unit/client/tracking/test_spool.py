@@ -28,7 +28,7 @@ def spool(tmp_path: Path) -> Path:
 
 
 def test_what_is_written_is_read_in_order(spool: Path) -> None:
-    writer = SpoolWriter(spool, BEGIN)
+    writer = SpoolWriter(spool, BEGIN, {})
     writer.params({"lr": "1"})
     writer.points([Point(1, 1, {"loss": 0.1}), Point(2, 2, {"loss": float("nan")})])
     writer.file("cell.py", b"pass")
@@ -52,7 +52,7 @@ def test_what_is_written_is_read_in_order(spool: Path) -> None:
 
 
 def test_a_board_is_kept_for_its_owner_alone_and_goes_with_its_run(spool: Path) -> None:
-    writer = SpoolWriter(spool, BEGIN)
+    writer = SpoolWriter(spool, BEGIN, {})
     run = SpooledRun(spool / BEGIN.key)
     assert run.board() is None
     writer.board(b"drawn from this")
@@ -74,7 +74,7 @@ def points_of(batch: Batch) -> list[Point]:
 
 
 def test_a_batch_holds_no_more_points_than_mlflow_takes(spool: Path) -> None:
-    writer = SpoolWriter(spool, BEGIN)
+    writer = SpoolWriter(spool, BEGIN, {})
     writer.points(Point(n, n, {"a": 1.0, "b": 2.0}) for n in range(7))
     writer.close()
     run = SpooledRun(spool / BEGIN.key)
@@ -84,7 +84,7 @@ def test_a_batch_holds_no_more_points_than_mlflow_takes(spool: Path) -> None:
 
 
 def test_one_wide_row_travels_whatever_its_width(spool: Path) -> None:
-    writer = SpoolWriter(spool, BEGIN)
+    writer = SpoolWriter(spool, BEGIN, {})
     writer.points([Point(1, 1, {f"k{i}": 0.0 for i in range(50)})])
     writer.close()
     run = SpooledRun(spool / BEGIN.key)
@@ -93,7 +93,7 @@ def test_one_wide_row_travels_whatever_its_width(spool: Path) -> None:
 
 
 def test_a_line_that_a_crash_cut_short_is_left_for_later(spool: Path) -> None:
-    writer = SpoolWriter(spool, BEGIN)
+    writer = SpoolWriter(spool, BEGIN, {})
     writer.points([Point(1, 1, {"loss": 0.1})])
     writer.close()
     run = SpooledRun(spool / BEGIN.key)
@@ -106,7 +106,7 @@ def test_a_line_that_a_crash_cut_short_is_left_for_later(spool: Path) -> None:
 
 
 def test_a_damaged_line_is_counted_and_the_rest_is_read(spool: Path) -> None:
-    writer = SpoolWriter(spool, BEGIN)
+    writer = SpoolWriter(spool, BEGIN, {})
     writer.close()
     run = SpooledRun(spool / BEGIN.key)
     with run.ops.open("ab") as file:
@@ -117,7 +117,7 @@ def test_a_damaged_line_is_counted_and_the_rest_is_read(spool: Path) -> None:
 
 
 def test_a_run_belongs_to_its_kernel_until_that_closes_it(spool: Path) -> None:
-    writer = SpoolWriter(spool, BEGIN)
+    writer = SpoolWriter(spool, BEGIN, {})
     run = SpooledRun(spool / BEGIN.key)
     assert run.is_owned()
     writer.close()
@@ -125,7 +125,7 @@ def test_a_run_belongs_to_its_kernel_until_that_closes_it(spool: Path) -> None:
 
 
 def test_state_survives_and_an_unknown_field_is_ignored(spool: Path) -> None:
-    SpoolWriter(spool, BEGIN).close()
+    SpoolWriter(spool, BEGIN, {}).close()
     run = SpooledRun(spool / BEGIN.key)
     assert run.state() == SpoolState()
     run.save(SpoolState(offset=7, run_id="r", is_done=True))
@@ -135,7 +135,7 @@ def test_state_survives_and_an_unknown_field_is_ignored(spool: Path) -> None:
 
 
 def test_nobody_else_may_look_inside(spool: Path) -> None:
-    writer = SpoolWriter(spool, BEGIN)
+    writer = SpoolWriter(spool, BEGIN, {})
     writer.file("cell.py", b"pass")
     writer.summary({})
     writer.close()
@@ -150,5 +150,5 @@ def test_nobody_else_may_look_inside(spool: Path) -> None:
 def test_runs_are_listed_newest_first(spool: Path) -> None:
     for n in (2, 1, 3):
         begin = Begin(f"{n:020d}-1-1", "sqlite:///x", "nb", "a", n)
-        SpoolWriter(spool, begin).close()
+        SpoolWriter(spool, begin, {}).close()
     assert [run.begin().time_ms for run in spooled_runs(spool.parent)] == [3, 2, 1]  # type: ignore[union-attr]
