@@ -42,10 +42,14 @@ def environment(store_host: str, store_port: int, interface: str, *, recovers: b
         )
     name = _interface_name(interface)
     if name is not None:
-        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            # Also for a backend that a program makes by hand, without our device.
+        # Also for a backend that a program makes by hand, without our device. NCCL takes a name
+        # without "=" for how names begin: eth1 would be eth10, too.
+        for variable, value in {
+            "GLOO_SOCKET_IFNAME": name,
+            "NCCL_SOCKET_IFNAME": f"={name}",
+        }.items():
             if recovers or variable not in os.environ:
-                os.environ[variable] = name
+                os.environ[variable] = value
 
 
 def _interface_name(address: str) -> str | None:
