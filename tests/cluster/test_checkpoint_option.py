@@ -361,3 +361,46 @@ def test_a_cell_saves_what_it_trains_also_after_a_rank_was_replaced(
     assert saved("all", "") == ["disc", "gen", "other"]
     said = session.run(f"nbdist.restore({str(tmp_path / 'second')!r})", track=False)[0].text
     assert "Here and not there is Linear (gen), Linear-2 (disc): they stay as they are." in said
+
+
+ADVERSARIAL = """
+torch.manual_seed(0)
+nets = [torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)]
+for net in nets:
+    nbdist.parallelize(net, "ddp")
+opts = [torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9) for net in nets]
+halving = torch.optim.lr_scheduler.StepLR(opts[0], 1, 0.5)
+"""
+IN_TURNS = """
+for step in range(STEPS):
+    for net, opt in zip(nets, opts):
+        opt.zero_grad()
+        net(torch.ones(2, 3)).pow(2).mean().backward()
+        opt.step()
+        if opt is opts[0]:
+            halving.step()
+"""
+HELD = "[[p.tolist() for net in nets for p in net.parameters()], halving.last_epoch]"
+
+
+def test_two_optimizers_in_turns_are_saved_at_one_moment(session: Session) -> None:
+    session.run(ADVERSARIAL)
+    session.run(IN_TURNS, params={"STEPS": 6}, track=False)
+    at_six = session.run(HELD).value_list
+    session.run(ADVERSARIAL)
+    session.run(IN_TURNS, params={"STEPS": 7}, track=False, checkpoint=2)
+    session.run("nbdist.restore()")
+    assert session.run(HELD).value_list == at_six
+
+
+def test_of_trainings_one_after_the_other_each_is_saved(session: Session) -> None:
+    """Each cell trains the first network alone, and then the second."""
+    phase = IN_TURNS.replace("zip(nets, opts)", "[one]").replace("\n", "\n    ")
+    cell = f"for one, STEPS in zip(zip(nets, opts), MADE):{phase}"
+    session.run(ADVERSARIAL)
+    session.run(cell, params={"MADE": [9, 8]}, track=False)
+    at_eight = session.run(HELD).value_list
+    session.run(ADVERSARIAL)
+    session.run(cell, params={"MADE": [9, 9]}, track=False, checkpoint=4)
+    session.run("nbdist.restore()")
+    assert session.run(HELD).value_list == at_eight

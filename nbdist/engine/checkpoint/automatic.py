@@ -46,20 +46,26 @@ _CHANGED_AFTER = (
 
 
 class Rhythm:
-    """Which optimizer's step ends an iteration: the last before one steps again."""
+    """Which optimizer's step ends an iteration: the last before one steps again.
+
+    Where one steps again and the other has not ended an iteration in between, the training has come
+    to another loop, and which step ends that is learned from its first two iterations.
+    """
 
     def __init__(self) -> None:
-        self._seen: list[ref[Optimizer]] = []
+        self._seen: list[ref[Optimizer]] = []  # since the last end of an iteration
         self._closer: ref[Optimizer] | None = None
 
     def closes(self, optimizer: Optimizer) -> bool:
         """Note a step, and return whether an iteration ends with it."""
-        if self._closer is None:
-            if any(one() is optimizer for one in self._seen):
-                self._closer = self._seen[-1]
-            else:
-                self._seen.append(ref(optimizer))
-        return self._closer is not None and self._closer() is optimizer
+        if any(one() is optimizer for one in self._seen):
+            self._closer = self._seen[-1] if self._closer is None else None
+            self._seen.clear()
+        self._seen.append(ref(optimizer))
+        ends = self._closer is not None and self._closer() is optimizer
+        if ends:
+            self._seen.clear()
+        return ends
 
 
 def best_interval(cost_s: float, step_s: float, failure_s: float = FAILURE_S) -> int:
@@ -193,7 +199,9 @@ class Automatic(Component):
         moment = rest.moment(training)
         save.here.tell_later(saving, lambda: rest.facts_of(training, moment))
         counted = step_state.here().steps
-        counted.setdefault(optimizer, step_state.OptimizerSteps()).before_next.append(self._tell)
+        # Whichever steps next: a discriminator does so long before its generator.
+        for one in {optimizer, *training.optimizers}:
+            counted.setdefault(one, step_state.OptimizerSteps()).before_next.append(self._tell)
         self._left[:] = [
             (tensor, tensor._version)
             for model in training.models

@@ -30,6 +30,27 @@ def test_an_optimizer_that_is_gone_closes_nothing() -> None:
     assert not rhythm.closes(optimizer())
 
 
+@pytest.mark.parametrize("keeps_the_first", [True, False])
+def test_each_loop_of_a_cell_ends_its_own_iterations(keeps_the_first: bool) -> None:
+    rhythm, first = Rhythm(), optimizer()
+    assert [rhythm.closes(first) for _ in range(3)] == [False, True, True]
+    if not keeps_the_first:
+        del first
+    second, third = optimizer(), optimizer()
+    assert [rhythm.closes(second) for _ in range(4)] == [False, False, True, True]
+    assert [rhythm.closes(one) for one in [second, third] * 3] == [True, False] * 3
+    assert [rhythm.closes(third) for _ in range(3)] == [False, True, True]
+
+
+def test_a_step_that_is_left_out_once_changes_nothing_from_the_next_iteration_on() -> None:
+    rhythm, critic, actor = Rhythm(), optimizer(), optimizer()
+    for one in [critic, actor] * 2:
+        rhythm.closes(one)
+    overflowed = [critic, critic, actor]
+    assert [rhythm.closes(one) for one in overflowed] == [False, False, False]
+    assert [rhythm.closes(one) for one in [critic, actor] * 2] == [False, True, False, True]
+
+
 @pytest.mark.parametrize(
     ("cost_s", "step_s", "steps"), [(0.5, 0.1, 2939), (50.0, 1.0, 2939), (0.0, 1.0, 1)]
 )
