@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from nbdist.engine.averaging.master import Answer, Gradients, Status
 from nbdist.engine.averaging.staleness import Staleness
+from nbdist.engine.compat import tensor_bytes
 
 UPDATE, ASK, FINISH, LEAVE = range(1, 5)  # requests of a worker
 _UNKNOWN = 9  # the server has no such master
@@ -124,7 +125,7 @@ def _pack_gradients(gradients: Gradients, like: Sequence[torch.Tensor]) -> torch
 
 def _pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the tensors' bytes, one after the other, on the host."""
-    flat = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in tensors]
+    flat = [tensor_bytes.raw(t.contiguous()) for t in tensors]
     if len({t.device for t in flat}) > 1:
         flat = [t.cpu() for t in flat]
     return torch.cat(flat).cpu()

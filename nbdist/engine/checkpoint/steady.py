@@ -19,6 +19,7 @@ import torch
 
 from nbdist.engine.checkpoint.trained_models import parameters_of
 from nbdist.engine.checkpoint.training_state import Training, real
+from nbdist.engine.compat import tensor_bytes
 from nbdist.engine.compat.tensor_frame import lies_whole
 from nbdist.engine.compat.torch_checkpoint import TensorKey
 from nbdist.engine.component import Component
@@ -146,7 +147,7 @@ def _lies_in_words(tensor: torch.Tensor) -> bool:
 
 def _words(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return a tensor's bits as numbers: whole words, and the bytes that are left over."""
-    flat = tensor.detach().view(-1)
+    flat = tensor_bytes.flat(tensor)
     left = flat.numel() * flat.element_size() % _WORD
     if not left:
         return [flat.view(torch.int64)]

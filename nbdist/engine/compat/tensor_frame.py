@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from nbdist.engine.compat import tensor_bytes
 from nbdist.engine.compat.counted_stream import CountedStream
 
 _KEPT_BYTES = 4096  # of a tensor: one of torch's own pieces may be as long
@@ -73,8 +74,8 @@ def lies_whole(tensor: torch.Tensor) -> bool:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    raw: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-    return memoryview(raw)
+    array: Any = tensor_bytes.raw(tensor).numpy()
+    return memoryview(array)
 
 
 def _written_by_torch(tensor: torch.Tensor, stream: CountedStream) -> Frame | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from nbdist.engine.compat import tensor_bytes
 from nbdist.engine.recovery.decide import Steps
 
 
@@ -37,8 +38,8 @@ def metas_of(tensors: Sequence[torch.Tensor]) -> tuple[tuple[tuple[int, ...], to
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a tensor on the CPU; its own, where it is contiguous."""
-    flat: Any = tensor.reshape(-1).view(torch.uint8).numpy()
-    return memoryview(flat)
+    array: Any = tensor_bytes.raw(tensor.contiguous()).numpy()
+    return memoryview(array)
 
 
 def tensors_of(saved: Saved, body: bytearray) -> list[torch.Tensor]:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nbdist.engine.compat import tensor_bytes
+
 PIECE_BYTES = 32 << 20
 
 _Meta = tuple[tuple[int, ...], torch.dtype, str]  # shape, dtype, type of device
@@ -20,7 +22,7 @@ def send(frame: Any, tensors: Sequence[torch.Tensor], rank: int) -> None:
     metas: list[_Meta] = [(tuple(t.shape), t.dtype, t.device.type) for t in tensors]
     dist.send_object_list([(frame, metas)], rank)
     for piece in _pieces(metas):
-        flat = [tensors[i].detach().contiguous().reshape(-1).view(torch.uint8) for i in piece]
+        flat = [tensor_bytes.raw(tensors[i].contiguous()) for i in piece]
         dist.send(torch.cat(flat), rank)
 
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from nbdist.engine.compat import tensor_bytes
 from nbdist.engine.layout import memory
 from nbdist.engine.layout.policies.efficiency import FULL
 from nbdist.engine.layout.policies.policies import Policies
@@ -186,8 +187,7 @@ def _digest(inputs: Any) -> bytes:
     for leaf in tree_leaves(inputs):
         if isinstance(leaf, torch.Tensor):
             digest.update(repr((tuple(leaf.shape), leaf.dtype)).encode())
-            flat = leaf.detach().contiguous().view(-1).view(torch.uint8)
-            digest.update(flat.numpy().tobytes())
+            digest.update(tensor_bytes.raw(leaf.contiguous()).numpy().tobytes())
         elif isinstance(leaf, int | float | str | bool | None):
             digest.update(repr(leaf).encode())
     return digest.digest()

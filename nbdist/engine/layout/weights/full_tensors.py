@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from nbdist.engine.compat import torch_hooks, torch_modules
+from nbdist.engine.compat import tensor_bytes, torch_hooks, torch_modules
 from nbdist.engine.layout.plan.mesh import MeshShape
 
 _SOURCE = 0  # the rank whose tensors are sent
@@ -178,7 +178,7 @@ def from_rank_0(
             else:
                 packed[name] = torch.empty(place.shape, dtype=place.dtype, device=device_type)
         # As bytes: a broadcast carries one dtype, and gloo not every one.
-        sent = [tensor.view(-1).view(torch.uint8) for tensor in packed.values() if tensor.numel()]
+        sent = [tensor_bytes.raw(tensor) for tensor in packed.values() if tensor.numel()]
         if sent:
             torch_modules.broadcast_coalesced(sent, _SOURCE)
         yield from packed.items()

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from nbdist.engine.compat import tensor_bytes
 from nbdist.shared.errors import CheckpointError
 
 _DTYPES = {
@@ -197,9 +198,7 @@ def _read_into(file: int, begin: int, target: torch.Tensor) -> None:
 
 def bytes_of(tensor: torch.Tensor) -> Any:
     """Return the memory of a contiguous tensor on the CPU, as an array of bytes."""
-    # A dim of one may have any stride, which `view` minds.
-    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
-    return flat.view(torch.uint8).numpy()
+    return tensor_bytes.raw(tensor).numpy()
 
 
 def unreadable(path: Path, error: OSError) -> CheckpointError:

@@ -11,7 +11,7 @@ bound, such as its batch, is of the loop's last turn and tells nothing. Main thr
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from hashlib import blake2b
 from itertools import islice
 from pathlib import PurePath
@@ -24,7 +24,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
-from nbdist.engine.compat import torch_live, torch_modules, torch_pipeline, torch_sharded
+from nbdist.engine.compat import (
+    tensor_bytes,
+    torch_live,
+    torch_modules,
+    torch_pipeline,
+    torch_sharded,
+)
 from nbdist.engine.data.loaders import Loader
 from nbdist.engine.group import group_names
 from nbdist.engine.layout.layout import Layout
@@ -121,9 +127,19 @@ class _Reader:
         if isinstance(value, dict):
             return self._read_pairs(dict.items(value), depth)
         if isinstance(value, (set, frozenset)):  # their order is another one in each process
-            is_small = len(value) <= _MOST_ITEMS
-            return " ".join(sorted(self.read(item, depth) for item in value)) if is_small else ""
+            return self._read_set(value, depth) if len(value) <= _MOST_ITEMS else ""
         return "[" + ", ".join(self.read(item, depth) for item in islice(value, _MOST_ITEMS)) + "]"
+
+    def _read_set(self, items: Collection[Any], depth: int) -> str:
+        """Read each item as far as an equal share goes: which comes first is no value's own."""
+        left, share = self._left, self._left // max(1, len(items))
+        read = []
+        for item in items:
+            self._left = share
+            read.append(self.read(item, depth))
+            left -= share - self._left
+        self._left = left
+        return " ".join(sorted(read))
 
     def _read_pairs(self, pairs: Iterable[tuple[Any, Any]], depth: int) -> str:
         read = (
@@ -156,7 +172,7 @@ def _plain(value: Any) -> str | None:
     if isinstance(value, (bytes, bytearray)):
         return _bounded(bytes(value[:_MOST_CHARS]).hex()) + f" {len(value)}"
     if isinstance(value, int):
-        return str(int.__hash__(value))  # of any size
+        return int.__format__(value, "x")  # a hash has one for -1 and -2; digits have a limit
     if value is None or isinstance(value, (float, complex, range, slice, np.generic)):
         return repr(value)
     return str(value) if isinstance(value, PurePath) else None
@@ -179,7 +195,7 @@ def _numbers(value: Any) -> str:
             return ""
         flat = value.detach().reshape(-1)
         step = -(-flat.numel() // _MOST_NUMBERS) or 1
-        chosen = flat[::step].cpu().contiguous().view(torch.uint8).numpy()
+        chosen = tensor_bytes.raw(flat[::step].cpu().contiguous()).numpy()
     return blake2b(chosen.tobytes(), digest_size=8).hexdigest()
 
 
