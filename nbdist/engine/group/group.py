@@ -15,6 +15,7 @@ may call at any moment.
 """
 
 import os
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, cast
 
@@ -258,24 +259,8 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
             next `reform`, with a higher generation.
     """
     here = state.here.member()
-    if generation <= here.generation:
-        raise ClusterError(
-            f"Generation {generation} of the process group has been used.",
-            why=f"rank {here.rank} is at generation {here.generation}, and none is used again.",
-        )
-    if state.here.reforms_left() == 0:
-        raise ClusterError(
-            "The process group cannot be re-created any more.",
-            why=f"torch numbers a group's backends in one byte, and after {here.generation} "
-            "faults all numbers are used.",
-            do=_RESTART,
-        )
-    # On ranks without an `abort`, too: what still runs on the old backend ends here.
-    _cut(here)
-    here.generation = generation
-    here.env_rendezvous = 0
-    here.aborted = False
-    here.store.resume()
+    _require_new(generation, here)
+    _enter(generation, here)
     here.form_limit = timedelta(seconds=timeout_s)
     held, here.held = here.held, []  # an `abort` from here on holds those of this generation
     try:
@@ -289,12 +274,7 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
             live = {}
             _make_default(here, plan.default)
         else:
-            for key in plan.groups:
-                if key in live:
-                    new_backends.renew(here, live[key])
-            throttle.here.apply()
-            torch_groups.default_group_store(here.place())
-            torch_groups.set_group_count(plan.group_count)
+            _renew(here, [live[key] for key in plan.groups if key in live], plan.group_count)
     except BaseException:
         here.held += held
         # Half of the groups may live: no collective must pass until all do.
@@ -313,6 +293,39 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
         "reforms_left": state.here.reforms_left(),
         "is_anew": plan.is_replaced,
     }
+
+
+def _require_new(generation: int, here: GroupState) -> None:
+    if generation <= here.generation:
+        raise ClusterError(
+            f"Generation {generation} of the process group has been used.",
+            why=f"rank {here.rank} is at generation {here.generation}, and none is used again.",
+        )
+    if state.here.reforms_left() == 0:
+        raise ClusterError(
+            "The process group cannot be re-created any more.",
+            why=f"torch numbers a group's backends in one byte, and after {here.generation} "
+            "faults all numbers are used.",
+            do=_RESTART,
+        )
+
+
+def _enter(generation: int, here: GroupState) -> None:
+    # On ranks without an `abort`, too: what still runs on the old backend ends here.
+    _cut(here)
+    here.generation = generation
+    here.env_rendezvous = 0
+    here.aborted = False
+    here.store.resume()
+
+
+def _renew(here: GroupState, groups: Iterable[torch_groups.LiveGroup], group_count: int) -> None:
+    """Give these groups new backends, in the same order on all ranks."""
+    for live in groups:
+        new_backends.renew(here, live)
+    throttle.here.apply()
+    torch_groups.default_group_store(here.place())
+    torch_groups.set_group_count(group_count)
 
 
 def was_released(error: BaseException) -> bool:
