@@ -26,7 +26,7 @@ CONTINUES = (
     "continues"  # a fact of a cell that is run again: it trains on what is there, or restored
 )
 # The iopub messages that show something: a detached cluster's ranks keep them (`journal.py`).
-# What each rank finds in its namespace, of its own or put there by us: nobody else sets them.
+# What each rank finds in its namespace, of its own or put there by us: nothing else sets them.
 NAMES_OF_A_RANK = frozenset(
     {"rank", "local_rank", "world_size", "device", "torch", "dist", "nbdist"},
 )

@@ -3,8 +3,8 @@
 A rank is *stuck* when it waits for a rank that launches nothing more in this cell (it has
 finished, failed or died, or the cell does not run there), or for one that is stuck itself. The
 largest set of ranks for which this holds is looked for, so that two ranks that wait for each
-other are in it, each because of the other. A rank that computes is never stuck, and nobody is who
-waits only for such.
+other are in it, each because of the other. A rank that computes is never stuck, and neither is one
+that waits only for such ranks.
 
 The proof needs all of the same waits at two moments, the second after every answer of the first:
 between them all ranks waited at once, and nothing that was read at different times is mixed.

@@ -254,7 +254,7 @@ def rank_error(
     causes: list[Failure | Death] = [f for f in raised if not _follows(f)]
     causes += deaths
     followed = [f for f in raised if _follows(f)]
-    # Where nobody knows better, what else would be a consequence is the news.
+    # Where no cause is known, what else would be a consequence is the news.
     if not causes and not because:
         news = [f for f in followed if not is_consequence(f)]
         causes, followed = list(news or followed), [f for f in followed if news and f not in news]

@@ -236,7 +236,7 @@ class Saving:
         self.blocked_s += seconds
 
     def _abandon(self, error: BaseException) -> None:
-        """Have nobody wait for this rank, which goes no further. Main thread."""
+        """Have no other rank wait for this one, which goes no further. Main thread."""
         if self._copying is not None:
             self._copying.give_up()
         self._tell(error)

@@ -262,8 +262,8 @@ def _unsure(facts: Mapping[str, Any], *, is_alive: bool) -> str:
     """Return why a loader's positions do not tell its samples; "" where they do."""
     if differs := facts.get("differs"):
         return (
-            f"ranks differ in {differs}, so nobody knows which samples came how often: positions "
-            "are counted. Do: make it alike on all ranks, such as by a seed"
+            f"ranks differ in {differs}, so which samples came how often is not known: "
+            "positions are counted. Do: make it the same on all ranks, such as by a seed"
         )
     if facts.get("repeats") and not is_alive:
         return "its sampler gives samples more than once, and is no more: positions are counted"

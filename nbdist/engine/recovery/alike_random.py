@@ -20,7 +20,7 @@ def choose(
 ) -> dict[int, tuple[int, int | None]]:
     """Return, by new rank, the first of those that draw alike, and whom it gets its stream from.
 
-    Pure. None: nobody has that stream any more.
+    Pure. None: no rank has that stream any more.
 
     Args:
         replacements: The new ranks.

@@ -70,7 +70,7 @@ class Following:
     """What becomes of what follows the steps of some ranks.
 
     Attributes:
-        source: Who is copied from; -1: nobody.
+        source: The rank that is copied from; -1: none.
         behind: Who copies.
         names: What they copy, numbers aside.
         numbers: What numbers become where they are copied.

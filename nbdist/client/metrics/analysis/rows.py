@@ -123,7 +123,7 @@ class FamilyIndex:
             self.families.append(family)
         meeting: tuple[object, ...] = (t.group, ends, is_message, t.tag)
         is_whole = len(ends) > 1 or (len(ends) == 1 and not is_message)
-        if not is_whole:  # from any source, or a group that torch does not know: meets nobody
+        if not is_whole:  # from any source, or a group that torch does not know: meets no rank
             meeting = (*meeting, rank)
         if meeting not in self._meetings:
             self._meetings[meeting] = len(self.sizes)

@@ -121,7 +121,7 @@ class StragglerDetector:
         if slow is None:
             return None
         step_s = window.median_s("step")
-        # What is hidden behind backward is waited for by nobody. An end that hardly waits is the
+        # No rank waits for what is hidden behind backward. An end that hardly waits is the
         # one that reads late.
         lost_s = min(slow.lost_s, *(window.typical_s("comm", rank) for rank in slow.link))
         share = lost_s / max(step_s - lost_s, 1e-9)

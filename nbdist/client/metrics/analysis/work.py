@@ -27,7 +27,7 @@ FIRST_STEPS = 2  # of a cell: connections are opened, buckets built, code is com
 BLOCKS = 5
 SLOWER = 0.2  # than the peers, in the window's median or each block's mean
 IN_EACH_BLOCK = 0.1
-OF_STEP = 0.1  # where most of a step is communication, a little more work is waited for by nobody
+OF_STEP = 0.1  # where most of a step is communication, no rank waits for a little more work
 MOST_OF = 0.5  # of what a rank is slower: then that is the cause
 LEAST_OF = 0.25  # of it, else what takes longer is now this and now that: the machine, by chance
 STARVED_S = 5.0  # the kernel needs some seconds to spread over the cores what runs on them
@@ -149,7 +149,7 @@ class StepWindow:
         return self.values[:, :, _AT[name]]
 
     def median_s(self, name: str) -> float:
-        """Return the median over all ranks and steps; 0 where nobody tells it."""
+        """Return the median over all ranks and steps; 0 where no rank reports it."""
         known = self.column(name)
         known = known[np.isfinite(known)]
         return float(np.median(known)) if len(known) else 0.0

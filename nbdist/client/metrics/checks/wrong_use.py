@@ -266,8 +266,8 @@ def repeats_an_order(seen: Seen) -> str:
     if not any(any(step.of("same_epoch").values()) for step in seen.steps):
         return ""
     return (
-        "Each epoch has the same order: the DistributedSampler shuffles by its epoch, which nobody "
-        "sets. Call sampler.set_epoch(epoch) before each pass; nbdist.loader counts by itself."
+        "Each epoch has the same order: the DistributedSampler shuffles by its epoch, which is "
+        "never set. Call sampler.set_epoch(epoch) before each pass; nbdist.loader counts by itself."
     )
 
 
