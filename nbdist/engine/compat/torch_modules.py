@@ -58,7 +58,7 @@ def live_ddps() -> list[DistributedDataParallel]:
 
 
 def kept_alike(module: DistributedDataParallel) -> list[tuple[str, nn.Parameter]]:
-    """Return the parameters, with their names, that a DDP means to keep alike on its ranks.
+    """Return the parameters, with their names, that a DDP means to keep equal on its ranks.
 
     None where a hook lets them part between averages (`PostLocalSGDState`).
     """

@@ -247,13 +247,13 @@ def _told_apart(
     about: Mapping[int, Mapping[str, Any]], places: Mapping[int, int]
 ) -> dict[int, str]:
     """Return a name for each loader: its own, or "loader"; with a number where a cell has more."""
-    alike: dict[tuple[str, int], list[int]] = {}
+    by_name: dict[tuple[str, int], list[int]] = {}
     for loader in sorted(about, key=lambda one: places.get(one, -1)):
         facts = about[loader]
-        alike.setdefault((facts["name"] or "loader", facts["prompt"]), []).append(loader)
+        by_name.setdefault((facts["name"] or "loader", facts["prompt"]), []).append(loader)
     return {
         loader: name if len(loaders) == 1 else f"{name} {nth}"
-        for (name, _), loaders in alike.items()
+        for (name, _), loaders in by_name.items()
         for nth, loader in enumerate(loaders, 1)
     }
 

@@ -95,7 +95,7 @@ class Loader(DataLoader[T]):
 
     @property
     def weights(self) -> tuple[float, ...] | None:
-        """How large each part of a batch is, one number a part; None: all alike.
+        """How large each part of a batch is, one number a part; None: all equal.
 
         Counts from the next `for` on. It is not part of `state_dict`, and changes neither the
         global batches nor the position.

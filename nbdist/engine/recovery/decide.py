@@ -399,7 +399,7 @@ def _shared(of_unit: Mapping[int, ModelReport]) -> dict[int, ModelReport]:
 
 
 def _common_parts(of_unit: Mapping[int, ModelReport]) -> tuple[str, ...]:
-    """Return the names that all ranks tell, in the order of the first; of two alike, neither."""
+    """Return the names that all ranks report once, in the order of the first."""
     every = [report.parts for report in of_unit.values()]
     return tuple(p for p in every[0] if p and all(parts.count(p) == 1 for parts in every))
 

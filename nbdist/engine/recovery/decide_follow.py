@@ -292,10 +292,10 @@ def _uneven_lines(uneven: Mapping[str, Mapping[int, int]]) -> list[str]:
         return []
     apart = []
     for name, by_rank in list(uneven.items())[:_MOST_NAMES]:
-        alike: dict[int, list[int]] = {}
+        by_value: dict[int, list[int]] = {}
         for rank, value in by_rank.items():
-            alike.setdefault(value, []).append(rank)
-        parts = [f"{value} on {name_ranks(ranks)}" for value, ranks in alike.items()]
+            by_value.setdefault(value, []).append(rank)
+        parts = [f"{value} on {name_ranks(ranks)}" for value, ranks in by_value.items()]
         apart.append(f"{name} is {' and '.join(parts)}")
     it = "it" if len(uneven) == 1 else "them"
     line = (

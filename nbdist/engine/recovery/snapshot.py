@@ -14,7 +14,7 @@ newest. Ranks that train apart take theirs where all are equal, at the end of a 
 one before for a round more, by which one rank may be ahead.
 
 Where peers keep snapshots (`peers`), those of what is cut are taken every K steps instead, counted
-from the first step and from each recovery, which all ranks know alike. The two newest are kept,
+from the first step and from each recovery, the same on all ranks. The two newest are kept,
 here and at the peer. Main thread, but `status`.
 """
 

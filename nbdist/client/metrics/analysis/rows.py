@@ -1,4 +1,4 @@
-"""Calls of many ranks as columns of numbers, and what alike calls have in common beside them.
+"""Calls of many ranks as columns of numbers, and what similar calls have in common beside them.
 
 The columns are numpy arrays: a cell tells thousands of calls a second, which Python objects would
 not bear. Threads: belongs to `nbdist-analysis`.

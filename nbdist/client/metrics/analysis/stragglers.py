@@ -13,7 +13,7 @@ was busy, about as little in each of at least four samples and 50 steps, and the
 a fifth, for which both its ends wait: that the other end reads late the kernel counts as busy too.
 Links that carry little a step are not judged: their times are those of the ranks that answer.
 
-Nothing is said of load that all ranks have alike, nor of what passes sooner.
+Nothing is said of load that is the same on all ranks, nor of what passes sooner.
 """
 
 import logging

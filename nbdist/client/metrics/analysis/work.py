@@ -220,7 +220,7 @@ def _is_slow_on_average(mine: Floats, theirs: Floats) -> bool:
     """Return whether the mean of each block is, by (block) and (peer, block): a periodic cause.
 
     Means also rise by chance, now much and now little. So the least of a rank's must be above the
-    most of a typical peer's, and what it is late alike in all blocks.
+    most of a typical peer's, and its lateness about the same in all blocks.
     """
     late = mine - np.median(theirs, axis=0)
     is_above = mine.min() >= (1 + SLOWER) * np.median(theirs.max(axis=1))
@@ -321,8 +321,8 @@ def cause_of(parts: Mapping[str, tuple[float, float]], late_ms: float) -> Cause 
     computes_more = more("cpu") >= max(SLOWER * parts["own"][1], LEAST_OF * late_ms)
     # So much it would wait that has to wait as often as the others for what it computes.
     mine, theirs = parts["cpu"]
-    alike = parts["starved"][1] * max(0.0, mine / theirs - 1) if theirs > 0 else 0.0
-    if more("starved") - alike >= MOST_OF * late_ms and not computes_more:
+    expected = parts["starved"][1] * max(0.0, mine / theirs - 1) if theirs > 0 else 0.0
+    if more("starved") - expected >= MOST_OF * late_ms and not computes_more:
         return "starved"
     most: Cause = "other"
     for part in _PARTS:
