@@ -112,8 +112,24 @@ def join(
         place.leads,
         options.check,
     )
+    _watch_torch(here)
+    state.here.enter(here)
+    here.form_limit = timedelta(seconds=FORM_TIMEOUT_S)
+    try:
+        _make_groups(here, first_group)
+    except BaseException:
+        state.here.leave()
+        raise
+    finally:
+        here.form_limit = None
+        rendezvous.stop_sharing(here)
+    return rank_device
+
+
+def _watch_torch(here: GroupState) -> None:
+    """Have torch make its groups as this rank does, and note what is made of them."""
     torch_groups.use_gloo_device(
-        device,
+        here.device,
         GLOO_THREADS,
         lambda wanted: min(wanted, here.form_limit or wanted),
         throttle.here.apply,
@@ -125,29 +141,23 @@ def join(
     torch_live.here.watch(_note_made)
     ddp_hook_state.here.watch()
     torch_modules.make_replicate_again()
-    state.here.enter(here)
-    here.form_limit = timedelta(seconds=FORM_TIMEOUT_S)
-    try:
-        torch_groups.set_group_count(first_group)
-        everyone, spec = tuple(range(options.n)), GroupSpec(options.backend, options.timeout, "")
-        record = group_record.read(client, rank) if generation else None
-        if record is not None and int(record.default) < first_group:
-            record = None  # of groups that all ranks have left since
-        default, groups = (record.default, record.groups) if record else (str(first_group), {})
-        known = {(default, everyone): spec} | groups
-        plan = rendezvous.meet(here, known, FORM_TIMEOUT_S, default=default, is_new=True)
-        _make_default(here, plan.default)
-        for (name, ranks), spec in plan.groups.items():
-            if name != plan.default and rank in ranks:
-                torch_groups.make_group(name, ranks, spec, here.place())
-        torch_groups.set_group_count(max(plan.group_count, torch_groups.group_count()))
-    except BaseException:
-        state.here.leave()
-        raise
-    finally:
-        here.form_limit = None
-        rendezvous.stop_sharing(here)
-    return rank_device
+
+
+def _make_groups(here: GroupState, first_group: int) -> None:
+    """Make the default group, and those in which the predecessor of this rank was."""
+    torch_groups.set_group_count(first_group)
+    everyone, spec = tuple(range(here.world_size)), GroupSpec(here.backend, here.timeout_s, "")
+    record = group_record.read(here.client, here.rank) if here.generation else None
+    if record is not None and int(record.default) < first_group:
+        record = None  # of groups that all ranks have left since
+    default, groups = (record.default, record.groups) if record else (str(first_group), {})
+    known = {(default, everyone): spec} | groups
+    plan = rendezvous.meet(here, known, FORM_TIMEOUT_S, default=default, is_new=True)
+    _make_default(here, plan.default)
+    for (name, ranks), spec in plan.groups.items():
+        if name != plan.default and here.rank in ranks:
+            torch_groups.make_group(name, ranks, spec, here.place())
+    torch_groups.set_group_count(max(plan.group_count, torch_groups.group_count()))
 
 
 def _note_made(made: Any) -> None:
