@@ -67,7 +67,7 @@ def run(spec: dict[str, Any]) -> None:
 def _watch(controller: Any) -> None:
     """End with the first of the controller's own processes that ends.
 
-    Where one could not bind its port, no rank would ever be registered, and nobody would say why.
+    Where one could not bind its port, no rank would ever be registered, and nothing would say why.
     """
     while controller.heartmonitor_process.ident is None:  # it is started last
         time.sleep(0.01)

@@ -40,7 +40,7 @@ class Door:
         end: Callable[[], None],
         running: Callable[[], Mapping[str, Any]],
     ) -> None:
-        """Take the name; nobody is let in before `open`.
+        """Take the name; no one is let in before `open`.
 
         Args:
             name: The cluster's.
@@ -70,7 +70,7 @@ class Door:
         )
 
     def shut(self) -> None:
-        """Give the name back, and let nobody in any more: the cluster begins to end."""
+        """Give the name back, and let no one in any more: the cluster begins to end."""
         if not self._is_shut:
             self._is_shut = True
             self._server.close()

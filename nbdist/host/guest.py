@@ -45,7 +45,7 @@ class Guest:
     def own(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return those requests that are for this host; any proves that the keeper lives."""
         self._heard_at = time.monotonic()
-        if not self.host:  # nobody has said hello yet
+        if not self.host:  # no keeper has said hello yet
             return requests
         return [one for one in requests if one.get("host", self.host) in (self.host, "")]
 

@@ -93,7 +93,7 @@ class Api:
         """Call a method of the client's, and return what it was answered.
 
         Raises:
-            RefusedError: It was refused, or nobody answered.
+            RefusedError: It was refused, or no server answered.
         """
         from urllib3.exceptions import HTTPError
 

@@ -4,7 +4,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
-_MOST_ENDED: Final = 1000  # a cluster whose ranks die that often while nobody looks has no state
+_MOST_ENDED: Final = (
+    1000  # a cluster whose ranks die that often with no kernel attached has no state
+)
 
 
 class ProcessTable:

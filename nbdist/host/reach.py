@@ -20,7 +20,7 @@ def listen(addresses: Iterable[str]) -> tuple[list[socket.socket], dict[str, int
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             listener.bind((address, 0))
-            listener.listen(1024)  # the system completes connections that nobody accepts
+            listener.listen(1024)  # the system completes connections that are never accepted
         except OSError:
             listener.close()  # an address that went away, or of a link that is down
             continue

@@ -3,7 +3,7 @@
 A process of its own, outside the ranks and the notebook's kernel: a store hosted by rank 0 dies
 with rank 0, and with it every way to form the group again. The listening socket is made and
 bound by the one who starts the store, so that it listens on the chosen interface alone; TCPStore
-by itself binds to every interface of the machine. The store asks nobody for a password: bound to
+by itself binds to every interface of the machine. The store asks for no password: bound to
 loopback, it serves this machine's users only.
 """
 

@@ -30,7 +30,7 @@ class Collective:
 
     @property
     def waits_for_all(self) -> bool:
-        """Whether nobody's ends before all have launched it."""
+        """Whether it ends on no rank before all have launched it."""
         return not self.root
 
 
@@ -53,7 +53,7 @@ COLLECTIVES = {
 
 
 def waits_for_all(kind: str) -> bool:
-    """Return whether nobody's call of this kind ends before all launched it; false of messages."""
+    """Return whether such a call ends on no rank before all launched it; false of messages."""
     return kind in COLLECTIVES and COLLECTIVES[kind].waits_for_all
 
 

@@ -17,7 +17,7 @@ class EndKind(StrEnum):
     SIGNAL = "signal"
     OOM_KILLER = "OOM killer"  # the kernel's, which sends SIGKILL; see `host/oom.py`
     HOST_LOST = "host lost"
-    UNSEEN = "unseen"  # there was nobody to collect its exit status
+    UNSEEN = "unseen"  # no process was there to collect its exit status
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Ended:
         number: The exit code, or the signal's number.
         host: The one that is lost.
         detail: More in words: the memory it held, why its host is lost. Of a signal only the log
-            of events has it: that nothing speaks for the OOM killer helps nobody else.
+            of events has it: that nothing speaks for the OOM killer helps no reader.
         because: Why nbdist ended it, where it did.
     """
 

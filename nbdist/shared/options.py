@@ -284,7 +284,7 @@ def choose_options(
 
 
 def default_backend(device: str, n: int, gpus: int) -> str:
-    """Return what carries the collectives of `n` ranks where nobody has said it."""
+    """Return what carries the collectives of `n` ranks where none was asked for."""
     return "cpu:gloo,cuda:nccl" if device == "cuda" and n <= gpus else "gloo"
 
 

@@ -1,6 +1,6 @@
 """The packed form in which one step's collectives travel from a rank to the notebook.
 
-A step of FSDP or tensor parallelism has hundreds of collectives, alike from step to step. What
+A step of FSDP or tensor parallelism has hundreds of collectives, the same in each step. What
 they have in common, a `Template`, travels once a cell; a row of numbers follows for each:
 
 - `CALL` columns: the template's number, the collective's number in its group (of a message: to or
@@ -28,7 +28,7 @@ _LONGEST = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What alike collectives of one rank have in common.
+    """What similar collectives of one rank have in common.
 
     `group` is the group's name in torch, `title` in words ("group dp"); `ranks` are its global
     ranks in its order, empty where torch does not know them. `bytes` is what this rank puts in, or

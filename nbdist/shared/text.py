@@ -12,7 +12,7 @@ from nbdist.shared.errors import UsageError
 
 # torch's, of each connection from an address without a name: most clusters have no reverse DNS.
 _NAMELESS = "The hostname of the client socket cannot be retrieved"
-# A kernel's assertion, of each thread in which it fails: thousands of lines that are alike.
+# A kernel's assertion, of each thread in which it fails: thousands of nearly equal lines.
 _THREAD = r"block: \[[^\]\n]*\], thread: \[[^\]\n]*\] "
 _ASSERTED = "Assertion `"
 _ASSERTIONS = re.compile(
@@ -137,7 +137,7 @@ def begin_with_ranks(ranks: Iterable[int], *, be: bool = False) -> str:
 
 
 def without_noise(text: str) -> str:
-    """Return what a descriptor was written, without such lines; of alike ones the first stays."""
+    """Return what a descriptor was written, without such lines; of equal assertions, one stays."""
     if _NAMELESS in text:
         text = _NAMELESS_LINE.sub("", text)
     return _ASSERTIONS.sub(_once, text) if _ASSERTED in text else text

@@ -1,4 +1,4 @@
-"""The sockets on which notebooks answer the terminals of the same user, and nobody else's.
+"""The sockets on which notebooks answer the terminals of the same user, and of no other.
 
 A kernel with a cluster listens on `PID.sock` in a folder that only its user can open. A connection
 carries one JSON object in a line each way. Sizes and times are bounded on both ends.
@@ -64,7 +64,7 @@ def listen(pid: int) -> tuple[socket.socket, Path]:
 
 
 def claim(name: str) -> tuple[socket.socket, Path]:
-    """Listen by a name that nobody else has; the caller removes the path.
+    """Listen by a name that is not in use; the caller removes the path.
 
     Raises:
         FileExistsError: Somebody has it.

@@ -26,7 +26,7 @@ CONTINUES = (
     "continues"  # a fact of a cell that is run again: it trains on what is there, or restored
 )
 # The iopub messages that show something: a detached cluster's ranks keep them (`journal.py`).
-# What each rank finds in its namespace, of its own or put there by us: nobody else sets them.
+# What each rank finds in its namespace, of its own or put there by us: nothing else sets them.
 NAMES_OF_A_RANK = frozenset(
     {"rank", "local_rank", "world_size", "device", "torch", "dist", "nbdist"},
 )
@@ -81,7 +81,7 @@ class Record:
     step's collectives, in `detail`), "links" (what the sockets to other ranks tell, see
     `engine/group/link_stats.py`), "device" (each second, what process and GPU do), "optimizer" (one
     makes its first step in the cell), "loader" (a loop over one begins), "alike" or "use" (now and
-    then: what ranks must hold alike, and how a model is used, see `engine/checks`).
+    then: what must be equal on all ranks, and how a model is used, see `engine/checks`).
     `step` counts optimizer steps on this rank since the cell began, from 1; 0 before the first.
     `time_ns` is the rank's wall clock (`time.time_ns`) when the row was made.
     `values` holds plain floats. A step row has, where known: `loss`; `step_s`; `samples`, `tokens`,
@@ -156,9 +156,9 @@ class Batch:
     facts: dict[str, str] = field(default_factory=dict)
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the JSON form: the first `seq`, and compact rows: alike records share one."""
+        """Return the JSON form: the first `seq`, and compact rows: equal forms share one."""
         first = self.records[0].seq if self.records else 0
-        rows = [_row(list(alike)) for _, alike in groupby(self.records, _form)]
+        rows = [_row(list(same)) for _, same in groupby(self.records, _form)]
         return {"rank": self.rank, "first": first, "rows": rows, "facts": self.facts}
 
     @classmethod

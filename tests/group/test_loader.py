@@ -87,7 +87,7 @@ def test_weighed_gradients_of_unequal_parts_are_those_of_the_whole_batch() -> No
     for way in ("ddp, step", "zero3, step", "ddp, share"):
         assert [rank[way]["sizes"] for rank in ranks] == [[8, 8, 5], [2, 2, 1]]
         assert [rank[way]["difference"] < 1e-12 for rank in ranks] == [True, True]
-    # A plain loop averages the ranks as if all were alike.
+    # A plain loop averages the ranks as if all were equally large.
     assert [rank["ddp, plain"]["difference"] > 1e-5 for rank in ranks] == [True, True]
 
 

@@ -2,7 +2,7 @@
 
 They work between cells; live_controls.py has those of a cell that runs. A notebook that is opened
 on another day has no widget that lives, so picture and table are ordinary outputs beside the
-buttons, and the buttons give way to the caption as soon as the next cell runs, and when nobody has
+buttons, and the buttons give way to the caption as soon as the next cell runs, and when no one has
 used them for `IDLE_S`. A notebook that is saved before that keeps dead buttons, beside a whole
 picture and table: JupyterLab saves what it shows. Front ends without widgets show a line in their
 place.

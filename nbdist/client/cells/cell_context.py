@@ -223,27 +223,9 @@ class CellContext:
         another kernel has sent it, and `continues` is the run that it had begun there, if any.
         """
         request = attempt.request
-        assert cluster.options is not None
-        info = CellInfo(
-            number=attempt.start.prompt,
-            source=request.code,
-            ranks=request.ranks,
-            world_size=cluster.options.n,
-            backend=cluster.options.backend,
-            devices=tuple(cluster.ranks[rank].device for rank in request.ranks),
-            run_name=request.run_name,
-            resume=request.resume,
-            continues=continues,
-            attached=attached and continues is not None,
-            study=request.study,
-            track=request.track,
-            params=dict(request.params),
-        )
-        processes = {rank: state.serial for rank, state in cluster.ranks.items()}
-        telemetry = Telemetry(
-            {r: seq for r, (which, seq) in self._heard.items() if processes.get(r) == which}
-        )
-        self._processes = processes
+        info = _info(attempt, cluster, continues, attached=attached and continues is not None)
+        self._processes = processes = {rank: r.serial for rank, r in cluster.ranks.items()}
+        telemetry = Telemetry(self._heard_of(processes))
         self._pids_here = lambda: {r.pid for r in cluster.ranks.values() if r.is_here}
         clocks = self._clocks_of(cluster, processes)
         insight = CellAnalysis(info, clocks)
@@ -269,6 +251,10 @@ class CellContext:
             look=(self._theme, self.view),
             actions=self._actions(cluster, request.ranks, interrupts),
         )
+
+    def _heard_of(self, processes: Mapping[int, int]) -> dict[int, int]:
+        """Return how far the records of these processes have come, by rank."""
+        return {r: seq for r, (which, seq) in self._heard.items() if processes.get(r) == which}
 
     def _actions(
         self, cluster: Cluster, ranks: Sequence[int], interrupts: Interrupts
@@ -324,6 +310,29 @@ class CellContext:
 
     def _tracking(self) -> "Tracker":
         return here.get(self.folder, self.tracking_uri)
+
+
+def _info(
+    attempt: CellAttempt, cluster: Cluster, continues: str | None, *, attached: bool
+) -> CellInfo:
+    """Return what board and tracker know of an attempt before it is sent."""
+    request = attempt.request
+    assert cluster.options is not None
+    return CellInfo(
+        number=attempt.start.prompt,
+        source=request.code,
+        ranks=request.ranks,
+        world_size=cluster.options.n,
+        backend=cluster.options.backend,
+        devices=tuple(cluster.ranks[rank].device for rank in request.ranks),
+        run_name=request.run_name,
+        resume=request.resume,
+        continues=continues,
+        attached=attached,
+        study=request.study,
+        track=request.track,
+        params=dict(request.params),
+    )
 
 
 def _no_board_yet(view: str | None) -> ClusterError:

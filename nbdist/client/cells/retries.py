@@ -344,18 +344,8 @@ class CellAttempts:
             shown.say(notice)
             if not request.call:
                 self.shown = shown
-            heard = None if request.profile is None else ProfiledCollectives(request.profile)
-            if heard is not None:
-                shown.telemetry.subscribe(heard.receive)
-            parts = shown.slots, shown.telemetry, shown.tick, interrupts
-            if memory is None:
-                outcome = CellRun(self._cluster, attempt, *parts).run()
-            else:
-                cell = AttachedCell(self._cluster, attempt, *parts)
-                cell.follow(memory)
-                outcome = cell.run()
-                for line in cell.gone:
-                    shown.say(line)
+            heard = _hear_collectives(request.profile, shown)
+            outcome = self._outcome(attempt, shown, interrupts, memory)
             if not request.call:
                 self.last = outcome.result()
             if request.profile is not None and heard is not None:
@@ -369,6 +359,24 @@ class CellAttempts:
             self._cluster.memory.cell_ended()
         run = shown.run_key or run
         return _Attempt(attempt.start.number, outcome, shown, run, world_size)
+
+    def _outcome(
+        self,
+        attempt: CellAttempt,
+        shown: ShownCell,
+        interrupts: Interrupts,
+        memory: Mapping[str, Any] | None,
+    ) -> Outcome:
+        """Run an attempt, or with `memory` the rest of what another kernel has sent."""
+        parts = shown.slots, shown.telemetry, shown.tick, interrupts
+        if memory is None:
+            return CellRun(self._cluster, attempt, *parts).run()
+        cell = AttachedCell(self._cluster, attempt, *parts)
+        cell.follow(memory)
+        outcome = cell.run()
+        for line in cell.gone:
+            shown.say(line)
+        return outcome
 
     def _prompt(self) -> int:
         """Return the number of a cell that was given none: the notebook's, where this is one."""
@@ -393,6 +401,15 @@ class CellAttempts:
         clocks = shown.clocks_after_all()
         received = heard.calls_by_rank()
         return gather(self._cluster, folder, chosen, steps_made, received, clocks.offset_ns)
+
+
+def _hear_collectives(chosen: ChosenSteps | None, shown: ShownCell) -> ProfiledCollectives | None:
+    """Keep the collectives of the steps to profile as their records come; None without any."""
+    if chosen is None:
+        return None
+    heard = ProfiledCollectives(chosen)
+    shown.telemetry.subscribe(heard.receive)
+    return heard
 
 
 def _lines_after(done: _Attempt) -> str:

@@ -7,7 +7,7 @@ thread and wakes at least every 100 ms, so that an interrupt and a timeout are s
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -249,9 +249,8 @@ class CellRun:
             log.exception("Records %s to %s of rank %s are lost", first, after, rank)
 
     def _recover(self) -> Repaired:
-        failed = any(c.failure or c.death for c in self._collectors.values())
         is_destroyed = any(not c.summary.in_group for c in self._collectors.values())
-        if not failed and not self._faults.cut and not is_destroyed:
+        if not self._has_failed() and not self._faults.cut and not is_destroyed:
             return Repaired()
         return self._faults.finish(
             {rank: c.summary for rank, c in self._collectors.items() if c.replied},
@@ -260,60 +259,77 @@ class CellRun:
         )
 
     def _judge(self, repaired: Repaired) -> BaseException | None:
+        """Return what to raise: for the time limit, an interrupt, or what failed on the ranks."""
         failures = outcomes.failures(self._collectors, self._last_words.of)
         deaths = outcomes.deaths(self._collectors, self._last_words.of)
         beside = rank_errors.beside_interrupt(
             failures, deaths, killed=self._faults.killed, at=self._faults.interrupted_at
         )
-        where = outcomes.places(self._ranks)
         loops = outcomes.in_loops(self._collectors)
         loops = loops and repaired.is_whole and not self._cluster.broken
-        ran = self._request.ran
         if self._timed_out is not None:
-            own = rank_errors.summaries(beside, where)
-            return ClusterError(
-                f"{ran.title} ran longer than its {ran.limit} of {self._request.timeout_s:g} s, "
-                "and was interrupted.",
-                why=" ".join(
-                    [
-                        f"{self._timed_out}.",
-                        *(f"{line.strip()}." for line in own),
-                        *(repaired.lines if repaired.replaced else ()),
-                    ]
-                ),
-                do=ran.out_of_time + (f" {ran.loops()}" if loops else ""),
-            )
+            return self._out_of_time(self._timed_out, beside, repaired, in_loops=loops)
         if self._interrupts.is_to_stop:
-            return Interrupted(ran.stopped)
+            return Interrupted(self._request.ran.stopped)
         if self._faults.interrupted or self._interrupts.count:
-            return Interrupted(
-                rank_errors.interrupted(
-                    beside,
-                    asked=len(self._collectors),
-                    killed=self._faults.killed,
-                    where=where,
-                    notes=[
-                        *repaired.lines,
-                        *([ran.loops(unchanged=True)] if loops else ()),
-                    ],
-                )
-            )
-        failed = any(c.failure or c.death for c in self._collectors.values())
-        if not failed and self._faults.deadlock is None:
-            return None
+            return self._interrupted(beside, repaired, in_loops=loops)
         deadlock = self._faults.deadlock
+        if not self._has_failed() and deadlock is None:
+            return None
         return rank_errors.rank_error(
             failures,
             asked=list(self._collectors),
             deaths=deaths,
-            where=where,
+            where=outcomes.places(self._ranks),
             notes=repaired.lines,
             because=deadlock.text if deadlock else "",
             do=self._advice(repaired),
             otherwise=self._advice_to_retry(repaired),
             in_loops=loops,
-            ran=ran,
+            ran=self._request.ran,
             replaced=repaired.replaced,
+        )
+
+    def _has_failed(self) -> bool:
+        return any(c.failure or c.death for c in self._collectors.values())
+
+    def _out_of_time(
+        self,
+        doing: str,
+        beside: Sequence[rank_errors.Group],
+        repaired: Repaired,
+        *,
+        in_loops: bool,
+    ) -> ClusterError:
+        """Return the error of a cell that ran too long; `doing` is what its ranks did then."""
+        ran = self._request.ran
+        own = rank_errors.summaries(beside, outcomes.places(self._ranks))
+        return ClusterError(
+            f"{ran.title} ran longer than its {ran.limit} of {self._request.timeout_s:g} s, "
+            "and was interrupted.",
+            why=" ".join(
+                [
+                    f"{doing}.",
+                    *(f"{line.strip()}." for line in own),
+                    *(repaired.lines if repaired.replaced else ()),
+                ]
+            ),
+            do=ran.out_of_time + (f" {ran.loops()}" if in_loops else ""),
+        )
+
+    def _interrupted(
+        self, beside: Sequence[rank_errors.Group], repaired: Repaired, *, in_loops: bool
+    ) -> Interrupted:
+        """Return the error of a cell that the person has interrupted."""
+        loops = [self._request.ran.loops(unchanged=True)] if in_loops else []
+        return Interrupted(
+            rank_errors.interrupted(
+                beside,
+                asked=len(self._collectors),
+                killed=self._faults.killed,
+                where=outcomes.places(self._ranks),
+                notes=[*repaired.lines, *loops],
+            )
         )
 
     def _advice(self, repaired: Repaired) -> Advice | None:

@@ -24,7 +24,7 @@ _ABOUT = "What %dist expect compares runs with. Made by pytest --nbdist --nbdist
 
 
 def baseline_file() -> Path:
-    """Return the file of this kernel's notebook; where nobody told its name, one of the folder."""
+    """Return the file of this kernel's notebook; where its name is not known, one of the folder."""
     notebook = notebook_path()
     return Path.cwd() / f"{'notebook' if notebook is None else notebook.stem}.baseline.json"
 

@@ -324,7 +324,9 @@ class _Compared:
 
     def _of_another_machine(self, stored: Stored) -> str:
         if self._mode != "require":
-            return self._store(f"its times were those of {', '.join(stored.machines) or 'nobody'}")
+            return self._store(
+                f"its times were those of {', '.join(stored.machines) or 'no machine'}"
+            )
         return (
             f"{self._text} {NOT_JUDGED}: {self._file.name} has times of "
             f"{', '.join(stored.machines) or 'no machine'}, and this is {machine()}; "

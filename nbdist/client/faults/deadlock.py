@@ -3,8 +3,8 @@
 A rank is *stuck* when it waits for a rank that launches nothing more in this cell (it has
 finished, failed or died, or the cell does not run there), or for one that is stuck itself. The
 largest set of ranks for which this holds is looked for, so that two ranks that wait for each
-other are in it, each because of the other. A rank that computes is never stuck, and nobody is who
-waits only for such.
+other are in it, each because of the other. A rank that computes is never stuck, and neither is one
+that waits only for such ranks.
 
 The proof needs all of the same waits at two moments, the second after every answer of the first:
 between them all ranks waited at once, and nothing that was read at different times is mixed.
@@ -136,12 +136,12 @@ def _tell(
     waits: Mapping[int, Wait], blame: Mapping[int, frozenset[int]], gone: Mapping[int, Inactive]
 ) -> str:
     """Return the sentences: first who will never come, then who waits for each other."""
-    alike: dict[tuple[frozenset[int], str], set[int]] = {}
+    groups: dict[tuple[frozenset[int], str], set[int]] = {}
     for rank in sorted(waits):
-        alike.setdefault((blame[rank], str(waits[rank])), set()).add(rank)
+        groups.setdefault((blame[rank], str(waits[rank])), set()).add(rank)
     sentences: dict[frozenset[int], list[str]] = {}
     crossed = []
-    for (peers, where), ranks in alike.items():
+    for (peers, where), ranks in groups.items():
         if peers <= gone.keys():
             it = "it" if len(peers) == 1 else "them"
             sentences.setdefault(peers, []).append(
@@ -159,8 +159,8 @@ def _tell(
 def _never_come(peers: frozenset[int], gone: Mapping[int, Inactive]) -> str:
     by_reason: dict[str, list[int]] = {}
     for peer in sorted(peers):
-        alike = [p for p in peers if gone[p] == gone[peer]]
-        by_reason.setdefault(gone[peer].predicate(len(alike)), []).append(peer)
+        same = [p for p in peers if gone[p] == gone[peer]]
+        by_reason.setdefault(gone[peer].predicate(len(same)), []).append(peer)
     return ", ".join(f"{name_ranks(ranks)} {said}" for said, ranks in by_reason.items())
 
 

@@ -36,7 +36,7 @@ def clauses(
     gone: Mapping[int, Inactive],
     silent: Mapping[int, str],
 ) -> str:
-    """Return what the running ranks do, alike ones together, in one sentence without its end.
+    """Return what the running ranks do, in one sentence without its end; equal ones together.
 
     Args:
         said: What each rank said last.
@@ -93,10 +93,10 @@ def quiet_note(
 
 def after_failure(culprits: Mapping[int, Inactive], computing: Sequence[int]) -> str:
     """Return the line about ranks that still compute when another has failed or died."""
-    alike: dict[Inactive, list[int]] = {}
+    groups: dict[Inactive, list[int]] = {}
     for rank, how in sorted(culprits.items()):
-        alike.setdefault(how, []).append(rank)
-    parts = [f"{name_ranks(ranks)} {how.predicate(len(ranks))}" for how, ranks in alike.items()]
+        groups.setdefault(how, []).append(rank)
+    parts = [f"{name_ranks(ranks)} {how.predicate(len(ranks))}" for how, ranks in groups.items()]
     one = len(computing) == 1
     ran = next(iter(culprits.values())).ran
     return (

@@ -13,8 +13,8 @@
 4. A rank that neither answers nor computes after a fault is ended: a lock of C++ that it waits
    for, with the GIL in hand, would hold the cell through the night.
 
-While all ranks are heard of nobody is asked anything. What is merely slow is explained after a
-quiet time, and goes on.
+While messages of all ranks come in, no rank is asked anything. What is merely slow is explained
+after a quiet time, and continues.
 
 Afterwards, when every main thread is idle, the group gets a new backend in the same objects.
 """
@@ -339,7 +339,7 @@ def _messages_meet(rank: int, summaries: Mapping[int, CellEnd]) -> bool:
         groups = {place.rpartition("/")[0] for place in sent if place.endswith(f"/{peer}")}
         for group in groups | received.keys():
             if f"{group}/any" in summary.received:
-                continue  # nobody knows whose those were
+                continue  # whose those were is not known
             if sent.get(f"{group}/{peer}", 0) != received.get(group, 0):
                 return False
     return True

@@ -115,7 +115,7 @@ class Death:
 
 @dataclass(slots=True)
 class Group:
-    """Ranks that failed alike; `first` is the failure that is shown for all of them."""
+    """Ranks that failed in the same way; `first` is the failure that is shown for all of them."""
 
     first: Failure | Death
     ranks: list[int] = field(default_factory=list)
@@ -191,8 +191,8 @@ def plain(text: str) -> str:
 def group_failures(failures: Iterable[Failure | Death]) -> list[Group]:
     """Return failures grouped by what failed, earliest group first.
 
-    Alike are errors of one name at one place whose texts are equal, or equal but for the
-    rank's own number and for addresses in memory.
+    Errors of one name at one place are of one group where their texts are equal, or equal but for
+    the rank's own number and for addresses in memory.
     """
     groups: dict[tuple[str, ...], Group] = {}
     for failure in sorted(failures, key=lambda f: (f.order, f.rank)):
@@ -207,7 +207,7 @@ def group_failures(failures: Iterable[Failure | Death]) -> list[Group]:
 
 
 def _keys(failure: Failure | Death) -> list[tuple[str, ...]]:
-    """Return what must be equal, one of these, for two failures to be alike."""
+    """Return what must be equal, one of these, for two failures to be of one group."""
     if isinstance(failure, Death):
         return [("died", _end_of(failure))]
     if failure.ename == "MismatchError":
@@ -254,7 +254,7 @@ def rank_error(
     causes: list[Failure | Death] = [f for f in raised if not _follows(f)]
     causes += deaths
     followed = [f for f in raised if _follows(f)]
-    # Where nobody knows better, what else would be a consequence is the news.
+    # Where no cause is known, what else would be a consequence is the news.
     if not causes and not because:
         news = [f for f in followed if not is_consequence(f)]
         causes, followed = list(news or followed), [f for f in followed if news and f not in news]

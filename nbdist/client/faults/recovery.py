@@ -12,7 +12,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.launchers.base import NoHostError
@@ -60,56 +60,98 @@ def repair(
     """
     if cluster.broken:
         return Repaired((cluster.broken,), is_whole=False, is_cloned=False)
-    new = set(anew)
-    deaths: Counter[int] = Counter()
     known = {cluster.ranks[rank].serial for rank in reported}
-    ends: list[str] = []
-    why = ""
-    no_new_round = time.monotonic() + _NO_NEW_ROUND_S
+    rounds = _Rounds(cluster, set(anew), known, last_words, is_news=is_news)
     for _ in range(MOST_ROUNDS):
-        ends += _ends(cluster, known, last_words)
-        new |= set(cluster.dead())
+        done = rounds.attempt()
+        if done is not None:
+            return replace(done, lines=(*rounds.ends, *done.lines))
+        if rounds.is_hopeless():
+            break
+    return rounds.give_up()
+
+
+@dataclass(slots=True)
+class _Rounds:
+    """The rounds of one repair.
+
+    Attributes:
+        new: Ranks that get new processes; those that die meanwhile are added.
+        known: Serial numbers of processes whose end has been reported.
+        last_words: As in `repair`.
+        is_news: As in `repair`.
+        ends: How the ranks ended that have died in a round.
+        why: Why the newest round failed.
+    """
+
+    cluster: Cluster
+    new: set[int]
+    known: set[int]
+    last_words: Callable[[int], LastOutput]
+    is_news: bool
+    ends: list[str] = field(default_factory=list)
+    why: str = ""
+    _deaths: Counter[int] = field(default_factory=Counter)
+    _no_new_round: float = field(default_factory=lambda: time.monotonic() + _NO_NEW_ROUND_S)
+
+    def attempt(self) -> Repaired | None:
+        """Replace what is dead and recover all ranks; None where that failed, as `why` says."""
+        self._note_dead()
         try:
-            if new:
-                cluster.replace(sorted(new))
-            answers = cluster.recover(new)
+            if self.new:
+                self.cluster.replace(sorted(self.new))
+            answers = self.cluster.recover(self.new)
         except NoHostError as lacking:
-            try:
-                done = go_on_with_room(cluster, lacking)
-            except NBDistError as error:
-                log.exception("There is no way to go on with fewer ranks")
-                why = (
-                    f"{lacking.what.rstrip('.')} ({lacking.why.rstrip('.')}), and "
-                    f"{error.what[0].lower()}{error.what[1:]}"
-                )
-                if cluster.broken or time.monotonic() > no_new_round:
-                    break
-                continue
-            return replace(done, lines=(*ends, *done.lines), has_fewer=True)
+            return self._go_on_with_room(lacking)
         except NBDistError as error:
             log.exception("The recovery failed")
-            why = error.what
-            deaths.update(new & set(cluster.dead()))
-            spent = _without_gpu(error)
-            if spent - new and set(cluster.living()) - new - spent:
-                new |= spent
-                ends.append(f"{begin_with_ranks(spent)} could make no CUDA call any more.")
-            is_hopeless = any(count >= MOST_DEATHS for count in deaths.values())
-            if is_hopeless or cluster.broken or time.monotonic() > no_new_round:
-                break
+            self._note_failed(error)
+            return None
         except BaseException as error:
-            _break(cluster, new, f"{type(error).__name__}: {error}")
+            _break(self.cluster, self.new, f"{type(error).__name__}: {error}")
             raise
-        else:
-            pids = {rank: cluster.ranks[rank].pid for rank in new}
-            done = describe(answers, pids, is_news=is_news or bool(new))
-            return replace(done, lines=(*ends, *done.lines))
-    ends += _ends(cluster, known, last_words)
-    new |= set(cluster.dead())
-    irreplaceable = () if cluster.broken else tuple(sorted(new))
-    _break(cluster, new, why)
-    lines = (*ends, cluster.broken or "")
-    return Repaired(lines, tuple(sorted(new)), False, False, irreplaceable)
+        pids = {rank: self.cluster.ranks[rank].pid for rank in self.new}
+        return describe(answers, pids, is_news=self.is_news or bool(self.new))
+
+    def is_hopeless(self) -> bool:
+        """Return whether another round would fail as well, or comes too late."""
+        is_dying = any(count >= MOST_DEATHS for count in self._deaths.values())
+        return is_dying or bool(self.cluster.broken) or time.monotonic() > self._no_new_round
+
+    def give_up(self) -> Repaired:
+        """Mark the cluster as broken, and return what is to be said of it."""
+        self._note_dead()
+        new = tuple(sorted(self.new))
+        irreplaceable = () if self.cluster.broken else new
+        _break(self.cluster, new, self.why)
+        lines = (*self.ends, self.cluster.broken or "")
+        return Repaired(lines, new, False, False, irreplaceable)
+
+    def _note_dead(self) -> None:
+        self.ends += _ends(self.cluster, self.known, self.last_words)
+        self.new |= set(self.cluster.dead())
+
+    def _go_on_with_room(self, lacking: NoHostError) -> Repaired | None:
+        """Continue with as many ranks as there is room for."""
+        try:
+            done = go_on_with_room(self.cluster, lacking)
+        except NBDistError as error:
+            log.exception("There is no way to go on with fewer ranks")
+            self.why = (
+                f"{lacking.what.rstrip('.')} ({lacking.why.rstrip('.')}), and "
+                f"{error.what[0].lower()}{error.what[1:]}"
+            )
+            return None
+        return replace(done, has_fewer=True)
+
+    def _note_failed(self, error: NBDistError) -> None:
+        """Note why a round failed, and who needs a new process in the next one."""
+        self.why = error.what
+        self._deaths.update(self.new & set(self.cluster.dead()))
+        spent = _without_gpu(error)
+        if spent - self.new and set(self.cluster.living()) - self.new - spent:
+            self.new |= spent
+            self.ends.append(f"{begin_with_ranks(spent)} could make no CUDA call any more.")
 
 
 def _without_gpu(error: NBDistError) -> set[int]:

@@ -113,15 +113,15 @@ def _lost(cloned: Mapping[int, Mapping[str, Any]]) -> list[str]:
 
 def _differing(cloned: Mapping[int, Mapping[str, Any]]) -> list[str]:
     """Return what new ranks have of another rank's that was most likely made from its number."""
-    alike: dict[tuple[int, tuple[str, ...]], list[int]] = {}
+    groups: dict[tuple[int, tuple[str, ...]], list[int]] = {}
     for rank, of_rank in cloned.items():
         if names := of_rank.get("differ"):
-            alike.setdefault((of_rank["source"], tuple(names)), []).append(rank)
+            groups.setdefault((of_rank["source"], tuple(names)), []).append(rank)
     return [
         f"These differ between ranks, and {name_ranks(ranks)} "
         f"{'has' if len(ranks) == 1 else 'have'} rank {source}'s: {_listed(names)}. "
         f"Create them again there: %%distributed -r {','.join(map(str, ranks))}."
-        for (source, names), ranks in alike.items()
+        for (source, names), ranks in groups.items()
     ]
 
 
@@ -139,7 +139,7 @@ def _cloned(came: str, rank: int, cloned: Mapping[str, Any]) -> list[str]:
     if random.get("is_own"):
         drawn = "is its own"
     elif "alike" in random:
-        drawn = f"is rank {random['alike']}'s, with which it draws alike"
+        drawn = f"is rank {random['alike']}'s, with which it draws the same numbers"
     lines = [f"{line}; its random state {drawn}."]
     if own := cloned.get("own"):
         lines.append(f"It has its own {_listed(own)} again, as when the last cell ended.")

@@ -197,10 +197,10 @@ class Telemetry:
         latest: dict[str, float] = {}
         # Each series once: measured steps and others take turns, and so do their keys.
         columns: dict[str, tuple[list[float], list[float]]] = {}
-        for (kind, keys), alike in groupby(records, lambda r: (r.kind, tuple(r.values))):
+        for (kind, keys), group in groupby(records, lambda r: (r.kind, tuple(r.values))):
             if kind not in RUN_KINDS and kind != "device":
                 continue
-            rows = list(alike)
+            rows = list(group)
             if kind == "device":
                 steps: Sequence[float] = [record.time_ns / 1e9 for record in rows]
             else:

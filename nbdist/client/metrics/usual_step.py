@@ -145,7 +145,7 @@ class UsualSteps:
             one = templates[number]
             try:
                 total += count * sent_bytes(one.kind, one.bytes, len(one.ranks), self._backend)
-            except UsageError:  # a kind of which nobody knows what is sent
+            except UsageError:  # a kind of which it is not known what is sent
                 return None
         return total
 

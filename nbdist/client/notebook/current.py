@@ -9,7 +9,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ from nbdist.doctor.findings import Finding
 from nbdist.shared import gpu_errors, side
 from nbdist.shared.detached import name_for
 from nbdist.shared.errors import ClusterError, UsageError
-from nbdist.shared.options import choose_options, sharing_note
+from nbdist.shared.options import ClusterOptions, choose_options, sharing_note
 
 if TYPE_CHECKING:
     from nbdist.client.tracking.past.compare import Comparison
@@ -210,22 +210,13 @@ def start(n: int | None = None, **given: Any) -> Session:
     """
     side.require_notebook("nbdist.start")
     asked = _under_test(read_options({"n": n, **given}))
-    launcher, say = asked.launcher, asked.say or print
-    make_launcher = find_launcher(launcher)
-    if _current is not None and _current.is_running:
-        raise ClusterError(
-            f"A cluster is already running: {_current.describe}.",
-            do="%dist stop first, or %dist restart for new processes.",
-        )
+    say = asked.say or print
+    make_launcher = find_launcher(asked.launcher)
+    _require_none_running()
     require_store(asked.tracking_uri)
-    name = _name_to_detach(asked.detach, launcher)
+    name = _name_to_detach(asked.detach, asked.launcher)
     require_files_to_start()
-    address = choose_address(
-        asked.interface,
-        look_at_interfaces(),
-        trust_network=asked.trust_network,
-        has_curve=has_curve(),
-    )
+    address = _choose_address(asked)
     # With a GPU for each rank: wrong words are refused before anything is started.
     choose_options(asked.n or 1, **asked.of_cluster, address=address)
     place = current_folder()
@@ -233,38 +224,14 @@ def start(n: int | None = None, **given: Any) -> Session:
     if sentence := say_where(folder, place):
         say(sentence)
     logs = log_folder(folder)
-    launch = LaunchOptions(asked.own, asked.n, asked.trust_network)
     log_to(logs / "notebook.log")
     running: Cluster | Session | None = None
     try:
         # Interrupted in between, a process or a folder with keys would be left without an owner.
         with hold_interrupts():
-            if name and launcher == LOCAL:
-                from nbdist.client.cluster.launchers.detached import local_launcher
-
-                launcher, make_launcher = f"{LOCAL}, detached", local_launcher
-            parent = _warm_launcher(launcher, launch, make_launcher, logs)
+            parent = _launcher_for_start(asked, make_launcher, logs, is_detached=bool(name))
             running = cluster = Cluster(parent, logs)
-        address = parent.meet(address)
-        with hold_interrupts():
-            cluster.prepare(address)
-            for module in _NEEDED_NEXT:
-                importlib.import_module(module)
-        ready = parent.ready(say)
-        if not ready["forks"] and sys.platform == "linux":
-            say(f"Starting new interpreters, which takes longer: {ready['why']}.")
-        for sentence in ready.get("notes", ()):
-            say(sentence)
-        if asked.check == "shared" and ready.get("hosts", 1) > 1:
-            say(_NOT_COMPARED)
-        known = ("slots", "gpus_each", "threads_a_rank", "no_gpu")
-        found = {name: ready[name] for name in known if name in ready}
-        options = choose_options(ready["gpus"], **asked.of_cluster, address=address, **found)
-        if sentence := sharing_note(options, ready["gpus"]):
-            say(sentence)
-        if asked.device is None and options.device == "cpu" and _NVIDIA.exists():
-            say(_on_cpu(found.get("no_gpu", "")))
-        cluster.start(options)
+        _start_ranks(cluster, parent, asked, address, say)
         with hold_interrupts():
             showing = CellContext(folder, asked.tracking_uri, asked.theme, asked.view)
             running = session = Session(cluster, showing, str(cluster.options))
@@ -278,6 +245,65 @@ def start(n: int | None = None, **given: Any) -> Session:
                 running.stop()
         raise
     return session
+
+
+def _require_none_running() -> None:
+    if _current is not None and _current.is_running:
+        raise ClusterError(
+            f"A cluster is already running: {_current.describe}.",
+            do="%dist stop first, or %dist restart for new processes.",
+        )
+
+
+def _choose_address(asked: StartOptions) -> str:
+    return choose_address(
+        asked.interface,
+        look_at_interfaces(),
+        trust_network=asked.trust_network,
+        has_curve=has_curve(),
+    )
+
+
+def _start_ranks(
+    cluster: Cluster,
+    launcher: Launcher,
+    asked: StartOptions,
+    address: str,
+    say: Callable[[str], None],
+) -> None:
+    """Start the ranks and form their group, and say what the person is to know of it."""
+    address = launcher.meet(address)
+    with hold_interrupts():
+        cluster.prepare(address)
+        for module in _NEEDED_NEXT:
+            importlib.import_module(module)
+    ready = launcher.ready(say)
+    for sentence in _notes_on(ready, asked):
+        say(sentence)
+    cluster.start(_options_for(ready, asked, address, say))
+
+
+def _notes_on(ready: Mapping[str, Any], asked: StartOptions) -> Iterator[str]:
+    """Yield what to know of how these ranks start; `ready` as of `Launcher.ready`."""
+    if not ready["forks"] and sys.platform == "linux":
+        yield f"Starting new interpreters, which takes longer: {ready['why']}."
+    yield from ready.get("notes", ())
+    if asked.check == "shared" and ready.get("hosts", 1) > 1:
+        yield _NOT_COMPARED
+
+
+def _options_for(
+    ready: Mapping[str, Any], asked: StartOptions, address: str, say: Callable[[str], None]
+) -> ClusterOptions:
+    """Return the options for what the launcher found, and say what they make of its GPUs."""
+    known = ("slots", "gpus_each", "threads_a_rank", "no_gpu")
+    found = {name: ready[name] for name in known if name in ready}
+    options = choose_options(ready["gpus"], **asked.of_cluster, address=address, **found)
+    if sentence := sharing_note(options, ready["gpus"]):
+        say(sentence)
+    if asked.device is None and options.device == "cpu" and _NVIDIA.exists():
+        say(_on_cpu(found.get("no_gpu", "")))
+    return options
 
 
 def _on_cpu(no_gpu: str) -> str:
@@ -372,6 +398,18 @@ def _answer_terminals(session: Session, place: Path | None) -> None:
         session.at_stop(TerminalRequests(session, place).close)
     except OSError as error:
         log.warning("nbdist status in a terminal will not find this cluster: %s", error)
+
+
+def _launcher_for_start(
+    asked: StartOptions, make: MakeLauncher, logs: Path, *, is_detached: bool
+) -> Launcher:
+    """Return the launcher that a start asks for; of ranks here that outlive the kernel, another."""
+    name = asked.launcher
+    if is_detached and name == LOCAL:
+        from nbdist.client.cluster.launchers.detached import local_launcher
+
+        name, make = f"{LOCAL}, detached", local_launcher
+    return _warm_launcher(name, LaunchOptions(asked.own, asked.n, asked.trust_network), make, logs)
 
 
 def _warm_launcher(

@@ -1,7 +1,7 @@
 """Make the private folder beside a notebook, and the locks that live in it.
 
 `.nbdist/` holds `mlflow.db`, artifacts, the spool, logs and checkpoints. Only its owner may look
-inside, and git ignores it: a run's source and figures are nobody else's business by accident.
+inside, and git ignores it, so that a run's source and figures are not shared by accident.
 """
 
 import contextlib

@@ -50,7 +50,7 @@ _SCHEMES: Final = {"bearer", "basic"}
 
 
 def sounds_secret(name: str) -> bool:
-    """Return whether a name says that its value is nobody's business: `HF_TOKEN`, `X-Api-Key`."""
+    """Return whether a name says that its value is a secret: `HF_TOKEN`, `X-Api-Key`."""
     words = [word.lower() for word in _WORD.findall(name)]
     return "token" in words or _is_secret(words)
 

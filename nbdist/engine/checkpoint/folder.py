@@ -256,13 +256,13 @@ class CheckpointFolder:
         self.write(name, WRITING, json.dumps(who).encode(), "none")
 
     def _is_left(self, name: str) -> bool:
-        """Return whether nobody works on a folder any more that is no checkpoint."""
+        """Return whether no process works any more on a folder that is no checkpoint."""
         try:
             who = json.loads(self.read(name, WRITING))
         except FileNotFoundError:
             return self._is_bare(name)
         except ValueError:
-            return False  # nobody knows whose it is
+            return False  # its owner is not known
         if who["host"] != socket.gethostname():
             return time.time() > float(who["at"]) + _ABANDONED_S
         # A process saves one at a time: another of its own is a deletion that failed.
@@ -428,7 +428,7 @@ class FolderClaim:
         self._put(self.file)
 
     def is_alone(self) -> bool:
-        """Return whether nobody else has claimed or used the folder."""
+        """Return whether no other process has claimed or used the folder."""
         return self._files() <= {self.file}
 
     def withdraw(self) -> None:

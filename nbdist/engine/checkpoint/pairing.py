@@ -48,7 +48,7 @@ def paired(
         (h, t) for h, t in named if any(n.isidentifier() for n in {*called[h]} & {*was_called[t]})
     }
     found: dict[str, str] = {}
-    # Of more than there are, one that alone fits may be a stranger that looks alike.
+    # Of more than there are, one that alone fits may be a stranger that looks the same.
     for possible in (fits if is_even or not is_told else set(), fits & own, fits & named, named):
         _add_certain(possible, found)
     left = [h for h in here if h not in found]

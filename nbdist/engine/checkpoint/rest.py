@@ -414,7 +414,7 @@ def _put_random(states: tuple[Any, ...]) -> None:
 
 
 def _derive_random(first: tuple[Any, ...]) -> None:
-    """Draw on as the first rank did, or what follows from it; ranks that drew alike still do."""
+    """Draw on as the first rank did, or what follows from it; ranks that drew the same still do."""
     mine = torch.default_generator.get_state().numpy().tobytes()
     every = together(lambda: zlib.crc32(mine))
     number = list(dict.fromkeys(every)).index(every[dist.get_rank()])

@@ -213,7 +213,7 @@ class Saves(Component):
 
     def settle(self) -> None:
         """Wait until the newest save is over."""
-        self.tell()  # nobody else would while this rank waits
+        self.tell()  # nothing else would while this rank waits
         if self._newest is not None:
             self._newest.copied()
             self._newest.settle()

@@ -236,7 +236,7 @@ class Saving:
         self.blocked_s += seconds
 
     def _abandon(self, error: BaseException) -> None:
-        """Have nobody wait for this rank, which goes no further. Main thread."""
+        """Have no other rank wait for this one, which goes no further. Main thread."""
         if self._copying is not None:
             self._copying.give_up()
         self._tell(error)
@@ -345,8 +345,8 @@ def _tidy(request: SaveRequest, newest: str) -> None:
         best = manifest.best_of(committed)
         if best is not None:
             place.point_to_best(best)
-        alike = {n: c for n, c in committed.items() if c.is_automatic == request.is_automatic}
-        for name in manifest.to_delete(alike, request.keep, best, newest):
+        of_kind = {n: c for n, c in committed.items() if c.is_automatic == request.is_automatic}
+        for name in manifest.to_delete(of_kind, request.keep, best, newest):
             place.delete(name)
         place.delete_interrupted(newest)
     except Exception:

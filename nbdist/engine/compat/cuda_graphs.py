@@ -6,7 +6,7 @@ An optimizer whose `step` was captured steps whenever the graph is replayed: the
 are called around the replay, as torch calls them around `step`.
 
 Both are seen in the methods of `torch.cuda.CUDAGraph`, which `torch.cuda.graph`,
-`make_graphed_callables` and compiled code (`mode="reduce-overhead"`) call alike.
+`make_graphed_callables` and compiled code (`mode="reduce-overhead"`) all call.
 
 Threads: a capture and a replay may be on one of autograd's; `is_capturing` may be read on any.
 """

@@ -1,6 +1,6 @@
 """The living objects of a class, found on the collector's heap while other threads run.
 
-`gc.get_objects()` hands out what nobody else may hold, to the harm of threads that did nothing:
+`gc.get_objects()` hands out what nothing else may hold, to the harm of threads that did nothing:
 
 - A tuple that is being built has one owner, or fails: "bad argument to internal function".
 - An object that the collector is taking apart may have a class without bases, and to ask an

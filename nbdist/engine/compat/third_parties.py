@@ -70,7 +70,7 @@ def adapt(is_spread: IsSpread, ask_loader: AskLoader, ask_saving: AskSaving, ask
 def shared_states() -> dict[str, Any]:
     """Return Accelerate's states that are in use, by name: each stands for all of its class.
 
-    The one of the processes is held by nobody, and made where it is asked.
+    The one of the processes is held by no object, and made where it is asked.
     """
     module = sys.modules.get("accelerate.state")
     found = {}

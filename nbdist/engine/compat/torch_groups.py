@@ -165,7 +165,7 @@ def put_backend(
         group._register_backend(device, dist.ProcessGroup.BackendType(slot), backend)
 
 
-_ABORT_TAG = 0x6E626469  # of a message that nobody sends
+_ABORT_TAG = 0x6E626469  # of a message that no rank sends
 _AT_ONCE = timedelta(milliseconds=1)
 
 
@@ -174,7 +174,7 @@ def break_backend(backend: Any) -> bool:
 
     gloo's own `abort` inherits a method that does nothing (torch 2.11 to 2.15). But when a receive
     runs out of time, gloo breaks all pairs of the backend, and whatever waits on one of them is
-    told: so we wait for a message that nobody sends. Shutting the pairs' sockets is faster (1 ms,
+    told: so we wait for a message that no rank sends. Shutting the pairs' sockets is faster (1 ms,
     where gloo's event loop takes up to 10 ms to give up a pair) and fails one time in ten under
     DDP: a pair that holds half a message for a receive that has failed meanwhile never reads again.
 
@@ -453,7 +453,7 @@ def destroy_groups() -> None:
     groups = live_groups()
     _native_destroy(None)
     for live in groups:
-        # Weakly: it is forgotten when nobody holds it.
+        # Weakly: it is forgotten when nothing holds it.
         _register_process_group(live.name, live.group)  # type: ignore[arg-type]
     c10d_logger._get_msg_dict = _describe_call
 

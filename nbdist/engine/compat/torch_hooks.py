@@ -298,7 +298,7 @@ def calls_backward(frame: FrameType | None) -> bool:
     return False
 
 
-# From it Python calls autograd's engine, of `backward` and `grad` alike.
+# From it Python calls autograd's engine, for both `backward` and `grad`.
 _run_backward: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)
 _RUN_BACKWARD = getattr(_run_backward, "__code__", None)
 

@@ -1,7 +1,7 @@
 """A DataLoader's iterators that open what its batches travel in: a batch, and word of its making.
 
 One of the modules that hold what nbdist uses of torch's private parts. torch's iterators are
-subclassed where they take a batch from their dataset or workers, so that nobody behind them, hooks
+subclassed where they take a batch from their dataset or workers, so that nothing behind them, hooks
 on `next` among them, sees what batches travel in. `check()` says what a new torch has moved. Tried
 with torch 2.13.0 (CPU).
 """
@@ -270,7 +270,7 @@ def dead_workers(iterator: Any, wait_s: float = 0.0) -> list[tuple[int, int]]:
 
 
 def end_workers(iterator: Any) -> None:
-    """End an iterator's workers, as torch does when nobody holds it any more."""
+    """End an iterator's workers, as torch does when nothing holds it any more."""
     end = getattr(iterator, "_shutdown_workers", None)
     if end is not None:
         end()

@@ -58,7 +58,7 @@ def live_ddps() -> list[DistributedDataParallel]:
 
 
 def kept_alike(module: DistributedDataParallel) -> list[tuple[str, nn.Parameter]]:
-    """Return the parameters, with their names, that a DDP means to keep alike on its ranks.
+    """Return the parameters, with their names, that a DDP means to keep equal on its ranks.
 
     None where a hook lets them part between averages (`PostLocalSGDState`).
     """
@@ -142,7 +142,7 @@ def replicate(
     """Put DDP's reducer behind hooks of `module`, in place (composable `replicate`).
 
     torch builds the reducer at the first forward; we build it now, so that what is wrong shows
-    here, and so that a first forward on one rank alone (a look at an output) waits for nobody.
+    here, and so that a first forward on one rank alone (a look at an output) waits for no other.
     With one bucket, all gradients are sent at once, when the last one is there. The weights must be
     equal on all ranks.
     """

@@ -110,7 +110,7 @@ class _Laid:
 
     model: "ref[nn.Module]"
     ranks: Ranks
-    alike: tuple[Ranks, ...]
+    replicas: tuple[Ranks, ...]
 
 
 class LaidParts:
@@ -123,7 +123,7 @@ class LaidParts:
         return part in self._laid
 
     def remember_laid(
-        self, part: nn.Module, model: nn.Module, ranks: Ranks, alike: tuple[Ranks, ...] = ()
+        self, part: nn.Module, model: nn.Module, ranks: Ranks, replicas: tuple[Ranks, ...] = ()
     ) -> None:
         """Know that a stage's module is a part of `model`, which these ranks train together.
 
@@ -131,9 +131,9 @@ class LaidParts:
             part: The stage's module.
             model: The whole.
             ranks: Who trains it.
-            alike: Those of `ranks` that have the same stages, and equal weights, together.
+            replicas: Those of `ranks` that have the same stages, and equal weights, together.
         """
-        self._laid[part] = _Laid(ref(model), ranks, alike)
+        self._laid[part] = _Laid(ref(model), ranks, replicas)
 
     def laid_models(self) -> dict[nn.Module, Ranks]:
         """Return the models of which this rank has stages, and the ranks that share them."""
@@ -145,14 +145,16 @@ class LaidParts:
 
     def copies_of(self, model: nn.Module, rank: int) -> frozenset[int]:
         """Return the ranks that hold the same stages of a layout's model as `rank`."""
-        sets = [its for laid in self._laid.values() if laid.model() is model for its in laid.alike]
+        sets = [
+            its for laid in self._laid.values() if laid.model() is model for its in laid.replicas
+        ]
         return next((frozenset(its) for its in sets if rank in its), frozenset())
 
     def hand_over(self) -> dict[str, tuple[nn.Module, nn.Module, Ranks, tuple[Ranks, ...]]]:
         """Return what a new rank must know of the stages that come with models."""
         known = enumerate(list(self._laid.items()))
         return {
-            str(i): (part, model, laid.ranks, laid.alike)
+            str(i): (part, model, laid.ranks, laid.replicas)
             for i, (part, laid) in known
             if (model := laid.model()) is not None
         }
@@ -161,9 +163,9 @@ class LaidParts:
         self, known: dict[str, tuple[nn.Module, nn.Module, Ranks, tuple[Ranks, ...]]]
     ) -> None:
         """Know, on a new rank, what `hand_over` returned."""
-        for part, model, ranks, alike in known.values():
+        for part, model, ranks, replicas in known.values():
             if isinstance(part, nn.Module) and isinstance(model, nn.Module):
-                self.remember_laid(part, model, ranks, alike)
+                self.remember_laid(part, model, ranks, replicas)
 
 
 def live_parts() -> list[tuple[nn.Module, tuple[int, ...]]]:

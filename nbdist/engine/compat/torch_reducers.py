@@ -76,7 +76,7 @@ def forget_trained(module: DistributedDataParallel) -> None:
 
 
 def made_for(module: DistributedDataParallel) -> str:
-    """Return a text alike for reducers made for the same parameters, of which the same are trained.
+    """Return a text for comparison: which parameters a reducer was made for, and which are trained.
 
     It is "" where it is not known.
     """

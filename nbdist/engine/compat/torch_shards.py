@@ -38,7 +38,7 @@ def is_cut(tensor: object) -> bool:
 def copies(tensor: Any, rank: int) -> frozenset[int]:
     """Return the ranks that hold the same part of a DTensor as `rank`, which is one of them.
 
-    Those that differ from it in dims of the mesh alone over which the tensor is replicated; nobody,
+    Those that differ from it in dims of the mesh alone over which the tensor is replicated; none,
     where `rank` is not in the mesh.
     """
     from torch.distributed.tensor import Replicate
@@ -57,7 +57,7 @@ def same_place(ranks: torch.Tensor, replicated: Iterable[bool], rank: int) -> fr
     Args:
         ranks: The ranks of a mesh, in its shape.
         replicated: Of each dim, whether what lies along it is the same.
-        rank: One of them; else nobody is returned.
+        rank: One of them; otherwise none is returned.
     """
     found = (ranks == rank).nonzero()
     if not len(found):

@@ -34,20 +34,20 @@ def check() -> list[str]:
 AskClip = Callable[[list[torch.Tensor]], None]  # gets whose gradients are clipped; may raise
 
 
-def _nobody(_by: str, _module: nn.Module) -> None:
-    """Where nobody objects to who spreads a model."""
+def _accept(_by: str, _module: nn.Module) -> None:
+    """Accept whatever spreads a model."""
 
 
-def _nobody_clips(_parameters: list[torch.Tensor]) -> None:
-    """Where nobody objects to who clips."""
+def _accept_clip(_parameters: list[torch.Tensor]) -> None:
+    """Accept whatever clips gradients."""
 
 
 class Guards:
     """Who is asked before a model is spread, and before gradients are clipped. Main thread."""
 
     def __init__(self) -> None:
-        self._ask: Ask = _nobody
-        self._ask_clip: AskClip = _nobody_clips
+        self._ask: Ask = _accept
+        self._ask_clip: AskClip = _accept_clip
 
     def before_wrapping(self, ask: Ask) -> None:
         """Call `ask` before DDP, FSDP1 or `fully_shard` takes a module.

@@ -141,9 +141,9 @@ class Accounts:
 
     def count_alike(self, cell: int, *spec: Any) -> int:
         """Count a loader that a cell makes; return how many of the same it has made before."""
-        alike = _number(cell, *spec)
-        self._made[alike] += 1
-        return self._made[alike] - 1
+        number = _number(cell, *spec)
+        self._made[number] += 1
+        return self._made[number] - 1
 
     def keep_in(self, folder: Path, token: str, rank: int, ranks: int, *, is_first: bool) -> None:
         """Keep the journal in a file that outlives this process, after each join.

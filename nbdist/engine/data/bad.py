@@ -1,6 +1,6 @@
 """Say what is wrong with data: a sample that cannot be loaded, workers that died or hung.
 
-Workers are started again, which is safe: what they had fetched was given to nobody. A few times;
+Workers are started again, which is safe: no loop had received what they had fetched. A few times;
 then it is an error. Main thread.
 """
 

@@ -247,13 +247,13 @@ def _told_apart(
     about: Mapping[int, Mapping[str, Any]], places: Mapping[int, int]
 ) -> dict[int, str]:
     """Return a name for each loader: its own, or "loader"; with a number where a cell has more."""
-    alike: dict[tuple[str, int], list[int]] = {}
+    by_name: dict[tuple[str, int], list[int]] = {}
     for loader in sorted(about, key=lambda one: places.get(one, -1)):
         facts = about[loader]
-        alike.setdefault((facts["name"] or "loader", facts["prompt"]), []).append(loader)
+        by_name.setdefault((facts["name"] or "loader", facts["prompt"]), []).append(loader)
     return {
         loader: name if len(loaders) == 1 else f"{name} {nth}"
-        for (name, _), loaders in alike.items()
+        for (name, _), loaders in by_name.items()
         for nth, loader in enumerate(loaders, 1)
     }
 
@@ -262,8 +262,8 @@ def _unsure(facts: Mapping[str, Any], *, is_alive: bool) -> str:
     """Return why a loader's positions do not tell its samples; "" where they do."""
     if differs := facts.get("differs"):
         return (
-            f"ranks differ in {differs}, so nobody knows which samples came how often: positions "
-            "are counted. Do: make it alike on all ranks, such as by a seed"
+            f"ranks differ in {differs}, so which samples came how often is not known: "
+            "positions are counted. Do: make it the same on all ranks, such as by a seed"
         )
     if facts.get("repeats") and not is_alive:
         return "its sampler gives samples more than once, and is no more: positions are counted"

@@ -48,8 +48,9 @@ class _Lane:
 def lanes_of(interleave: int, groups: int, global_batch: int) -> int:
     """Return how many lanes an epoch has, `interleave` at most.
 
-    Best is a number that divides the batch: all batches then take alike of all lanes, and a rank
-    keeps its lanes. Where that would be less than half of what was asked for, the mix counts more.
+    Best is a number that divides the batch: all batches then take equally many of all lanes, and a
+    rank keeps its lanes. Where that would be less than half of what was asked for, the mix counts
+    more.
     """
     most = min(interleave, groups)
     dividing = (lanes for lanes in range(most, most // 2, -1) if global_batch % lanes == 0)

@@ -1,6 +1,6 @@
 """The journal: which positions of which epoch this rank was given, for `nbdist.coverage`.
 
-Run lengths: batches that follow each other, with parts alike, are one entry. A rank writes it in
+Run lengths: batches that follow each other, with equal parts, are one entry. A rank writes it in
 memory and in a small mapped file of the session's folder on its host, which outlives SIGKILL: a
 replacement rank goes on with its predecessor's, and the lowest rank of a host takes over those of
 ranks that have left. After a fault what was given beyond the step boundary goes (`cut`).

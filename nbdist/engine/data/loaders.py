@@ -95,7 +95,7 @@ class Loader(DataLoader[T]):
 
     @property
     def weights(self) -> tuple[float, ...] | None:
-        """How large each part of a batch is, one number a part; None: all alike.
+        """How large each part of a batch is, one number a part; None: all equal.
 
         Counts from the next `for` on. It is not part of `state_dict`, and changes neither the
         global batches nor the position.
@@ -125,9 +125,9 @@ class Loader(DataLoader[T]):
     def probe(self, workers: Sequence[int] | None = None, *, seconds: float = 10.0) -> Probe:
         """Try several numbers of workers; print and return which keeps up with a step.
 
-        Workers make batches that come next, which are thrown away: nobody's position, samples or
-        random numbers change. All ranks may call it together, and then share the cores as in
-        training; one may call it alone.
+        Workers make batches that come next, which are thrown away: position, samples and
+        random numbers stay as they are on all ranks. All ranks may call it together, and then share
+        the cores as in training; one may call it alone.
 
         Args:
             workers: What to try; by default 0, 1, 2, 4, ... up to the cores that this rank has,

@@ -10,7 +10,7 @@ The time that making a batch takes is split into `PARTS`:
   and the processor time until their samples are columns; of a stream *read* is all that it takes;
 - *transform*: what is done to each sample by the function of that name;
 - *fetch*: the rest of what the dataset's items took. All of it where the dataset is the user's own,
-  for nobody can tell there what reads and what transforms;
+  for what reads there cannot be distinguished from what transforms;
 - *collate*: samples put together as a batch;
 - *copy*: the batch pinned, and on its way from a worker, as far as the loop waited for that.
 

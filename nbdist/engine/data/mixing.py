@@ -1,4 +1,4 @@
-"""Mix the samples of many batches at once, where batches are alike.
+"""Mix the samples of many batches at once, where they are built the same way.
 
 Cut batch by batch, each column of a batch is a slice of every lane: that costs more than reading.
 While no lane ends and batches end where rounds do, each batch takes the same of every lane. Then
@@ -21,7 +21,7 @@ from nbdist.engine.data.sources.source import Columns
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Batches that are alike, and what one rank takes of each lane.
+    """Batches that are built the same way, and what one rank takes of each lane.
 
     Attributes:
         batches: How many.
@@ -46,7 +46,7 @@ class Stretch:
 
 
 def stretch(order: Interleave, start: int, ends: Sequence[int], part: range) -> Stretch | None:
-    """Return the longest stretch that begins with a batch; None where not even two are alike.
+    """Return the longest stretch that begins with a batch; None where the second one differs.
 
     Args:
         order: Of the epoch.
@@ -61,19 +61,19 @@ def stretch(order: Interleave, start: int, ends: Sequence[int], part: range) -> 
     if not lives or first is None or size % len(lives) or not part:
         return None
     rounds = size // len(lives)
-    alike = min(len(ends), (order.rounds_left(lives) - first) // rounds)
-    while alike > 1 and ends[alike - 1] != start + alike * size:
-        alike -= 1  # only an epoch's last batch differs
-    if alike < 2:
+    count = min(len(ends), (order.rounds_left(lives) - first) // rounds)
+    while count > 1 and ends[count - 1] != start + count * size:
+        count -= 1  # only an epoch's last batch differs
+    if count < 2:
         return None
     taken = []
     for nth, lane in enumerate(lives):
         offset = start + nth * rounds
         low, high = max(part.start - offset, 0), min(part.stop - offset, rounds)
         if low < high:
-            pieces = order.of_lane(lane, first, first + alike * rounds)
+            pieces = order.of_lane(lane, first, first + count * rounds)
             taken.append((range(low, high), tuple(pieces)))
-    return Stretch(alike, rounds, tuple(taken))
+    return Stretch(count, rounds, tuple(taken))
 
 
 def mixed(one: Stretch, cut: Callable[[Piece], Sequence[Columns]]) -> list[Columns]:

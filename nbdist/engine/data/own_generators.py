@@ -1,4 +1,4 @@
-"""Generators that a dataset holds: each worker draws from a copy, and nobody knows how far it is.
+"""Generators that a dataset holds: each worker draws from a copy, whose progress is not known.
 
 Main thread.
 """

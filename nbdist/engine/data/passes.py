@@ -100,8 +100,8 @@ class PassLog:
         self._is_within = False  # the last boundary lay in the midst of its batch
         self._has_inner = False  # a pass lay in the body of another loader's loop
         self._turn = 0  # of the last boundary, as of `commit`
-        # Whether a batch was trained on in several turns: where the next of them begins, nobody
-        # knows, and run again the loop goes on with its next batch.
+        # Whether a batch was trained on in several turns: where the next of them begins is not
+        # known, and a loop that is run again continues with its next batch.
         self.is_around_steps = False
         self.began = Commit(position, 0, False, 0, cell, False, Draws())
         self.committed = self.began

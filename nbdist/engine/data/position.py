@@ -397,12 +397,12 @@ def matched(
             wanted = saved[number]
             if found[number] is not None or wanted.is_held is not was_held:
                 continue
-            alike = (
+            fitting = (
                 one
                 for one in reversed(free)
                 if one.batches.samples == wanted.state["samples"] and fit(one, wanted)
             )
-            if (chosen := next(alike, None)) is not None:
+            if (chosen := next(fitting, None)) is not None:
                 found[number] = chosen
                 free.remove(chosen)
     return found

@@ -4,8 +4,8 @@ The buffer holds what is left of the groups that this rank's lanes are in, and `
 a group is kept in chunks, and a chunk goes when its samples have been given. So lanes that come to
 their ends together find their next groups read, and memory stays level.
 
-Batches that are alike are mixed several at a time (`mixing`), ahead of the loop where their groups
-are read by then.
+Batches that are built the same way are mixed several at a time (`mixing`), ahead of the loop where
+their groups are read by then.
 
 Threads: `GroupFeed` is the loop's. Groups are read, and mixed ahead, on threads of the pass
 (`reader_threads`).
@@ -228,7 +228,7 @@ class GroupFeed:
         return self._read_whole(number)
 
     def _mix(self) -> Columns | None:
-        """Return the first of several batches, made at once; None where they are not alike.
+        """Return the first of several batches, made at once; None where `stretch` finds none.
 
         What cannot be read is left to `__next__`.
         """
@@ -261,7 +261,7 @@ class GroupFeed:
             self._coming = self._threads.submit(partial(_mixed, plan, groups), is_urgent=True)
 
     def _planned(self, nth: int) -> Stretch | None:
-        """Return the batches from `nth` on that are alike, if any."""
+        """Return the batches from `nth` on that are built the same way, if any."""
         if self._plan[0] != nth:
             begin, mine = self._begin_of(nth), range(0)
             most = int(self._order.sizes.mean() / 2)  # samples

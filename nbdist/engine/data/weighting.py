@@ -1,8 +1,8 @@
 """Parts of a batch that differ in size: what is asked for, and whether a loop heeds it.
 
 A rank with a small part of the batch has a gradient of few samples. Averaged with the others' as
-if all were alike, its samples count more. `layout.step` weighs by size; a plain loop must do it
-itself, by `loader.share`, and is told where it does not.
+if all were equally large, its samples count more. `layout.step` weighs by size; a plain loop must
+do it itself, by `loader.share`, and is told where it does not.
 
 `"measured"` weights follow the ranks' own pace; ranks tell it each other when a loop begins.
 
@@ -21,13 +21,13 @@ ALIKE = 0.9  # what differs by less is one: noise must not move samples, or be t
 
 UNHEEDED = (
     "weights= gives the ranks parts of different size, and this loop averages the ranks' gradients "
-    "as if all were alike: samples of a small part count more. layout.step(x, y, loss_fn) weighs "
-    "them; in a plain loop (loss * loader.share).backward() does."
+    "as if all were equally large: samples of a small part count more. layout.step(x, y, loss_fn) "
+    "weighs them; in a plain loop (loss * loader.share).backward() does."
 )
 UNEVEN = (
     "Of a batch of {samples} samples some ranks had {more} and others {fewer}, and this loop "
-    "averages the ranks' gradients as if all were alike: those of the latter count {extra:.0%} "
-    "more in that step. layout.step(x, y, loss_fn) weighs them; in a plain loop "
+    "averages the ranks' gradients as if all had equally many: those of the latter count "
+    "{extra:.0%} more in that step. layout.step(x, y, loss_fn) weighs them; in a plain loop "
     "(loss * loader.share).backward() does."
 )
 
@@ -90,7 +90,7 @@ def _is_weight(number: float) -> bool:
 def uneven(samples: int, parts: int) -> str:
     """Return what is to be said of a batch that equal weights do not share out equally.
 
-    Nothing where the parts are alike, as all large ones are, or a rank has no sample at all.
+    Nothing where the parts are nearly equal, as all large ones are, or a rank has no sample at all.
     """
     fewer, extra = divmod(samples, parts)
     more = fewer + bool(extra)
@@ -110,7 +110,7 @@ class Heed:
         """Note that the loop gets another batch.
 
         Args:
-            unweighed: What is told if its gradient is not weighed; empty where all parts are alike.
+            unweighed: What is told if its gradient is not weighed; empty where all parts are equal.
         """
         self._untold = unweighed
 

@@ -15,6 +15,7 @@ may call at any moment.
 """
 
 import os
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, cast
 
@@ -111,8 +112,24 @@ def join(
         place.leads,
         options.check,
     )
+    _watch_torch(here)
+    state.here.enter(here)
+    here.form_limit = timedelta(seconds=FORM_TIMEOUT_S)
+    try:
+        _make_groups(here, first_group)
+    except BaseException:
+        state.here.leave()
+        raise
+    finally:
+        here.form_limit = None
+        rendezvous.stop_sharing(here)
+    return rank_device
+
+
+def _watch_torch(here: GroupState) -> None:
+    """Have torch make its groups as this rank does, and note what is made of them."""
     torch_groups.use_gloo_device(
-        device,
+        here.device,
         GLOO_THREADS,
         lambda wanted: min(wanted, here.form_limit or wanted),
         throttle.here.apply,
@@ -124,29 +141,23 @@ def join(
     torch_live.here.watch(_note_made)
     ddp_hook_state.here.watch()
     torch_modules.make_replicate_again()
-    state.here.enter(here)
-    here.form_limit = timedelta(seconds=FORM_TIMEOUT_S)
-    try:
-        torch_groups.set_group_count(first_group)
-        everyone, spec = tuple(range(options.n)), GroupSpec(options.backend, options.timeout, "")
-        record = group_record.read(client, rank) if generation else None
-        if record is not None and int(record.default) < first_group:
-            record = None  # of groups that all ranks have left since
-        default, groups = (record.default, record.groups) if record else (str(first_group), {})
-        known = {(default, everyone): spec} | groups
-        plan = rendezvous.meet(here, known, FORM_TIMEOUT_S, default=default, is_new=True)
-        _make_default(here, plan.default)
-        for (name, ranks), spec in plan.groups.items():
-            if name != plan.default and rank in ranks:
-                torch_groups.make_group(name, ranks, spec, here.place())
-        torch_groups.set_group_count(max(plan.group_count, torch_groups.group_count()))
-    except BaseException:
-        state.here.leave()
-        raise
-    finally:
-        here.form_limit = None
-        rendezvous.stop_sharing(here)
-    return rank_device
+
+
+def _make_groups(here: GroupState, first_group: int) -> None:
+    """Make the default group, and those in which the predecessor of this rank was."""
+    torch_groups.set_group_count(first_group)
+    everyone, spec = tuple(range(here.world_size)), GroupSpec(here.backend, here.timeout_s, "")
+    record = group_record.read(here.client, here.rank) if here.generation else None
+    if record is not None and int(record.default) < first_group:
+        record = None  # of groups that all ranks have left since
+    default, groups = (record.default, record.groups) if record else (str(first_group), {})
+    known = {(default, everyone): spec} | groups
+    plan = rendezvous.meet(here, known, FORM_TIMEOUT_S, default=default, is_new=True)
+    _make_default(here, plan.default)
+    for (name, ranks), spec in plan.groups.items():
+        if name != plan.default and here.rank in ranks:
+            torch_groups.make_group(name, ranks, spec, here.place())
+    torch_groups.set_group_count(max(plan.group_count, torch_groups.group_count()))
 
 
 def _note_made(made: Any) -> None:
@@ -258,24 +269,8 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
             next `reform`, with a higher generation.
     """
     here = state.here.member()
-    if generation <= here.generation:
-        raise ClusterError(
-            f"Generation {generation} of the process group has been used.",
-            why=f"rank {here.rank} is at generation {here.generation}, and none is used again.",
-        )
-    if state.here.reforms_left() == 0:
-        raise ClusterError(
-            "The process group cannot be re-created any more.",
-            why=f"torch numbers a group's backends in one byte, and after {here.generation} "
-            "faults all numbers are used.",
-            do=_RESTART,
-        )
-    # On ranks without an `abort`, too: what still runs on the old backend ends here.
-    _cut(here)
-    here.generation = generation
-    here.env_rendezvous = 0
-    here.aborted = False
-    here.store.resume()
+    _require_new(generation, here)
+    _enter(generation, here)
     here.form_limit = timedelta(seconds=timeout_s)
     held, here.held = here.held, []  # an `abort` from here on holds those of this generation
     try:
@@ -289,12 +284,7 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
             live = {}
             _make_default(here, plan.default)
         else:
-            for key in plan.groups:
-                if key in live:
-                    new_backends.renew(here, live[key])
-            throttle.here.apply()
-            torch_groups.default_group_store(here.place())
-            torch_groups.set_group_count(plan.group_count)
+            _renew(here, [live[key] for key in plan.groups if key in live], plan.group_count)
     except BaseException:
         here.held += held
         # Half of the groups may live: no collective must pass until all do.
@@ -313,6 +303,39 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
         "reforms_left": state.here.reforms_left(),
         "is_anew": plan.is_replaced,
     }
+
+
+def _require_new(generation: int, here: GroupState) -> None:
+    if generation <= here.generation:
+        raise ClusterError(
+            f"Generation {generation} of the process group has been used.",
+            why=f"rank {here.rank} is at generation {here.generation}, and none is used again.",
+        )
+    if state.here.reforms_left() == 0:
+        raise ClusterError(
+            "The process group cannot be re-created any more.",
+            why=f"torch numbers a group's backends in one byte, and after {here.generation} "
+            "faults all numbers are used.",
+            do=_RESTART,
+        )
+
+
+def _enter(generation: int, here: GroupState) -> None:
+    # On ranks without an `abort`, too: what still runs on the old backend ends here.
+    _cut(here)
+    here.generation = generation
+    here.env_rendezvous = 0
+    here.aborted = False
+    here.store.resume()
+
+
+def _renew(here: GroupState, groups: Iterable[torch_groups.LiveGroup], group_count: int) -> None:
+    """Give these groups new backends, in the same order on all ranks."""
+    for live in groups:
+        new_backends.renew(here, live)
+    throttle.here.apply()
+    torch_groups.default_group_store(here.place())
+    torch_groups.set_group_count(group_count)
 
 
 def was_released(error: BaseException) -> bool:

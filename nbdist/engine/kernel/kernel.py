@@ -20,12 +20,13 @@ How its shell behaves is `shell.py`'s.
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from importlib.metadata import version
 from types import FrameType
 from typing import Any, Protocol
@@ -125,35 +126,38 @@ class RankKernel(IPythonParallelKernel):
         cell_id: str | None = None,
     ) -> dict[str, Any]:
         """Run one cell; nbdist's cells carry their options in the message's metadata."""
+        execute = functools.partial(
+            super().do_execute,
+            silent=silent,
+            store_history=store_history,
+            user_expressions=user_expressions,
+            allow_stdin=allow_stdin,
+            cell_id=cell_id,
+        )
         sent = (cell_meta or {}).get(wire.CELL_KEY)
         if sent is None:
-            reply: dict[str, Any] = await super().do_execute(
-                code, silent, store_history, user_expressions, allow_stdin, cell_id=cell_id
-            )
+            reply: dict[str, Any] = await execute(code)
             return reply
-        start, end = wire.CellStart.from_wire(sent), None
+        return await self._run_cell(wire.CellStart.from_wire(sent), code, execute)
+
+    async def _run_cell(
+        self,
+        start: wire.CellStart,
+        code: str,
+        execute: Callable[[str], Awaitable[dict[str, Any]]],
+    ) -> dict[str, Any]:
+        """Run one of nbdist's cells by `execute`; returns its reply, whatever happens."""
+        end = None
         try:
-            self._last_result, self._has_published = None, False
-            message = self.get_parent("shell")["header"]["msg_id"]
-            self.journal.begin(message, keeps=start.keep)
-            self.shell.execution_count = start.prompt
-            self.rank.cell_began(start)
-            if start.call:
-                code = calls.source_of(start.call, start.arguments, self.shell.user_ns)
+            code = self._cell_began(start, code)
             try:
                 with _interruptible(self.get_parent("shell")):
-                    reply = await super().do_execute(
-                        code, silent, store_history, user_expressions, allow_stdin, cell_id=cell_id
-                    )
+                    reply = await execute(code)
             finally:
                 interrupts.here.end()  # again: an interrupt may have come just before the first
                 self.shell.user_ns.pop(calls.CALL, None)
                 end = self.rank.cell_ended(self._last_result)
-            if reply["status"] == "error" and reply["ename"] == "NoneType":
-                # The value's repr failed: ipykernel calls the cell failed, and loses the error.
-                failed = sys.last_value
-                assert failed is not None
-                reply.update(ename=type(failed).__name__, evalue=text_of(failed))
+            _name_lost_error(reply)
             if start.keep:
                 self._has_published = True  # its end is sent to any notebook that listens by then
             silence = {} if self._has_published else {wire.SILENT_KEY: True}
@@ -164,18 +168,19 @@ class RankKernel(IPythonParallelKernel):
             self._has_published = True
             if not isinstance(error, KeyboardInterrupt):  # which may come before the user's code
                 log.exception("A cell could not be run to its end")
-            return self._kept(
-                {
-                    "status": "error",
-                    "ename": type(error).__name__,
-                    "evalue": text_of(error),
-                    "traceback": traceback.format_exception(error),
-                    "execution_count": start.prompt,
-                    "user_expressions": {},
-                    "payload": [],
-                    **({wire.CELL_KEY: end.to_wire()} if end is not None else {}),
-                }
-            )
+            ended = {} if end is None else {wire.CELL_KEY: end.to_wire()}
+            return self._kept({**_error_reply(error, start.prompt), **ended})
+
+    def _cell_began(self, start: wire.CellStart, code: str) -> str:
+        """Begin a cell of nbdist's; returns the code to run, of a call in place of `code`."""
+        self._last_result, self._has_published = None, False
+        message = self.get_parent("shell")["header"]["msg_id"]
+        self.journal.begin(message, keeps=start.keep)
+        self.shell.execution_count = start.prompt
+        self.rank.cell_began(start)
+        if start.call:
+            return calls.source_of(start.call, start.arguments, self.shell.user_ns)
+        return code
 
     def _kept(self, reply: dict[str, Any]) -> dict[str, Any]:
         """Return a cell's reply, and keep it for a notebook that attaches later."""
@@ -305,6 +310,30 @@ def _interruptible(parent: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         interrupts.here.end()
+
+
+def _name_lost_error(reply: dict[str, Any]) -> None:
+    """Put the error into the reply of a cell whose value's `repr` failed.
+
+    ipykernel calls such a cell failed, and loses the error.
+    """
+    if reply["status"] == "error" and reply["ename"] == "NoneType":
+        failed = sys.last_value
+        assert failed is not None
+        reply.update(ename=type(failed).__name__, evalue=text_of(failed))
+
+
+def _error_reply(error: BaseException, prompt: int) -> dict[str, Any]:
+    """Return a cell's reply as ipykernel makes it for an error."""
+    return {
+        "status": "error",
+        "ename": type(error).__name__,
+        "evalue": text_of(error),
+        "traceback": traceback.format_exception(error),
+        "execution_count": prompt,
+        "user_expressions": {},
+        "payload": [],
+    }
 
 
 def _is_our_cell(parent: Mapping[str, Any]) -> bool:

@@ -25,7 +25,7 @@ from nbdist.engine.kernel import (
     kernel,
     tqdm_bars,
 )
-from nbdist.engine.rank.rank import become, this_rank
+from nbdist.engine.rank.rank import Rank, become, this_rank
 from nbdist.shared import lifeline, side, wire
 from nbdist.shared.options import ClusterOptions
 from nbdist.shared.placement import RankPlacement
@@ -96,12 +96,8 @@ def join(
     Raises:
         RuntimeError: The notebook runs another version of nbdist.
     """
-    from nbdist.engine.compat import torch_dist
-    from nbdist.engine.data import account
     from nbdist.engine.group import group
-    from nbdist.engine.rank import standalone
-    from nbdist.engine.rank.register import connect
-    from nbdist.engine.recovery import recovery, resize
+    from nbdist.engine.recovery import recovery
 
     if version != wire.VERSION:
         raise RuntimeError(
@@ -117,36 +113,49 @@ def join(
     device = group.join(
         here.rank, asked, place_, store_port, generation=generation, first_group=first_group
     )
+    _set_up(here, device, store_port, is_first=not generation and not replacements)
+    fd_reserve.here.fill()
+    answer = {"rank": here.rank, "device": str(device)}
+    return {**answer, **recovery.settle(generation, replacements)} if replacements else answer
+
+
+def _set_up(here: Rank, device: torch.device, store_port: int, *, is_first: bool) -> None:
+    """Prepare this rank for cells, as a member of the group that was just formed.
+
+    Args:
+        here: The rank.
+        device: Its device.
+        store_port: As in `join`.
+        is_first: Whether the cluster is new.
+    """
+    from nbdist.engine.compat import torch_dist
+    from nbdist.engine.data import account
+    from nbdist.engine.rank import standalone
+    from nbdist.engine.rank.register import connect
+    from nbdist.engine.recovery import resize
+
+    n, address = here.options.n, here.options.address
     here.torchs = torch_dist.Functions()  # with `init_process_group` of this group
     here.joined = True
     here.keep_with_peers()
-    here.variables.update(environment.rank_variables(here.rank, asked, place_))
-    here.variables.update(environment.group_variables(asked.address, store_port))
+    here.variables.update(environment.rank_variables(here.rank, here.options, here.place))
+    here.variables.update(environment.group_variables(address, store_port))
     environment.restore(here.variables)
-    account.here.keep_in(
-        Path(here.logs),
-        str(store_port),
-        here.rank,
-        asked.n,
-        is_first=not generation and not replacements,
-    )
+    account.here.keep_in(Path(here.logs), str(store_port), here.rank, n, is_first=is_first)
     connect(here, device)
     local_rank = int(here.variables["LOCAL_RANK"])
-    standalone.here.rank = standalone.ThisRank(here.rank, local_rank, asked.n, device)
+    standalone.here.rank = standalone.ThisRank(here.rank, local_rank, n, device)
     here.recorder.fact(torch=torch.__version__)
     here.kernel.shell.user_ns.update(
         rank=here.rank,
         local_rank=local_rank,
-        world_size=asked.n,
+        world_size=n,
         device=device,
         torch=torch,
         dist=torch.distributed,
         nbdist=nbdist,
     )
     resize.follow()
-    fd_reserve.here.fill()
-    answer = {"rank": here.rank, "device": str(device)}
-    return {**answer, **recovery.settle(generation, replacements)} if replacements else answer
 
 
 def recover(

@@ -16,29 +16,29 @@ from nbdist.engine.steps import step_state
 
 
 def choose(
-    replacements: Sequence[int], own: Collection[int], alike: int
+    replacements: Sequence[int], own: Collection[int], same_samples: int
 ) -> dict[int, tuple[int, int | None]]:
-    """Return, by new rank, the first of those that draw alike, and whom it gets its stream from.
+    """Return, by new rank, the first of those that draw the same, and whom it gets its stream from.
 
-    Pure. None: nobody has that stream any more.
+    Pure. None: no rank has that stream any more.
 
     Args:
         replacements: The new ranks.
         own: Those of them that have their predecessor's stream.
-        alike: How many neighbours draw alike.
+        same_samples: How many neighbours work on the same samples, and draw the same numbers.
     """
     chosen = {}
     for replacement in replacements:
         if replacement not in own:
-            first = replacement // alike * alike
-            neighbours = range(first, first + alike)
+            first = replacement // same_samples * same_samples
+            neighbours = range(first, first + same_samples)
             having = [r for r in neighbours if r not in replacements or r in own]
             chosen[replacement] = first, having[0] if having else None
     return chosen
 
 
 def settle(replacements: Sequence[int], own: Collection[int]) -> dict[int, tuple[int, int | None]]:
-    """Give new ranks their neighbours' streams; returns what `choose` does, {} where none is alike.
+    """Give new ranks their neighbours' streams; returns what `choose` does, {} where none has any.
 
     Raises:
         ClusterError: A rank did not answer in time.
@@ -50,10 +50,10 @@ def settle(replacements: Sequence[int], own: Collection[int]) -> dict[int, tuple
         (shape.same_samples for shape in shapes if shape.world_size == world_size), default=1
     )
     heard = rendezvous.exchange("draw alike", str(mine), rendezvous.FORM_TIMEOUT_S)
-    alike = max(int(text) for text in heard.values())
-    if alike == 1:
+    same_samples = max(int(text) for text in heard.values())
+    if same_samples == 1:
         return {}
-    chosen, here = choose(replacements, own, alike), dist.get_rank()
+    chosen, here = choose(replacements, own, same_samples), dist.get_rank()
     for replacement, (_, source) in chosen.items():
         if here == source:
             send_tensors.send(step_state.here().random_numbers(), [], replacement)

@@ -323,7 +323,7 @@ def _matched(reports: Mapping[int, Sequence[ModelReport]]) -> list[dict[int, int
         for place, report in enumerate(reports[rank]):
             alone = (rank, place) if not report.identity else None
             key = (report.kind, report.ranks, report.identity, alone)
-            # Two of one name on a rank: which of them its peers mean, nobody can tell.
+            # Two of one name on a rank: which of them its peers mean is not known.
             there = units.setdefault(key, {})
             if rank in there:
                 units[*key, rank, place] = {rank: place}
@@ -381,8 +381,8 @@ def _forbid_strangers(
     holds = "holds" if len(holders) == 1 else "hold"
     line = (
         f"{begin_with_ranks(holders)} {holds} an optimizer of {some.name} that not all of "
-        f"{name_ranks(some.ranks)} do: it cannot step any more, for nobody can tell whether its "
-        "steps agree."
+        f"{name_ranks(some.ranks)} do: it cannot step any more, for it is not known "
+        "whether its steps agree."
     )
     return [Decision(places, "forbid", some.steps, parts, line)]
 
@@ -399,7 +399,7 @@ def _shared(of_unit: Mapping[int, ModelReport]) -> dict[int, ModelReport]:
 
 
 def _common_parts(of_unit: Mapping[int, ModelReport]) -> tuple[str, ...]:
-    """Return the names that all ranks tell, in the order of the first; of two alike, neither."""
+    """Return the names that all ranks report once, in the order of the first."""
     every = [report.parts for report in of_unit.values()]
     return tuple(p for p in every[0] if p and all(parts.count(p) == 1 for parts in every))
 

@@ -70,7 +70,7 @@ class Following:
     """What becomes of what follows the steps of some ranks.
 
     Attributes:
-        source: Who is copied from; -1: nobody.
+        source: The rank that is copied from; -1: none.
         behind: Who copies.
         names: What they copy, numbers aside.
         numbers: What numbers become where they are copied.
@@ -292,10 +292,10 @@ def _uneven_lines(uneven: Mapping[str, Mapping[int, int]]) -> list[str]:
         return []
     apart = []
     for name, by_rank in list(uneven.items())[:_MOST_NAMES]:
-        alike: dict[int, list[int]] = {}
+        by_value: dict[int, list[int]] = {}
         for rank, value in by_rank.items():
-            alike.setdefault(value, []).append(rank)
-        parts = [f"{value} on {name_ranks(ranks)}" for value, ranks in alike.items()]
+            by_value.setdefault(value, []).append(rank)
+        parts = [f"{value} on {name_ranks(ranks)}" for value, ranks in by_value.items()]
         apart.append(f"{name} is {' and '.join(parts)}")
     it = "it" if len(uneven) == 1 else "them"
     line = (

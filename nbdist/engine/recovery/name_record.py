@@ -1,7 +1,7 @@
 """What the store keeps of the names that each rank's cells have made, for whoever takes its place.
 
 A new rank gets the names of a living rank. What only its predecessor held (`if rank == 1: best =
-model`) died with it; nobody would miss it but the cell that uses it next, perhaps hours later, by a
+model`) died with it; only the cell that uses it next would miss it, perhaps hours later, by a
 NameError, or by `"best" in globals()` that is False. So at a cell's end each rank writes its names
 down where they have changed, and what the replacement rank is without is said. Main thread only.
 """

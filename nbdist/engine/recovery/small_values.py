@@ -196,8 +196,8 @@ def _take(
 
 def _put(namespace: dict[str, Any], name: str, value: Any) -> None:
     there: Any = namespace.get(name)
-    alike = type(there) is torch.Tensor and type(value) is torch.Tensor
-    if alike and there.shape == value.shape and there.dtype == value.dtype:
+    are_tensors = type(there) is torch.Tensor and type(value) is torch.Tensor
+    if are_tensors and there.shape == value.shape and there.dtype == value.dtype:
         there.copy_(value)  # whatever shares its memory goes on to do so
     else:
         namespace[name] = value

@@ -14,7 +14,7 @@ newest. Ranks that train apart take theirs where all are equal, at the end of a 
 one before for a round more, by which one rank may be ahead.
 
 Where peers keep snapshots (`peers`), those of what is cut are taken every K steps instead, counted
-from the first step and from each recovery, which all ranks know alike. The two newest are kept,
+from the first step and from each recovery, the same on all ranks. The two newest are kept,
 here and at the peer. Main thread, but `status`.
 """
 
@@ -280,39 +280,49 @@ class Snapshots(Component):
         if steps == 0:  # its forward has moved running statistics already
             live = step_state.here().at_boundary(live)
         size = sum(tensor.nbytes for tensor in live)
-        used_again: list[torch.Tensor] = []
-        has_kept = any(any(one.steps) for one in series.kept)
-        is_first_sent = series.is_sent and steps > 0 and not has_kept
-        if series.is_sent and len(series.kept) == 2:
-            oldest = series.kept.popleft()
-            # One of no step is without optimizers' states.
-            used_again = oldest.tensors if any(oldest.steps) else []
         # Of what is sent there are two here, and two at the peer.
-        wanted = 0 if used_again else size * (4 if is_first_sent else 1)
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        why = snapshot_schedule.refusal(wanted, self._free_bytes(), here)
-        if why is not None:
-            if series.refused is None:
-                _log.warning(why)
-                self._notices.append(why)
-            series.refused = why
-            self._status = {"refused": why}
-            series.next_at = snapshot_schedule.next_at(began, 0.0)
+        count = 4 if _is_first_sent(series, steps) else 1
+        used_again = _take_oldest_memory(series)
+        if self._is_refused(series, 0 if used_again else size * count, began):
             return
-        series.refused = None
         copies = _copied(live, used_again)
         if any(tensor.is_cuda for tensor in live):
             torch.cuda.synchronize()
         made = unit.steps()[: len(unit.optimizers)]
         # The frame holds plain values that optimizers replace, not change.
         taken = _Snapshot(made, began, frame, copies, step_state.here().last, turn)
-        followers = step_state.here().followers
-        followers.look_at_weights(optimizer)
+        step_state.here().followers.look_at_weights(optimizer)
         series.kept.append(taken)
         series.kept_at_step = steps
         series.next_at = snapshot_schedule.next_at(time.monotonic(), time.monotonic() - began)
         self._status = {"step": steps, "at": began, "bytes": size}
-        is_sent = series.is_sent and steps > 0
+        self._complete_at_next_turn(optimizer, series, unit, taken, has_stepped=steps > 0)
+
+    def _is_refused(self, series: _Series, wanted: int, began: float) -> bool:
+        """Return whether there is no memory for `wanted` bytes; report it once."""
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        why = snapshot_schedule.refusal(wanted, self._free_bytes(), here)
+        if why is not None:
+            if series.refused is None:
+                _log.warning(why)
+                self._notices.append(why)
+            self._status = {"refused": why}
+            series.next_at = snapshot_schedule.next_at(began, 0.0)
+        series.refused = why
+        return why is not None
+
+    def _complete_at_next_turn(
+        self,
+        optimizer: torch.optim.Optimizer,
+        series: _Series,
+        unit: wrapped_models.Unit,
+        taken: _Snapshot,
+        *,
+        has_stepped: bool,
+    ) -> None:
+        """Add to a snapshot what the loop does after the step, and send it to the peer."""
+        followers = step_state.here().followers
+        is_sent = series.is_sent and has_stepped
         # Where a loop is known to write weights after the step, the peer keeps what it has written.
         is_early = is_sent and not followers.writes_weights(optimizer)
         if is_early:
@@ -330,11 +340,11 @@ class Snapshots(Component):
                     _copy_weights(unit, taken)
                 if is_sent and (wrote or not is_early):
                     _offer(unit, taken)
-                frame["options"] = model_state.read_options(unit)
+                taken.frame["options"] = model_state.read_options(unit)
                 taken.follows = follow.keep()
-                if steps and series.reference is None:
+                if has_stepped and series.reference is None:
                     taken.mark = step_state.here().last
-                    self._take_others(turn)
+                    self._take_others(taken.turn)
 
         followers.at_next_turn(read)
 
@@ -365,6 +375,20 @@ def _new_series(optimizer: torch.optim.Optimizer) -> _Series | None:
         reference=ref(optimizer) if isinstance(optimizer, ApartWrapper) else None,
         is_sent=peers.here.every() > 0 and unit.can_be_restored,
     )
+
+
+def _is_first_sent(series: _Series, steps: int) -> bool:
+    """Return whether a snapshot now is the first of a step that a peer is to keep."""
+    return series.is_sent and steps > 0 and not any(any(one.steps) for one in series.kept)
+
+
+def _take_oldest_memory(series: _Series) -> list[torch.Tensor]:
+    """Drop the older of two snapshots that a peer keeps, too; return its tensors for the next."""
+    if not series.is_sent or len(series.kept) < 2:
+        return []
+    oldest = series.kept.popleft()
+    # One of no step is without optimizers' states.
+    return oldest.tensors if any(oldest.steps) else []
 
 
 def _settled_after(series: _Series) -> int:

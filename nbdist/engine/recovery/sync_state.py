@@ -113,70 +113,24 @@ class StateSync:
         Raises:
             ClusterError: A rank did not answer in time.
         """
-        new = sorted(replacements)
-        half_done = resume.half_done()
         assert self._unfinished is not None, "a recovery begins with `begin`"
+        new, rank = sorted(replacements), dist.get_rank()
+        half_done = resume.half_done()
         unfinished, progress = self._unfinished, self._unfinished.progress
-        mine, reports = self._exchange("units")
-        if decide.has_unmatched(reports, new):
-            # Old models that a cycle keeps, on some of the ranks: all look again without them.
-            del mine
-            gc.collect()
-            mine, reports = self._exchange("units again")
+        mine, reports = self._compare(new)
         snapshot.here.forget_schedules()
         step_state.here().restored.clear()
         self._to_refuse.clear()
         shards.here.expect_nothing()
-        rank = dist.get_rank()
+        kept_by_peers = peer_state.kept(new) if peers.here.every() else None
+        decisions = decide.decide(reports, new, kept_by_peers)
         beyond: set[str] = set()
-        decisions = decide.decide(
-            reports, new, peer_state.kept(new) if peers.here.every() else None
-        )
         for decision in decisions:
-            if rank not in decision.places:
-                continue
-            unit = mine[decision.places[rank]]
-            if decision.action == "tell":
-                step_state.here().restored.update(unit.optimizers)
-                continue
-            if decision.action == "copy":
-                if _copy(unit, decision, rank):
-                    unfinished.copied.update(unit.optimizers)
-            elif decision.action == "roll back":
-                before = unfinished.gone_back.get(unit.identity)
-                stood_there = before is None or before.stood_there
-                stood_there &= unit.steps() == decision.steps
-                beyond |= _is_beyond_cell(unit, decision)
-                put = snapshot.here.put_back(unit, decision.steps)
-                unfinished.copied.difference_update(unit.optimizers)
-                unfinished.gone_back[unit.identity] = _GoneBack(
-                    unit.identity, decision.is_idle, stood_there, *put
-                )
-                peers.here.forget_after(unit.identity, decision.steps)
-                for replacement, _ in decision.given:
-                    peer_state.expect(replacement, unit)
-            elif decision.action == "refuse":
-                # Before its first forward FSDP2 has not said which modules are a unit's: nothing
-                # there could be refused, so nothing may come without its contents.
-                can_come = bool(new and decision.identity and unit.modules and unit.can_be_restored)
-                if can_come and self._are_shapes_wanted(unit.optimizers):
-                    for replacement in sorted(set(new) & set(unit.ranks)):
-                        peer_state.expect(replacement, unit)
-                    # After the clone: hooks would travel, too.
-                    self._to_refuse.append((unit, decision))
-                else:
-                    self._refuse(unit, decision)
-            elif decision.action == "forbid":
-                self._forbid(unit, decision)
-                continue
-            else:
-                self._left_alone.update(unit.modules)
-                continue
-            unit.settle(decision.parts, decision.steps)
-            is_copied = decision.action == "copy" and rank in decision.behind
-            if is_copied or decision.action == "roll back":
-                # The step that parted the ranks was the last cell's, also where it was not made.
-                step_state.here().count_copied(unit.optimizers)
+            if rank in decision.places:
+                unit = mine[decision.places[rank]]
+                if decision.action == "roll back":
+                    beyond |= _is_beyond_cell(unit, decision)
+                self._carry_out(unit, decision, unfinished, new)
         gone_back = _that_count([*unfinished.gone_back.values()])
         if unfinished.copied:
             resume.count_copied()
@@ -195,6 +149,66 @@ class StateSync:
             progress = replace(progress, lacking=lacking)
         lines, is_half = follow.settle(mine, decisions, progress, unfinished.copied, back)
         return decisions, [*lines, *half_done, *sorted(beyond)], is_half or bool(half_done)
+
+    def _compare(
+        self, new: Sequence[int]
+    ) -> tuple[list[wrapped_models.Unit], dict[int, Sequence[ModelReport]]]:
+        """Exchange reports, and once more where old models stood in the way; as `_exchange`."""
+        mine, reports = self._exchange("units")
+        if decide.has_unmatched(reports, new):
+            # Old models that a cycle keeps, on some of the ranks: all look again without them.
+            del mine
+            gc.collect()
+            mine, reports = self._exchange("units again")
+        return mine, reports
+
+    def _carry_out(
+        self,
+        unit: wrapped_models.Unit,
+        decision: Decision,
+        unfinished: _Unfinished,
+        new: Sequence[int],
+    ) -> None:
+        """Do to a unit of this rank what was decided; `new` are the replacements."""
+        is_moved = False
+        match decision.action:
+            case "tell":
+                step_state.here().restored.update(unit.optimizers)
+                return
+            case "forbid":
+                self._forbid(unit, decision)
+                return
+            case "leave":
+                self._left_alone.update(unit.modules)
+                return
+            case "copy":
+                is_moved = _copy(unit, decision, dist.get_rank())
+                if is_moved:
+                    unfinished.copied.update(unit.optimizers)
+            case "roll back":
+                _roll_back(unit, decision, unfinished)
+                is_moved = True
+            case "refuse":
+                self._refuse_or_expect(unit, decision, new)
+        unit.settle(decision.parts, decision.steps)
+        if is_moved:
+            # The step that parted the ranks was the last cell's, also where it was not made.
+            step_state.here().count_copied(unit.optimizers)
+
+    def _refuse_or_expect(
+        self, unit: wrapped_models.Unit, decision: Decision, new: Sequence[int]
+    ) -> None:
+        """Refuse a unit: now, or after the clone where its shapes travel to replacements."""
+        # Before its first forward FSDP2 has not said which modules are a unit's: nothing
+        # there could be refused, so nothing may come without its contents.
+        can_come = bool(new and decision.identity and unit.modules and unit.can_be_restored)
+        if can_come and self._are_shapes_wanted(unit.optimizers):
+            for replacement in sorted(set(new) & set(unit.ranks)):
+                peer_state.expect(replacement, unit)
+            # After the clone: hooks would travel, too.
+            self._to_refuse.append((unit, decision))
+        else:
+            self._refuse(unit, decision)
 
     def _exchange(
         self, topic: str
@@ -359,6 +373,21 @@ def _is_beyond_cell(unit: wrapped_models.Unit, decision: Decision) -> set[str]:
         "--go-on), and then run this one."
     )
     return {line}
+
+
+def _roll_back(unit: wrapped_models.Unit, decision: Decision, unfinished: _Unfinished) -> None:
+    """Bring a unit back to its snapshot, and note in `unfinished` what the snapshot knows."""
+    before = unfinished.gone_back.get(unit.identity)
+    stood_there = before is None or before.stood_there
+    stood_there &= unit.steps() == decision.steps
+    put = snapshot.here.put_back(unit, decision.steps)
+    unfinished.copied.difference_update(unit.optimizers)
+    unfinished.gone_back[unit.identity] = _GoneBack(
+        unit.identity, decision.is_idle, stood_there, *put
+    )
+    peers.here.forget_after(unit.identity, decision.steps)
+    for replacement, _ in decision.given:
+        peer_state.expect(replacement, unit)
 
 
 def _copy(unit: wrapped_models.Unit, decision: Decision, rank: int) -> bool:

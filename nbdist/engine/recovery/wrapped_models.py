@@ -287,7 +287,7 @@ def _is_cut_in_states_only(optimizer: Optimizer) -> bool:
 def _replicated_unit(ddp: DistributedDataParallel, optimizers: list[Optimizer]) -> Unit | None:
     ranks = _ranks(ddp.process_group)
     if not ranks:
-        return None  # its group is gone: nobody can train it
+        return None  # its group is gone: no rank can train it
     parameters: list[torch.Tensor] = list(ddp.parameters())
     wanted = {id(p) for p in parameters}
     mine = [o for o in reversed(optimizers) if any(id(p) in wanted for p in parameters_of(o))]

@@ -47,7 +47,7 @@ _KEPT_TURNS = 3
 
 
 def _keep_nothing() -> None:
-    """Stand for whoever keeps what follows the steps, where nobody recovers."""
+    """Keep nothing of what follows the steps: faults are not recovered from."""
 
 
 @dataclass(frozen=True, slots=True)

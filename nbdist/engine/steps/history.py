@@ -27,7 +27,7 @@ class History:
         return replace(self, moved=turn, least=least, most=max(self.most, gap), beside=beside)
 
     def is_due(self, turn: int, stepped: frozenset[str] = frozenset()) -> bool:
-        """Return whether it should move in `turn`; of what was found in it, nobody can tell.
+        """Return whether it should move in `turn`; of what was found in it, this is not known.
 
         It moves with its optimizers: where none of them is among those that have `stepped`, never.
         """

@@ -195,7 +195,7 @@ class StepBoundary(Component):
             if is_outer and self._before_any is not None:
                 self._record(self._before_any)
             steps = self.steps[optimizer] = OptimizerSteps()
-        if steps.begun != steps.whole:  # one that failed, and nobody minded
+        if steps.begun != steps.whole:  # one failed, and the program continued
             steps.begun = steps.whole
         if steps.before_next:
             due, steps.before_next = steps.before_next, []

@@ -68,7 +68,7 @@ class TunedByHand:
 def _differing(optimizer: Optimizer, schedulers: Iterable[ref[Any]]) -> int | None:
     """Return the first group whose rate none of its schedulers has set.
 
-    None as well where one is no scheduler of torch's: what it has set, nobody knows.
+    None as well where one is no scheduler of torch's: what it has set is not known.
     """
     living = [one for known in schedulers if (one := known()) is not None]
     if not living or not all(isinstance(one, LRScheduler) for one in living):

@@ -52,5 +52,5 @@ def _options(job: Job) -> list[str]:
         "output": f"{job.name}-%j.log",
     }
     ours = [f"--{name}={value}" for name, value in chosen.items() if value]
-    # Slurm takes the last of two alike: the person's.
+    # Slurm takes the last of two equal options: the person's.
     return ours + [option.removeprefix("#SBATCH").strip() for option in job.sbatch]

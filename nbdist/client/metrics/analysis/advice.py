@@ -53,7 +53,7 @@ _ADVICE: Mapping[Cause, Advice] = {
     ),
     "other": Advice(
         "rest of the loop",
-        "do logging, evaluation and checkpoints less often, or on all ranks alike.",
+        "do logging, evaluation and checkpoints less often, or equally on all ranks.",
         "step",
     ),
     "link": Advice(

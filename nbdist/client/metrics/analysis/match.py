@@ -42,7 +42,7 @@ class Meetings:
 class Arrivals:
     """For each row, until when its rank waited for another: `moment`, and for `whom`.
 
-    Where nobody is known to have been missing `moment` is the row's launch and `whom` -1.
+    Where no rank is known to have been missing `moment` is the row's launch and `whom` -1.
     """
 
     moment: Ints
@@ -89,7 +89,7 @@ def arrivals(meetings: Meetings, is_symmetric: npt.NDArray[np.bool_]) -> Arrival
 
     Args:
         meetings: See `match`.
-        is_symmetric: By family: whether nobody's ends before all have launched it
+        is_symmetric: By family: whether it ends on no rank before all have launched it
             (`collectives.waits_for_all`): whoever seems to end before is wrong by its clock.
     """
     rows, of_row = meetings.rows, meetings.of_rows()

@@ -54,7 +54,7 @@ class StepParts:
         if "exposed" not in mean:
             return RankStep(rank, mean.pop("step"), mean)
         exposed_ms, step_ms = mean.pop("exposed"), mean.pop("step")
-        # As long as nothing was compared, nobody is known to have been missing.
+        # As long as nothing was compared, no rank is known to have been missing.
         waiting_ms = exposed_ms * _share(self._splits.get(rank, ()))
         hidden_ms = mean["compute"] * _share(self._hidden.get(rank, ()))
         parts = {

@@ -1,4 +1,4 @@
-"""Calls of many ranks as columns of numbers, and what alike calls have in common beside them.
+"""Calls of many ranks as columns of numbers, and what similar calls have in common beside them.
 
 The columns are numpy arrays: a cell tells thousands of calls a second, which Python objects would
 not bear. Threads: belongs to `nbdist-analysis`.
@@ -123,7 +123,7 @@ class FamilyIndex:
             self.families.append(family)
         meeting: tuple[object, ...] = (t.group, ends, is_message, t.tag)
         is_whole = len(ends) > 1 or (len(ends) == 1 and not is_message)
-        if not is_whole:  # from any source, or a group that torch does not know: meets nobody
+        if not is_whole:  # from any source, or a group that torch does not know: meets no rank
             meeting = (*meeting, rank)
         if meeting not in self._meetings:
             self._meetings[meeting] = len(self.sizes)

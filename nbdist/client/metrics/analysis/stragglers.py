@@ -13,7 +13,7 @@ was busy, about as little in each of at least four samples and 50 steps, and the
 a fifth, for which both its ends wait: that the other end reads late the kernel counts as busy too.
 Links that carry little a step are not judged: their times are those of the ranks that answer.
 
-Nothing is said of load that all ranks have alike, nor of what passes sooner.
+Nothing is said of load that is the same on all ranks, nor of what passes sooner.
 """
 
 import logging
@@ -121,7 +121,7 @@ class StragglerDetector:
         if slow is None:
             return None
         step_s = window.median_s("step")
-        # What is hidden behind backward is waited for by nobody. An end that hardly waits is the
+        # No rank waits for what is hidden behind backward. An end that hardly waits is the
         # one that reads late.
         lost_s = min(slow.lost_s, *(window.typical_s("comm", rank) for rank in slow.link))
         share = lost_s / max(step_s - lost_s, 1e-9)

@@ -1,4 +1,4 @@
-"""The table of recent collectives: alike ones in one row. Threads: belongs to `nbdist-analysis`."""
+"""The table of recent collectives, a row for equal ones. Threads: belongs to `nbdist-analysis`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields

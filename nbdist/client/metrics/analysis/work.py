@@ -27,7 +27,7 @@ FIRST_STEPS = 2  # of a cell: connections are opened, buckets built, code is com
 BLOCKS = 5
 SLOWER = 0.2  # than the peers, in the window's median or each block's mean
 IN_EACH_BLOCK = 0.1
-OF_STEP = 0.1  # where most of a step is communication, a little more work is waited for by nobody
+OF_STEP = 0.1  # where most of a step is communication, no rank waits for a little more work
 MOST_OF = 0.5  # of what a rank is slower: then that is the cause
 LEAST_OF = 0.25  # of it, else what takes longer is now this and now that: the machine, by chance
 STARVED_S = 5.0  # the kernel needs some seconds to spread over the cores what runs on them
@@ -149,7 +149,7 @@ class StepWindow:
         return self.values[:, :, _AT[name]]
 
     def median_s(self, name: str) -> float:
-        """Return the median over all ranks and steps; 0 where nobody tells it."""
+        """Return the median over all ranks and steps; 0 where no rank reports it."""
         known = self.column(name)
         known = known[np.isfinite(known)]
         return float(np.median(known)) if len(known) else 0.0
@@ -220,7 +220,7 @@ def _is_slow_on_average(mine: Floats, theirs: Floats) -> bool:
     """Return whether the mean of each block is, by (block) and (peer, block): a periodic cause.
 
     Means also rise by chance, now much and now little. So the least of a rank's must be above the
-    most of a typical peer's, and what it is late alike in all blocks.
+    most of a typical peer's, and its lateness about the same in all blocks.
     """
     late = mine - np.median(theirs, axis=0)
     is_above = mine.min() >= (1 + SLOWER) * np.median(theirs.max(axis=1))
@@ -321,8 +321,8 @@ def cause_of(parts: Mapping[str, tuple[float, float]], late_ms: float) -> Cause 
     computes_more = more("cpu") >= max(SLOWER * parts["own"][1], LEAST_OF * late_ms)
     # So much it would wait that has to wait as often as the others for what it computes.
     mine, theirs = parts["cpu"]
-    alike = parts["starved"][1] * max(0.0, mine / theirs - 1) if theirs > 0 else 0.0
-    if more("starved") - alike >= MOST_OF * late_ms and not computes_more:
+    expected = parts["starved"][1] * max(0.0, mine / theirs - 1) if theirs > 0 else 0.0
+    if more("starved") - expected >= MOST_OF * late_ms and not computes_more:
         return "starved"
     most: Cause = "other"
     for part in _PARTS:

@@ -2,7 +2,7 @@
 
 What can be seen: how many samples each rank took for a step, how many parts of a batch there are,
 and the rate. A batch is only compared with earlier ones of the same model in this kernel, or with
-the one that `nbdist.scale_lr` was told: of the first training nobody knows for which batch its
+the one that `nbdist.scale_lr` was given: of the first training it is not known for which batch its
 rate was found, and so nothing is said. `advice` is the pure decision; `BatchGrowth` gathers what
 it decides on, in one cell.
 
@@ -130,7 +130,7 @@ class BatchGrowth:
         values = self._optimizer
         if values is None:
             return None
-        # Of plain models on many ranks nobody sees whether the program averages what they learn.
+        # Of plain models on many ranks it is not seen whether the program averages what they learn.
         parts = int(values.get("parts", 1 if len(self._ranks) == 1 else 0))
         taken = [[n for n in samples.values() if n] for samples in steps]
         batches = [mean(samples) * parts for samples in taken if samples]

@@ -1,4 +1,4 @@
-"""Notice that what ranks must hold alike differs: weights, and statistics such as batch norm's.
+"""Notice that what must be equal on all ranks differs: weights, and batch norm's statistics.
 
 Ranks tell fingerprints of the same steps of a model: of a cell's second one its names begin with
 "1:". Those of one name are of the same numbers, whichever rank tells them: any difference is one.
@@ -67,15 +67,15 @@ def _members(model: str, ranks: frozenset[int]) -> frozenset[int]:
 
 
 def _different(by_rank: Told) -> dict[str, list[list[int]]]:
-    """Return the names of which ranks tell different numbers, with the ranks that are alike."""
+    """Return the names of which ranks tell different numbers, with the ranks that agree."""
     found = {}
     for name in sorted({name for prints in by_rank.values() for name in prints}):
-        alike: dict[float, list[int]] = {}
+        by_value: dict[float, list[int]] = {}
         for rank, prints in sorted(by_rank.items()):
             if name in prints:
-                alike.setdefault(prints[name], []).append(rank)
-        if len(alike) > 1:
-            found[name] = sorted(alike.values(), key=len, reverse=True)
+                by_value.setdefault(prints[name], []).append(rank)
+        if len(by_value) > 1:
+            found[name] = sorted(by_value.values(), key=len, reverse=True)
     return found
 
 

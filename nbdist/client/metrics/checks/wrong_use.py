@@ -179,17 +179,17 @@ def steps_past_the_scaler(seen: Seen) -> str:
 
 def feeds_the_same(seen: Seen) -> str:
     """All parts of a batch are the same samples, though samples change."""
-    alike, kinds = 0, set()
+    count, kinds = 0, set()
     for step in seen.steps:
         fed = step.of("input")
         parts = {step.by_rank[rank]["part"] for rank in fed if "part" in step.by_rank[rank]}
         if len(parts) > 1 and len(parts) == step.parts and len(set(fed.values())) == 1:
-            alike += 1
+            count += 1
             kinds |= set(fed.values())
-    if alike < 3 or len(kinds) < 2:
+    if count < 3 or len(kinds) < 2:
         return ""
     return (
-        f"All ranks learn from the same samples: in {alike} checked steps their "
+        f"All ranks learn from the same samples: in {count} checked steps their "
         "inputs were equal. nbdist.loader(dataset, global_batch=...) gives each its own part, as "
         "the layout of the newest model says: `del` a newer one whose ranks share samples (tp, pp, "
         "cp). torch's DataLoader needs a DistributedSampler."
@@ -218,12 +218,12 @@ def feeds_parts_of_a_group_different(seen: Seen) -> str:
 
 def drops_alike(seen: Seen) -> str:
     """Dropout draws the same numbers on ranks with different samples."""
-    alike = 0
+    count = 0
     for step in seen.steps:
         drawn = step.of("random")
         parts = {step.by_rank[rank]["part"] for rank in drawn if "part" in step.by_rank[rank]}
-        alike += len(parts) > 1 and len(parts) == step.parts and len(set(drawn.values())) == 1
-    if alike < 2:
+        count += len(parts) > 1 and len(parts) == step.parts and len(set(drawn.values())) == 1
+    if count < 2:
         return ""
     return (
         "Dropout drops the same on all ranks, which makes their samples less independent: the "
@@ -266,8 +266,8 @@ def repeats_an_order(seen: Seen) -> str:
     if not any(any(step.of("same_epoch").values()) for step in seen.steps):
         return ""
     return (
-        "Each epoch has the same order: the DistributedSampler shuffles by its epoch, which nobody "
-        "sets. Call sampler.set_epoch(epoch) before each pass; nbdist.loader counts by itself."
+        "Each epoch has the same order: the DistributedSampler shuffles by its epoch, which is "
+        "never set. Call sampler.set_epoch(epoch) before each pass; nbdist.loader counts by itself."
     )
 
 

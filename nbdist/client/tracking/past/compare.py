@@ -252,7 +252,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _undecided(figures: Sequence[tuple[str, Figure]]) -> str:
-    """Return why none of these wins: they are equal, or nobody can tell."""
+    """Return why none of these wins: they are equal, or it cannot be determined."""
     (_, first), left = figures[0], len(figures) - _MOST_NAMED
     more = f" and {left} more" if left > 0 else ""
     if all(figure.value == first.value for _, figure in figures):

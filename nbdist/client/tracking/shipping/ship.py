@@ -199,6 +199,11 @@ class Shipper:
             _log.warning("run %s was deleted in MLflow: the rest is not sent", run.key)
             state.is_done = True
             run.save(state)
+        self._note_taken(run, state, server)
+        return state.is_done
+
+    def _note_taken(self, run: SpooledRun, state: SpoolState, server: _Server) -> None:
+        """Forget earlier failures of a run that was sent, and its content where that was all."""
         for key in (server.uri, run.key):
             self._failures.pop(key, None)
         if state.error:
@@ -207,7 +212,6 @@ class Shipper:
         if state.is_done:
             self._next_at.pop(run.key, None)
             run.drop_content()
-        return state.is_done
 
     def _client(self, server: _Server) -> Any:
         """Return the server's client, made on first use, one process at a time.

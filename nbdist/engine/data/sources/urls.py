@@ -89,7 +89,7 @@ def open_file(fs: Any, path: str) -> Any:
 
     if is_local(fs):
         return pyarrow.OSFile(path)
-    # Arrow knows which ranges it wants: what fsspec would read beyond them is for nobody.
+    # Arrow knows which ranges it wants: what fsspec would read beyond them is not used.
     return fs.open(path, "rb", cache_type="none")
 
 

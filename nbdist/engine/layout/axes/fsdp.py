@@ -161,7 +161,7 @@ class Gathered:
         self._units: WeakKeyDictionary[Optimizer, tuple[int, list[ref[Any]]]] = WeakKeyDictionary()
 
     def after_step(self, optimizer: Optimizer, _args: object, _keywords: object) -> None:
-        """Free what is gathered of what `optimizer` trains. On its ranks alike; no collective.
+        """Free what is gathered of what `optimizer` trains. All its ranks call it; no collective.
 
         A step within a backward is left alone: units still need theirs.
         """

@@ -151,7 +151,7 @@ def _compare(
 def _name_missed(
     namespace: dict[str, Any], ties: Mapping[int, sources.Ties], source: int
 ) -> list[str]:
-    """Put placeholders for the models that came from nobody, and return what is said of them."""
+    """Put placeholders for the models that came from no rank, and return what is said of them."""
     here = dist.get_rank()
     lines = []
     for model in sources.missed(ties, here, source):

@@ -140,7 +140,7 @@ def _reduce_optimizer(optimizer: torch.optim.Optimizer) -> tuple[Any, ...] | Non
     if type(optimizer).__getstate__ is not torch.optim.Optimizer.__getstate__:
         return None
     if not torch_live.here.number_of(torch.optim.Optimizer, optimizer):
-        # It only looks like one (Fabric's), and steps another: nobody counts its steps here.
+        # It only looks like one (Fabric's), and steps another: its steps are not counted here.
         return make_bare, (type(optimizer),), vars(optimizer), None, None, _fill_attributes
     return _make_optimizer, (type(optimizer),), vars(optimizer)
 

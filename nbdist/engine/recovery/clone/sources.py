@@ -1,8 +1,8 @@
 """Choose whom each replacement rank is cloned from: the living rank that trains the same models.
 
 In a group of two, or along one axis of a mesh, only the other members hold the replica that died.
-What is called alike on all ranks (`mine = new_group(...)`) is the new rank's own on such a rank. A
-rank that trained one model with one peer and another with a second one gets what the first holds;
+What has the same name on all ranks (`mine = new_group(...)`) is the new rank's own on such a rank.
+A rank that trained one model with one peer and another with a second one gets what the first holds;
 what it misses of the second is named.
 """
 

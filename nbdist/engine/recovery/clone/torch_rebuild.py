@@ -201,8 +201,8 @@ def _fill_mesh(mesh: Any, contents: tuple[dict[str, Any], list[_Dim]]) -> None:
 def _own_group(mesh: Any, dim: int, there: _Dim) -> torch_groups.LiveGroup:
     """Return this rank's group of a mesh's dim: the ranks that differ from it in that place only.
 
-    Several groups may have these ranks. A mesh describes those of one dim alike, and makes them one
-    after the other in the order of their ranks.
+    Several groups may have these ranks. A mesh gives those of one dim the same description, and
+    makes them one after the other in the order of their ranks.
     """
     name_there, ranks_there, description = there
     place = list(mesh._coordinate_on_dim)
