@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nbdist.client.board.palette import Theme
     from nbdist.client.board.scene import Scene
     from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
-    from nbdist.client.metrics.telemetry import IDLE_S, Telemetry
+    from nbdist.client.metrics.telemetry import Telemetry
 
 PERIOD_S = 0.5
 SHARE = 0.01  # most of one core that drawing may take
@@ -190,7 +190,11 @@ class LiveBoard:
                 drawn, due = -1, 0.0
             if count == drawn and not self._is_quiet():
                 continue
-            if count == drawn or time.monotonic() < due:
+            if count == drawn:
+                self._show_words(self._look())
+                rest_s = WORDS_S  # a picture may long be due, of which nothing new has come
+                continue
+            if time.monotonic() < due:
                 self._show_words(self._look())
             else:
                 self._draw()
