@@ -2,7 +2,7 @@
 
 A test belongs to the group its folder names (tests/unit, tests/cluster, ...); the cells of the
 notebooks are the group `notebooks`. One pytest runs them all, so that its last line counts all.
-`make test` gives it two workers (pytest-xdist), for tests wait about half of their time; `-n 0`
+`make test` gives it three workers (pytest-xdist), for tests wait about half of their time; `-n 0`
 runs one test after the other, as a debugger needs it.
 
 The hooks of a conftest.py hold for its own folder; conftest.py registers this module, so that
@@ -41,11 +41,13 @@ _ORDER = (
 _LAST = "measured"
 
 # What one worker runs alone, in order; of all else it is given a file at a time. Notebooks keep
-# their runs in one folder, and the tests of cluster/ share a cluster. What lets the kernel end a
+# their runs in one folder, and the tests of cluster/ share a cluster; the longest file of them has
+# one of its own, and another worker. What lets the kernel end a
 # process for its memory is with these: where cgroups nest, the counter of others' processes rises
 # with its own, and a rank that is killed in that moment would be taken for another such.
 _SHARES = {
     "unit": "unit",
+    "cluster/test_half_steps.py": "half steps",
     "cluster": "cluster",
     "notebooks": "notebooks",
     "measured": "measured",
