@@ -115,6 +115,8 @@ class RunWriter:
         self._params = summary_before.get("params", {}) | params_of(info.params)
         self._facts_written: set[str] = set()
         self._taken = {*own_params(info)}
+        # The kernel that has begun an attached run knew more of what it was made from.
+        self._has_story = info.attached and bool(summary_before.get("has_story"))
         self._summary_at = self._curves_at = time.monotonic()
         self._curves_every_s = CURVES_S
         self._held: list[Point] | None = []  # until the mean loss of a step is known
@@ -125,14 +127,17 @@ class RunWriter:
         self._spool = SpoolWriter(spool_of(place.folder), self.begin, self.summary("running"))
 
     def write_story(self) -> None:
-        """Write what the run was made from; the kernel that has begun it knew more of that."""
-        if self._info.attached:
+        """Write what the run was made from, unless the kernel that had it before has done so."""
+        if self._has_story:
             return
         self._spool.params(own_params(self._info))
         folder = self._place.folder.parent
         self._spool.tags(provenance.git_tags(folder))
         for name, content in story(folder, self._cells):
             self._spool.file(name, content)
+        self._spool.flush()
+        self._has_story = True
+        self._write_summary("running")  # which is still there when the rest has been sent
 
     def add(self, records: list[Record]) -> None:
         """Write the points that these records make certain."""
@@ -299,6 +304,7 @@ class RunWriter:
             "losses_before": series.losses_before,
             "user_keys": series.user_keys,
             "params": self._params,
+            "has_story": self._has_story,
             "facts": self._params | own_params(info) | params_of(facts) | _versions(begin.tags),
             "layout": facts.get("layout", ""),
         }

@@ -1,5 +1,6 @@
 """Which run a word means, and why a run has no board."""
 
+import contextlib
 import json
 import os
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.tracking.begin import RunPlace, attached_run
 from nbdist.client.tracking.past.runs import find_run, kept_board, runs_table, select
-from nbdist.client.tracking.spool import spool_of
+from nbdist.client.tracking.spool import SpooledRun, spool_of
 from nbdist.client.tracking.writing import RunEnd, RunWriter
 from nbdist.shared.errors import TrackingError, UsageError
 
@@ -120,6 +121,40 @@ def test_a_run_whose_kernel_is_killed_as_it_begins_is_continued_in_another(
     writer.close()
     assert begun is not None
     assert writer.begin.continues == begun
+
+
+def attached_to(place: RunPlace, info: CellInfo) -> CellInfo:
+    """Return the cell `info` of this process as another kernel goes on with it."""
+    begun = attached_run(place.folder, info.number, [os.getpid()], 0)
+    assert begun is not None
+    return replace(info, continues=begun, attached=True)
+
+
+def killed_while_open(writer: RunWriter) -> SpooledRun:
+    """Let go of a run as a kernel does that is killed: what is buffered is not written."""
+    os.close(writer._spool._ops.fileno())
+    with contextlib.suppress(OSError):
+        writer.close()
+    return SpooledRun(writer._spool.folder)
+
+
+def ops_of(run: SpooledRun) -> list[Any]:
+    return [json.loads(line) for line in run.ops.read_text().splitlines()]
+
+
+def test_a_run_has_its_story_from_the_first_kernel_that_lived_to_write_it(tmp_path: Path) -> None:
+    place = RunPlace(tmp_path / ".nbdist", "sqlite:///x", "nb")
+    info = CellInfo(5, "train()", (0,), 1, "gloo", ("cpu",), run_name="one", params={"lr": 0.1})
+    kinds = []
+    for lives_on in (False, True, True):
+        writer = RunWriter(place, info, [info], Telemetry(), 10**9)
+        if lives_on:
+            writer.write_story()
+        run = killed_while_open(writer)
+        kinds.append({op["op"] for op in ops_of(run)})
+        run.drop_content()  # it was sent meanwhile
+        info = attached_to(place, info)
+    assert kinds == [{"begin"}, {"begin", "params", "tags", "file"}, {"begin"}]
 
 
 def test_runs_that_the_table_has_no_room_for_are_counted_and_known_by_name(tmp_path: Path) -> None:
