@@ -197,9 +197,10 @@ class RunWriter:
             spool.file(name, path.read_bytes())
         # A clock that was set back must not let a run end before it began.
         spool.end(STATUS[end.outcome], max(end.time_ms, self.begin.time_ms))
+        # Before the summary: a run that it tells as finished must not end as KILLED in MLflow.
+        spool.flush(to_disk=True)
         self._write_curves()
         self._write_summary(end.outcome)
-        spool.flush(to_disk=True)
         if end.board:
             self._keep_board(end.board)
 

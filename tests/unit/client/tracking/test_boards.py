@@ -12,7 +12,8 @@ import pytest
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.tracking.begin import RunPlace, attached_run
 from nbdist.client.tracking.past.runs import find_run, kept_board, runs_table, select
-from nbdist.client.tracking.spool import SpooledRun, spool_of
+from nbdist.client.tracking.spool import SpooledRun, spool_of, spooled_runs
+from nbdist.client.tracking.study import Study
 from nbdist.client.tracking.writing import RunEnd, RunWriter
 from nbdist.shared.errors import TrackingError, UsageError
 
@@ -155,6 +156,40 @@ def test_a_run_has_its_story_from_the_first_kernel_that_lived_to_write_it(tmp_pa
         run.drop_content()  # it was sent meanwhile
         info = attached_to(place, info)
     assert kinds == [{"begin"}, {"begin", "params", "tags", "file"}, {"begin"}]
+
+
+@pytest.fixture
+def dies_at_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel is killed while it waits for the disk."""
+
+    def die(_descriptor: int) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(os, "fsync", die)
+
+
+@pytest.mark.usefixtures("dies_at_the_disk")
+def test_a_run_whose_kernel_is_killed_at_its_end_is_not_told_as_finished(tmp_path: Path) -> None:
+    place = RunPlace(tmp_path / ".nbdist", "sqlite:///x", "nb")
+    info = CellInfo(5, "train()", (0,), 1, "gloo", ("cpu",), run_name="one")
+    writer = RunWriter(place, info, [info], Telemetry(), 10**9)
+    with pytest.raises(SystemExit):
+        writer.end(RunEnd("finished", None, None, 2 * 10**9))
+    writer.close()
+    (run,) = spooled_runs(place.folder)
+    assert run.summary()["status"] == "running"
+
+
+@pytest.mark.usefixtures("dies_at_the_disk")
+def test_a_study_whose_kernel_is_killed_at_its_end_is_not_told_as_finished(tmp_path: Path) -> None:
+    place = RunPlace(tmp_path / ".nbdist", "sqlite:///x", "nb")
+    info = CellInfo(5, "train()", (0,), 1, "gloo", ("cpu",), run_name="one")
+    study = Study(place, "tried", "train()", {"lr": [1, 2]})
+    study.begin(info, 10**9)
+    with pytest.raises(SystemExit):
+        study._finish("finished", None, (), "")
+    (run,) = spooled_runs(place.folder)
+    assert run.summary()["status"] == "running"
 
 
 def test_runs_that_the_table_has_no_room_for_are_counted_and_known_by_name(tmp_path: Path) -> None:
