@@ -134,10 +134,12 @@ class RunSender:
         begin, state, client = self.begin, self.state, self.client
         state.experiment_id = _experiment_id(client, begin)
         if begin.continues:
-            before = SpooledRun(self.run.folder.parent / begin.continues).state()
-            if not before.run_id:
+            before = SpooledRun(self.run.folder.parent / begin.continues)
+            known = before.state()
+            # One that was removed by hand, or damaged, will never be sent.
+            if not known.run_id and before.ops.exists():
                 raise NotTaken(CONTINUED_UNSENT)
-            state.run_id, state.first_step = before.run_id, before.first_step
+            state.run_id, state.first_step = known.run_id, known.first_step
         if begin.resume:
             self._resume_newest()
         if state.run_id:
@@ -147,7 +149,8 @@ class RunSender:
                 for tag in _OF_AN_END & run.data.tags.keys():
                     client.delete_tag(state.run_id, tag)
                 return
-            state.run_id = ""  # what it continued is gone; it stands on its own
+            state.run_id = ""
+        # From here on: what it continued is gone; it stands on its own.
         if begin.resume:
             state.resumed = "none"
         if state.creating:
