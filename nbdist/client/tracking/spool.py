@@ -22,6 +22,7 @@ import json
 import math
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -46,6 +47,7 @@ MOST_POINTS = 1000  # MLflow's limit for one log_batch
 _LOGGED = frozenset({"begin", "params", "tags"})  # what may travel with rows of metrics
 _ALONE = frozenset({"file", "model", "end"})
 _KEPT_SUMMARIES = 500
+_OLD_DRAFT_S = 60.0  # a run has its name milliseconds after its folder was made
 _BOARD = "board.json.gz"
 
 
@@ -136,17 +138,20 @@ class SpoolWriter:
         # Made under another name first: a kernel may be killed here, and whoever finds the run
         # finds it locked, begun and with a summary.
         draft = spool / f".{begin.key}"
-        (draft / "files").mkdir(mode=0o700, parents=True)
-        for folder in (spool, draft):
-            folder.chmod(0o700)
-        with contextlib.ExitStack() as held:
-            held.enter_context(try_lock(draft / "owner.lock"))
-            self._ops = held.enter_context(open_private(draft / "ops.jsonl"))
-            self._write({"op": "begin", "version": VERSION} | asdict(begin))
-            self._ops.flush()
-            _write_summary(draft, summary)
-            os.rename(draft, self.folder)
-            self._held = held.pop_all()
+        try:
+            (draft / "files").mkdir(mode=0o700, parents=True)
+            for folder in (spool, draft):
+                folder.chmod(0o700)
+            with contextlib.ExitStack() as held:
+                held.enter_context(try_lock(draft / "owner.lock"))
+                self._ops = held.enter_context(open_private(draft / "ops.jsonl"))
+                self._write({"op": "begin", "version": VERSION} | asdict(begin))
+                self._ops.flush()
+                _write_summary(draft, summary)
+                os.rename(draft, self.folder)
+                self._held = held.pop_all()
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)  # there only where something failed
 
     def points(self, points: Iterable[Point]) -> None:
         """Append rows of metrics."""
@@ -322,7 +327,16 @@ def spooled_runs(folder: Path) -> Iterator[SpooledRun]:
 
 
 def forget_old(folder: Path) -> None:
-    """Remove the summaries of runs sent long ago; unsent runs stay whatever their age."""
+    """Remove the summaries of runs sent long ago; unsent runs stay whatever their age.
+
+    What a kernel has left that was killed before its run had a name goes, too.
+    """
     for run in list(spooled_runs(folder))[_KEPT_SUMMARIES:]:
         if run.state().is_done and not run.ops.exists():
             shutil.rmtree(run.folder, ignore_errors=True)
+    for draft in spool_of(folder).glob(".[0-9]*"):
+        # A new one may not be locked yet.
+        with contextlib.suppress(FileNotFoundError):  # it has its name by now
+            is_old = time.time() - draft.stat().st_mtime > _OLD_DRAFT_S
+            if is_old and not is_locked(draft / "owner.lock"):
+                shutil.rmtree(draft, ignore_errors=True)
