@@ -174,11 +174,19 @@ class SpoolWriter:
         self._write({"op": "file", "name": name})
 
     def model(self, content: Path, facts: Mapping[str, Any]) -> None:
-        """Take over the folder of a model to be published; `facts` as `sender` wants them."""
-        place = f"models/{content.name}"
-        (self.folder / "files" / "models").mkdir(mode=0o700, exist_ok=True)
-        shutil.move(content, self.folder / "files" / place)
-        self._write({"op": "model", "facts": {**facts, "folder": place}})
+        """Announce a model to be published, which `take` brings; `facts` as `sender` wants them.
+
+        In this order, for what moved unannounced would go with the files of a dead kernel's run.
+        """
+        places = {"folder": _model(content), "left_at": str(content)}
+        self._write({"op": "model", "facts": {**facts, **places}})
+        self.flush()
+
+    def take(self, content: Path) -> None:
+        """Take over the folder of a model that was announced."""
+        place = self.folder / "files" / _model(content)
+        place.parent.mkdir(mode=0o700, exist_ok=True)
+        shutil.move(content, place)
 
     def end(self, status: str, time_ms: int) -> None:
         """Append the last operation; `status` is MLflow's."""
@@ -286,6 +294,11 @@ class SpooledRun:
         """Remove what MLflow has by now; state and summary stay."""
         shutil.rmtree(self.folder / "files", ignore_errors=True)
         self.ops.unlink(missing_ok=True)
+
+
+def _model(content: Path) -> str:
+    """Return where among a run's files the folder `content` of a model comes to lie."""
+    return f"models/{content.name}"
 
 
 def _write_summary(folder: Path, values: Mapping[str, Any]) -> None:

@@ -122,6 +122,7 @@ class RunWriter:
         self._held: list[Point] | None = []  # until the mean loss of a step is known
         self._recent_at, self._recent_every_s = 0.0, RECENT_S
         self.models: dict[str, str] = {}  # published ones: what is said, by their folders
+        self._models_before: list[str] = summary_before.get("models", [])
         self.begin = make_begin(place, info, self._facts(), before, time_ms)
         self.series = RunSeries(info.ranks, self.begin.first_step)
         self._spool = SpoolWriter(spool_of(place.folder), self.begin, self.summary("running"))
@@ -285,11 +286,13 @@ class RunWriter:
                 if folder in self.models:
                     continue
                 self.models[folder] = f"models:/{name}@{alias}" if alias else f"models:/{name}"
-                if not Path(folder).is_dir():
+                if Path(folder).is_dir():
+                    self._spool.model(Path(folder), model)
+                    self._write_summary("running")  # who goes on with the run knows where it went
+                    self._spool.take(Path(folder))
+                elif folder not in self._models_before:
                     _log.warning("model %s is not sent: %s is not on this machine", name, folder)
                     self._spool.tags({"nbdist.model_lost": f"{name}: {folder}"})
-                    continue
-                self._spool.model(Path(folder), model)
 
     def _write_summary(self, status: str) -> None:
         self._spool.summary(self.summary(status))
@@ -306,6 +309,7 @@ class RunWriter:
             "user_keys": series.user_keys,
             "params": self._params,
             "has_story": self._has_story,
+            "models": [*self._models_before, *self.models],
             "facts": self._params | own_params(info) | params_of(facts) | _versions(begin.tags),
             "layout": facts.get("layout", ""),
         }

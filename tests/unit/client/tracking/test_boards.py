@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from nbdist.client.tracking.spool import SpooledRun, spool_of, spooled_runs
 from nbdist.client.tracking.study import Study
 from nbdist.client.tracking.writing import RunEnd, RunWriter
 from nbdist.shared.errors import TrackingError, UsageError
+from nbdist.shared.wire import PUBLISHED
 
 
 @pytest.fixture
@@ -190,6 +192,43 @@ def test_a_study_whose_kernel_is_killed_at_its_end_is_not_told_as_finished(tmp_p
         study._finish("finished", None, (), "")
     (run,) = spooled_runs(place.folder)
     assert run.summary()["status"] == "running"
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_model_is_in_one_run_though_a_kernel_was_killed_as_it_took_it(
+    moves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = RunPlace(tmp_path / ".nbdist", "sqlite:///x", "nb")
+    info = CellInfo(5, "train()", (0,), 1, "gloo", ("cpu",), run_name="one")
+    model = tmp_path / "models" / "small-1"
+    model.mkdir(parents=True)
+    telemetry = Telemetry()
+    told = {"folder": str(model), "name": "small", "alias": ""}
+    telemetry.facts[0] = {PUBLISHED: json.dumps([told])}
+    move = shutil.move
+
+    def die(old: Path, new: Path) -> None:
+        if moves:
+            move(old, new)
+        raise SystemExit
+
+    writer = RunWriter(place, info, [info], telemetry, 10**9)
+    monkeypatch.setattr(shutil, "move", die)
+    with pytest.raises(SystemExit):
+        writer.tick()
+    monkeypatch.undo()
+    first = killed_while_open(writer)
+    writer = RunWriter(place, attached_to(place, info), [info], telemetry, 10**9)
+    writer.tick()
+    writer.close()
+
+    def has_model(run: SpooledRun) -> bool:
+        is_told = any(op["op"] == "model" for op in ops_of(run))
+        return is_told and (run.folder / "files" / "models" / "small-1").is_dir()
+
+    second = SpooledRun(writer._spool.folder)
+    assert (has_model(first), has_model(second)) == (moves, not moves)
+    assert "model_lost" not in second.ops.read_text()
 
 
 def test_runs_that_the_table_has_no_room_for_are_counted_and_known_by_name(tmp_path: Path) -> None:
