@@ -1,9 +1,11 @@
 """A run on disk: what is written is what is read, whole or cut short."""
 
 import errno
+import fcntl
 import os
 import stat
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -150,6 +152,21 @@ def test_what_a_kernel_left_that_was_killed_as_a_run_began_goes_unless_it_lives(
     with try_lock(slow / "owner.lock"):
         forget_old(spool.parent)
     assert sorted(spool.iterdir()) == [slow, new]
+
+
+def test_one_who_asks_whether_a_run_is_owned_is_not_taken_for_its_owner(
+    spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SpoolWriter(spool, BEGIN, {}).close()
+    run, flock = SpooledRun(spool / BEGIN.key), fcntl.flock
+
+    def lock_while_another_asks(file: IO[bytes], how: int) -> None:
+        flock(file, how)
+        monkeypatch.undo()
+        assert not run.is_owned()
+
+    monkeypatch.setattr(fcntl, "flock", lock_while_another_asks)
+    assert not run.is_owned()
 
 
 def test_state_survives_and_an_unknown_field_is_ignored(spool: Path) -> None:
