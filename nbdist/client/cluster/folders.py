@@ -3,6 +3,7 @@
 Beside a notebook whose folder cannot be written to, or is gone, they are in the temp folder.
 """
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -97,8 +98,11 @@ def make_private(folder: Path) -> None:
         OSError: It cannot be made or written to.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):  # somebody else's, which they have given
+        folder.chmod(0o700)
     ignore = folder / ".gitignore"
-    if not ignore.exists():
+    # One that is empty is of a process that was killed as it wrote it.
+    if not ignore.exists() or ignore.stat().st_size == 0:
         ignore.write_text("*\n")
 
 

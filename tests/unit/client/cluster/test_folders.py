@@ -43,6 +43,20 @@ def test_the_private_folder_is_beside_the_notebook(tmp_path: Path) -> None:
     assert say_where(folder, tmp_path) == ""
 
 
+def test_a_private_folder_that_is_there_already_is_private_and_ignored_too(tmp_path: Path) -> None:
+    folder = tmp_path / ".nbdist"
+    folder.mkdir()
+    folder.chmod(0o755)
+    ignore = folder / ".gitignore"
+    ignore.touch()  # its maker was killed as it wrote
+    assert project_folder(tmp_path) == folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert ignore.read_text() == "*\n"
+    ignore.write_text("*\n!profiles\n")
+    project_folder(tmp_path)
+    assert ignore.read_text() == "*\n!profiles\n"
+
+
 def test_where_it_cannot_be_made_it_is_one_in_the_temp_folder_each_time(
     temp: Path, tmp_path: Path
 ) -> None:
