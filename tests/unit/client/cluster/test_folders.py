@@ -36,6 +36,15 @@ def test_of_a_log_only_lines_that_tell_something_stand_in_an_error(tmp_path: Pat
     assert last_lines(log) == f"its log {log} has no relevant lines"
 
 
+def test_of_a_large_log_the_end_alone_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    with log.open("w") as file:
+        file.truncate(1 << 40)  # a terabyte, which takes no room
+        file.seek(0, os.SEEK_END)
+        file.write("\nMemoryError\nended\n")
+    assert last_lines(log, 2) == "MemoryError\n     ended"
+
+
 def test_the_private_folder_is_beside_the_notebook(tmp_path: Path) -> None:
     folder = project_folder(tmp_path)
     assert folder == tmp_path / ".nbdist"
