@@ -8,14 +8,13 @@ import fcntl
 import multiprocessing.connection
 import os
 import secrets
-import shutil
 import sys
 import threading
 import time
 from typing import Any
 
-from nbdist.shared import lifeline
-from nbdist.shared.options import OWNER_LOCK
+from nbdist.shared import key_folder, lifeline
+from nbdist.shared.key_folder import OWNER_LOCK
 
 
 def arguments(profile_dir: str, cluster_id: str, address: str, ping_ms: int) -> list[str]:
@@ -103,7 +102,7 @@ def _own(profile_dir: str) -> None:
 
 def _end(profile_dir: str) -> None:
     """Remove the connection keys, then end; the parent may have been killed before the kernel."""
-    shutil.rmtree(profile_dir, ignore_errors=True)
+    key_folder.remove(profile_dir)
     lifeline.end_own_session()
 
 

@@ -78,9 +78,10 @@ class Guest:
         self.stop_listening()
         if self._folder is None or role != "engine":
             return {k: v for k, v in spec.items() if k != "connection"}, log
-        file = self._folder / "engine.json"
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
+        file, draft = self._folder / "engine.json", self._folder / ".engine.json"
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
             json.dump(spec.pop("connection"), opened)
+        os.replace(draft, file)  # a rank that was started before may be reading it
         own = {"connection_file": str(file), "profile_dir": str(self._folder)}
         if not self._keeps_logs:
             return spec | own, log

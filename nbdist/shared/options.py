@@ -17,7 +17,6 @@ from nbdist.shared.errors import StartError, UsageError
 from nbdist.shared.text import counted
 
 LOOPBACK = "127.0.0.1"
-OWNER_LOCK = "owner.lock"  # in a controller's folder, held while anybody needs it
 MOST_RANKS_A_CORE = 64
 _DEVICES = ("cpu", "cuda")
 _TAPS = ("off", "counts", "full")

@@ -17,8 +17,10 @@ import pytest
 
 from nbdist.client.tracking.past.runs import runs, runs_table
 from nbdist.client.tracking.run import TrackedRun, Tracker
-from nbdist.client.tracking.shipping import database
+from nbdist.client.tracking.settings import own_database
+from nbdist.client.tracking.shipping import database, ship
 from nbdist.client.tracking.shipping.shipper import sync
+from nbdist.client.tracking.spool import Begin, SpooledRun, SpoolState, SpoolWriter
 from tests.tracking.conftest import Ranks, cell, client_of
 from tests.tracking.test_embedded import wait_for
 
@@ -47,6 +49,29 @@ def test_a_maker_that_is_killed_leaves_a_folder_where_the_next_one_succeeds(
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
         assert database.execute("SELECT COUNT(*) FROM experiments").fetchone() == (1,)
     assert not unfinished.exists()
+
+
+def test_runs_of_a_deleted_database_are_told_as_lost_though_its_next_maker_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = own_database(tmp_path)
+    begin = Begin(f"{1:020d}-1-1", uri, "nb", "older", 1)
+    SpoolWriter(tmp_path / "spool", begin, {"uri": uri}).close()
+    run = SpooledRun(tmp_path / "spool" / begin.key)
+    run.save(SpoolState(run_id="sent to the deleted one", is_done=True))
+    replace = os.replace
+
+    def replace_and_die(draft: Path, path: Path) -> None:
+        replace(draft, path)
+        if path == tmp_path / "mlflow.db":
+            raise SystemExit
+
+    monkeypatch.setattr(os, "replace", replace_and_die)
+    monkeypatch.setattr(ship, "_connect", lambda uri: database.path_of(uri).touch())  # type: ignore[union-attr]
+    with pytest.raises(SystemExit):
+        ship.Shipper(tmp_path, 0).prepare()
+    assert (tmp_path / "mlflow.db").exists()
+    assert run.state().is_lost
 
 
 # What befalls it

@@ -290,6 +290,38 @@ def test_sending_everything_again_stores_nothing_twice(home: Path) -> None:
     writer.close()
 
 
+def test_a_model_is_waited_for_while_its_kernel_moves_it(home: Path, tmp_path: Path) -> None:
+    left = tmp_path / "small-1"
+    left.mkdir()
+    begin = Begin(f"{1:020d}-1-1", own_database(home), "nb", "a", 1)
+    writer = SpoolWriter(home / "spool", begin, {})
+    run, shipper = SpooledRun(writer.folder), Shipper(home, kernel_pid=1)
+    writer.model(left, {"name": "small", "alias": ""})
+    assert shipper.round()
+    assert run.state().error == "the kernel still moves its model"
+    assert run.read(run.state().offset).entries
+    writer.close()  # and was killed
+    assert not shipper.round(patient=False)
+    assert client_of(home).get_run(run.state().run_id).info.status == "KILLED"
+    assert left.is_dir()
+
+
+@pytest.mark.parametrize("fate", ["removed", "damaged"])
+def test_a_run_whose_earlier_part_will_never_be_sent_stands_on_its_own(
+    fate: str, home: Path
+) -> None:
+    before, after = (f"{n:020d}-1-1" for n in (1, 2))
+    begin = Begin(after, own_database(home), "nb", "a", 1, continues=before)
+    writer = SpoolWriter(home / "spool", begin, {})
+    writer.end("FINISHED", 2)
+    writer.close()
+    if fate == "damaged":
+        (home / "spool" / before).mkdir()
+        (home / "spool" / before / "ops.jsonl").write_text("what a crash has left\n")
+    assert not Shipper(home, 0).round()
+    assert client_of(home).get_run(SpooledRun(writer.folder).state().run_id).info.run_name == "a"
+
+
 def test_the_run_of_a_killed_kernel_ends_as_killed_and_nothing_is_left_running(home: Path) -> None:
     code = f"""
 import pathlib, time

@@ -9,14 +9,15 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import stat
 import tempfile
 import weakref
 from pathlib import Path
 from typing import Any
 
-from nbdist.shared.options import OWNER_LOCK, is_loopback
+from nbdist.shared import key_folder
+from nbdist.shared.key_folder import KEYS, OWNER_LOCK
+from nbdist.shared.options import is_loopback
 
 _CLUSTER_ID = "nbdist"
 _PREFIX = "nbdist-"
@@ -52,7 +53,7 @@ class ControllerFolder:
         self._lock = os.open(Path(path) / OWNER_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         # Shared: the controller holds it too (`host/controller.py`).
         fcntl.flock(self._lock, fcntl.LOCK_SH)
-        self._remove = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
+        self._remove = weakref.finalize(self, key_folder.remove, path)
 
     def spec(self, address: str) -> dict[str, Any]:
         """Return the settings of a controller that listens on `address`."""
@@ -66,7 +67,7 @@ class ControllerFolder:
 
     def connection_file(self, side: str) -> Path:
         """Return the file by which a `client` or an `engine` connects."""
-        return Path(self.path) / "security" / f"ipcontroller-{_CLUSTER_ID}-{side}.json"
+        return Path(self.path) / KEYS / f"ipcontroller-{_CLUSTER_ID}-{side}.json"
 
     def facts(self) -> dict[str, Any] | None:
         """Return what the controller has written for its clients; None until it is whole."""
@@ -101,7 +102,7 @@ def remove_orphans(temp: Path) -> None:
     """Remove what `find_orphans` would find, with the keys in it."""
     for lock in temp.glob(f"{_PREFIX}*/{OWNER_LOCK}"):
         if (descriptor := _take_orphan(lock)) is not None:
-            shutil.rmtree(lock.parent, ignore_errors=True)
+            key_folder.remove(lock.parent)
             os.close(descriptor)
 
 

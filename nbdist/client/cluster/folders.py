@@ -3,6 +3,7 @@
 Beside a notebook whose folder cannot be written to, or is gone, they are in the temp folder.
 """
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -97,8 +98,11 @@ def make_private(folder: Path) -> None:
         OSError: It cannot be made or written to.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):  # somebody else's, which they have given
+        folder.chmod(0o700)
     ignore = folder / ".gitignore"
-    if not ignore.exists():
+    # One that is empty is of a process that was killed as it wrote it.
+    if not ignore.exists() or ignore.stat().st_size == 0:
         ignore.write_text("*\n")
 
 
@@ -121,13 +125,16 @@ def log_folder(folder: Path) -> Path:
 def last_lines(file: Path, count: int = 5) -> str:
     """Return the end of a log, to be shown in an error; never raises for the log itself."""
     try:
-        text = file.read_text(errors="replace").strip().splitlines()
+        with file.open("rb") as opened:
+            opened.seek(max(0, opened.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            text = opened.read(_TAIL_BYTES).decode(errors="replace").strip().splitlines()
     except OSError:
         return f"no log at {file}"
     telling = [line for line in text if not any(noise in line for noise in _NOISE)]
     return "\n     ".join(telling[-count:]) or f"its log {file} has no relevant lines"
 
 
+_TAIL_BYTES = 256 * 1024  # NCCL's own log may have gigabytes
 # What every healthy rank logs, too.
 _NOISE = ("CurveZMQ", "debugpy_stream")
 

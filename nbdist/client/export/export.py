@@ -127,9 +127,7 @@ def export(
         files |= jobs.files(request.format, _job(request, script, _start(started)))
     require_own_name(request.path.name, files)
     place = request.path.parent
-    for name in files:
-        require_place(place / name, force=request.force)
-    write_all(place, files)
+    write_all(place, files, force=request.force)
     lacking = [module for module in script.modules if not (place / module).exists()]
     made = tuple(place / name for name in files)
     return Exported(made, script, folder if lacking else None)

@@ -1,7 +1,7 @@
 """Where an export is written: under a name that is free, and means nothing else; whole, or not."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -58,13 +58,16 @@ def require_own_name(name: str, files: Mapping[str, str]) -> None:
             )
 
 
-def write_all(folder: Path, files: Mapping[str, str]) -> None:
-    """Write all files, or none: each gets its name when all of them are complete.
+def write_all(folder: Path, files: Mapping[str, str], *, force: bool) -> None:
+    """Write all files: each gets its name when it may have it and all of them are complete.
 
     Raises:
-        UsageError: They cannot be written there.
+        UsageError: They cannot be written there; it names those that were all the same.
     """
+    for name in files:
+        require_place(folder / name, force=force)
     made: dict[Path, Path] = {}
+    placed: list[str] = []
     path = folder
     try:
         for name, text in files.items():
@@ -73,16 +76,18 @@ def write_all(folder: Path, files: Mapping[str, str]) -> None:
             made[path].write_text(text, encoding="utf-8")
         for path, new in made.items():
             new.replace(path)
+            placed.append(path.name)
     except OSError as error:
         for new in made.values():
             with suppress(OSError):
                 new.unlink(missing_ok=True)
-        raise _unwritable(path, error) from error
+        raise _unwritable(path, error, placed) from error
 
 
-def _unwritable(path: Path, error: OSError) -> UsageError:
+def _unwritable(path: Path, error: OSError, placed: Sequence[str] = ()) -> UsageError:
+    written = f"before it, these were: {', '.join(placed)}" if placed else "nothing was"
     return UsageError(
-        f"{path} cannot be written; nothing was.",
+        f"{path} cannot be written; {written}.",
         why=error.strerror or str(error),
         do="export to a folder that you may write to",
     )

@@ -76,7 +76,12 @@ def try_lock(path: Path) -> Iterator[bool]:
 
 def is_locked(path: Path) -> bool:
     """Return whether a living process holds the lock file at `path`."""
-    if not path.exists():
+    try:
+        with path.open("rb") as file:
+            # Shared: another one who only asks must not look like the holder.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
         return False
-    with try_lock(path) as mine:
-        return not mine
+    except BlockingIOError:
+        return True
+    return False

@@ -22,6 +22,7 @@ import json
 import math
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -46,6 +47,7 @@ MOST_POINTS = 1000  # MLflow's limit for one log_batch
 _LOGGED = frozenset({"begin", "params", "tags"})  # what may travel with rows of metrics
 _ALONE = frozenset({"file", "model", "end"})
 _KEPT_SUMMARIES = 500
+_OLD_DRAFT_S = 60.0  # a run has its name milliseconds after its folder was made
 _BOARD = "board.json.gz"
 
 
@@ -136,17 +138,20 @@ class SpoolWriter:
         # Made under another name first: a kernel may be killed here, and whoever finds the run
         # finds it locked, begun and with a summary.
         draft = spool / f".{begin.key}"
-        (draft / "files").mkdir(mode=0o700, parents=True)
-        for folder in (spool, draft):
-            folder.chmod(0o700)
-        with contextlib.ExitStack() as held:
-            held.enter_context(try_lock(draft / "owner.lock"))
-            self._ops = held.enter_context(open_private(draft / "ops.jsonl"))
-            self._write({"op": "begin", "version": VERSION} | asdict(begin))
-            self._ops.flush()
-            _write_summary(draft, summary)
-            os.rename(draft, self.folder)
-            self._held = held.pop_all()
+        try:
+            (draft / "files").mkdir(mode=0o700, parents=True)
+            for folder in (spool, draft):
+                folder.chmod(0o700)
+            with contextlib.ExitStack() as held:
+                held.enter_context(try_lock(draft / "owner.lock"))
+                self._ops = held.enter_context(open_private(draft / "ops.jsonl"))
+                self._write({"op": "begin", "version": VERSION} | asdict(begin))
+                self._ops.flush()
+                _write_summary(draft, summary)
+                os.rename(draft, self.folder)
+                self._held = held.pop_all()
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)  # there only where something failed
 
     def points(self, points: Iterable[Point]) -> None:
         """Append rows of metrics."""
@@ -169,11 +174,19 @@ class SpoolWriter:
         self._write({"op": "file", "name": name})
 
     def model(self, content: Path, facts: Mapping[str, Any]) -> None:
-        """Take over the folder of a model to be published; `facts` as `sender` wants them."""
-        place = f"models/{content.name}"
-        (self.folder / "files" / "models").mkdir(mode=0o700, exist_ok=True)
-        shutil.move(content, self.folder / "files" / place)
-        self._write({"op": "model", "facts": {**facts, "folder": place}})
+        """Announce a model to be published, which `take` brings; `facts` as `sender` wants them.
+
+        In this order, for what moved unannounced would go with the files of a dead kernel's run.
+        """
+        places = {"folder": _model(content), "left_at": str(content)}
+        self._write({"op": "model", "facts": {**facts, **places}})
+        self.flush()
+
+    def take(self, content: Path) -> None:
+        """Take over the folder of a model that was announced."""
+        place = self.folder / "files" / _model(content)
+        place.parent.mkdir(mode=0o700, exist_ok=True)
+        shutil.move(content, place)
 
     def end(self, status: str, time_ms: int) -> None:
         """Append the last operation; `status` is MLflow's."""
@@ -283,6 +296,11 @@ class SpooledRun:
         self.ops.unlink(missing_ok=True)
 
 
+def _model(content: Path) -> str:
+    """Return where among a run's files the folder `content` of a model comes to lie."""
+    return f"models/{content.name}"
+
+
 def _write_summary(folder: Path, values: Mapping[str, Any]) -> None:
     write_private(folder / "summary.json", json.dumps(values).encode())
 
@@ -322,7 +340,16 @@ def spooled_runs(folder: Path) -> Iterator[SpooledRun]:
 
 
 def forget_old(folder: Path) -> None:
-    """Remove the summaries of runs sent long ago; unsent runs stay whatever their age."""
+    """Remove the summaries of runs sent long ago; unsent runs stay whatever their age.
+
+    What a kernel has left that was killed before its run had a name goes, too.
+    """
     for run in list(spooled_runs(folder))[_KEPT_SUMMARIES:]:
         if run.state().is_done and not run.ops.exists():
             shutil.rmtree(run.folder, ignore_errors=True)
+    for draft in spool_of(folder).glob(".[0-9]*"):
+        # A new one may not be locked yet.
+        with contextlib.suppress(FileNotFoundError):  # it has its name by now
+            is_old = time.time() - draft.stat().st_mtime > _OLD_DRAFT_S
+            if is_old and not is_locked(draft / "owner.lock"):
+                shutil.rmtree(draft, ignore_errors=True)

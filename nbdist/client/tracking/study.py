@@ -138,8 +138,8 @@ class Study:
             spool.tags({"nbdist.error": text.splitlines()[0][:250] if text else ""})
         ended_ms = max(self._summary["started_ms"], time.time_ns() // 1_000_000)
         spool.end(STATUS[outcome], ended_ms)
+        spool.flush(to_disk=True)  # first, as of a run
         spool.summary(self._summary | {"status": outcome, "updated_ms": ended_ms})
-        spool.flush(to_disk=True)
 
 
 def as_table(rows: Sequence[Mapping[str, object]]) -> str:

@@ -115,24 +115,30 @@ class RunWriter:
         self._params = summary_before.get("params", {}) | params_of(info.params)
         self._facts_written: set[str] = set()
         self._taken = {*own_params(info)}
+        # The kernel that has begun an attached run knew more of what it was made from.
+        self._has_story = info.attached and bool(summary_before.get("has_story"))
         self._summary_at = self._curves_at = time.monotonic()
         self._curves_every_s = CURVES_S
         self._held: list[Point] | None = []  # until the mean loss of a step is known
         self._recent_at, self._recent_every_s = 0.0, RECENT_S
         self.models: dict[str, str] = {}  # published ones: what is said, by their folders
+        self._models_before: list[str] = summary_before.get("models", [])
         self.begin = make_begin(place, info, self._facts(), before, time_ms)
         self.series = RunSeries(info.ranks, self.begin.first_step)
         self._spool = SpoolWriter(spool_of(place.folder), self.begin, self.summary("running"))
 
     def write_story(self) -> None:
-        """Write what the run was made from; the kernel that has begun it knew more of that."""
-        if self._info.attached:
+        """Write what the run was made from, unless the kernel that had it before has done so."""
+        if self._has_story:
             return
         self._spool.params(own_params(self._info))
         folder = self._place.folder.parent
         self._spool.tags(provenance.git_tags(folder))
         for name, content in story(folder, self._cells):
             self._spool.file(name, content)
+        self._spool.flush()
+        self._has_story = True
+        self._write_summary("running")  # which is still there when the rest has been sent
 
     def add(self, records: list[Record]) -> None:
         """Write the points that these records make certain."""
@@ -192,9 +198,10 @@ class RunWriter:
             spool.file(name, path.read_bytes())
         # A clock that was set back must not let a run end before it began.
         spool.end(STATUS[end.outcome], max(end.time_ms, self.begin.time_ms))
+        # Before the summary: a run that it tells as finished must not end as KILLED in MLflow.
+        spool.flush(to_disk=True)
         self._write_curves()
         self._write_summary(end.outcome)
-        spool.flush(to_disk=True)
         if end.board:
             self._keep_board(end.board)
 
@@ -279,11 +286,13 @@ class RunWriter:
                 if folder in self.models:
                     continue
                 self.models[folder] = f"models:/{name}@{alias}" if alias else f"models:/{name}"
-                if not Path(folder).is_dir():
+                if Path(folder).is_dir():
+                    self._spool.model(Path(folder), model)
+                    self._write_summary("running")  # who goes on with the run knows where it went
+                    self._spool.take(Path(folder))
+                elif folder not in self._models_before:
                     _log.warning("model %s is not sent: %s is not on this machine", name, folder)
                     self._spool.tags({"nbdist.model_lost": f"{name}: {folder}"})
-                    continue
-                self._spool.model(Path(folder), model)
 
     def _write_summary(self, status: str) -> None:
         self._spool.summary(self.summary(status))
@@ -299,6 +308,8 @@ class RunWriter:
             "losses_before": series.losses_before,
             "user_keys": series.user_keys,
             "params": self._params,
+            "has_story": self._has_story,
+            "models": [*self._models_before, *self.models],
             "facts": self._params | own_params(info) | params_of(facts) | _versions(begin.tags),
             "layout": facts.get("layout", ""),
         }

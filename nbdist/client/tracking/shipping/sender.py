@@ -6,6 +6,7 @@ Runs in the shipping process (`ship`), the only place that imports mlflow.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from nbdist.client.tracking.hiding import hide_secrets
@@ -111,6 +112,8 @@ class RunSender:
             case [{"op": "file", "name": name}]:
                 self._attempt(f"artifact {name}", lambda: self._send_file(name))
             case [{"op": "model", "facts": facts}]:
+                if _is_left(facts) and self.run.is_owned():
+                    raise NotTaken("the kernel still moves its model")
                 self._attempt(f"model {facts['name']}", lambda: self._send_model(facts))
             case _:
                 self._send_values(entries)
@@ -134,10 +137,12 @@ class RunSender:
         begin, state, client = self.begin, self.state, self.client
         state.experiment_id = _experiment_id(client, begin)
         if begin.continues:
-            before = SpooledRun(self.run.folder.parent / begin.continues).state()
-            if not before.run_id:
+            before = SpooledRun(self.run.folder.parent / begin.continues)
+            known = before.state()
+            # One that was removed by hand, or damaged, will never be sent.
+            if not known.run_id and before.ops.exists():
                 raise NotTaken(CONTINUED_UNSENT)
-            state.run_id, state.first_step = before.run_id, before.first_step
+            state.run_id, state.first_step = known.run_id, known.first_step
         if begin.resume:
             self._resume_newest()
         if state.run_id:
@@ -147,7 +152,8 @@ class RunSender:
                 for tag in _OF_AN_END & run.data.tags.keys():
                     client.delete_tag(state.run_id, tag)
                 return
-            state.run_id = ""  # what it continued is gone; it stands on its own
+            state.run_id = ""
+        # From here on: what it continued is gone; it stands on its own.
         if begin.resume:
             state.resumed = "none"
         if state.creating:
@@ -286,6 +292,9 @@ class RunSender:
 
     def _send_model(self, facts: Mapping[str, Any]) -> None:
         """Log a model that a rank has published, register it, and give it its alias."""
+        if _is_left(facts):  # by a kernel that was killed; the one that goes on takes it
+            _log.warning("run %s goes on without model %s", self.run.key, facts["name"])
+            return
         folder = self.run.folder / "files" / facts["folder"]
         if folder.exists():
             models.publish(self.client, self.state.run_id, folder, facts)
@@ -311,6 +320,11 @@ class RunSender:
         run = calling(lambda: self.client.get_run(self.state.run_id))
         if run.info.lifecycle_stage == "deleted":
             raise Deleted from error
+
+
+def _is_left(facts: Mapping[str, Any]) -> bool:
+    """Return whether a model is still where the rank has left it, or parts of it are."""
+    return "left_at" in facts and Path(facts["left_at"]).exists()
 
 
 def _experiment_id(client: Any, begin: Begin) -> str:

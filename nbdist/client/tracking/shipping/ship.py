@@ -223,8 +223,9 @@ class Shipper:
                 if not mine:
                     raise NotTaken(PREPARING)
                 if database.is_missing(self._folder, server.uri):
-                    database.make(self._folder, _connect)
+                    # First: once the database is there, nobody asks again whether it was missing.
                     self._forget_sent(server.uri)
+                    database.make(self._folder, _connect)
                 server.connect()
         return server.client
 

@@ -1,14 +1,19 @@
 """The private folder of a controller, and those whose owners were killed."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nbdist.client.cluster.controller import ControllerFolder, remove_orphans
+from nbdist.host import controller as host_controller
+from nbdist.shared import lifeline
+from nbdist.shared.key_folder import OWNER_LOCK
 
 KILLED = """
 import os
@@ -48,3 +53,31 @@ def test_keys_whose_owner_lives_stay_and_other_folders_too(temp: Path) -> None:
     )
     mine.remove()
     another.remove()
+
+
+@pytest.mark.parametrize("ended", ["by its kernel", "by its controller", "by the next start"])
+def test_keys_go_before_the_lock_that_proves_whose_they_were(
+    ended: str, temp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = ControllerFolder()
+    lock = Path(mine.path) / OWNER_LOCK
+    keys = mine.connection_file("engine")
+    keys.parent.mkdir()
+    keys.touch()
+    left: list[tuple[bool, bool]] = []
+    remove_tree = shutil.rmtree
+
+    def remove_and_look(path: Any, ignore_errors: bool) -> None:
+        remove_tree(path, ignore_errors)
+        left.append((keys.exists(), lock.exists()))
+
+    monkeypatch.setattr(shutil, "rmtree", remove_and_look)
+    if ended == "by its kernel":
+        mine.remove()
+    elif ended == "by its controller":
+        monkeypatch.setattr(lifeline, "end_own_session", lambda: None)
+        host_controller._end(mine.path)
+    else:
+        mine.leave()
+        remove_orphans(temp)
+    assert left == [(False, True), (False, False)]

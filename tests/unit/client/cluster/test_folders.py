@@ -36,11 +36,34 @@ def test_of_a_log_only_lines_that_tell_something_stand_in_an_error(tmp_path: Pat
     assert last_lines(log) == f"its log {log} has no relevant lines"
 
 
+def test_of_a_large_log_the_end_alone_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    with log.open("w") as file:
+        file.truncate(1 << 40)  # a terabyte, which takes no room
+        file.seek(0, os.SEEK_END)
+        file.write("\nMemoryError\nended\n")
+    assert last_lines(log, 2) == "MemoryError\n     ended"
+
+
 def test_the_private_folder_is_beside_the_notebook(tmp_path: Path) -> None:
     folder = project_folder(tmp_path)
     assert folder == tmp_path / ".nbdist"
     assert folder.stat().st_mode & 0o777 == 0o700
     assert say_where(folder, tmp_path) == ""
+
+
+def test_a_private_folder_that_is_there_already_is_private_and_ignored_too(tmp_path: Path) -> None:
+    folder = tmp_path / ".nbdist"
+    folder.mkdir()
+    folder.chmod(0o755)
+    ignore = folder / ".gitignore"
+    ignore.touch()  # its maker was killed as it wrote
+    assert project_folder(tmp_path) == folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert ignore.read_text() == "*\n"
+    ignore.write_text("*\n!profiles\n")
+    project_folder(tmp_path)
+    assert ignore.read_text() == "*\n!profiles\n"
 
 
 def test_where_it_cannot_be_made_it_is_one_in_the_temp_folder_each_time(

@@ -10,6 +10,7 @@ import pytest
 from nbdist import cli
 from nbdist.client.export.cells import NotebookCell, read_notebook
 from nbdist.client.export.export import FORMATS, Exported, ExportRequest, export
+from nbdist.client.export.place import write_all
 from nbdist.client.notebook.arguments import parse_dist, parse_distributed
 from nbdist.shared.errors import UsageError
 from nbdist.shared.options import ClusterOptions
@@ -182,6 +183,32 @@ def test_a_folder_that_cannot_be_written_to_is_told_in_one_error(
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
     with pytest.raises(UsageError, match="cannot be written; nothing was"):
         exported(tmp_path / f"{'a' * 300}.py")
+
+
+def test_a_file_that_does_not_get_its_name_is_told_with_those_that_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = Path.replace
+
+    def keep_the_job(path: Path, target: Path) -> Path:
+        if target.suffix == ".sbatch":  # another user's, in a folder that all may write to
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", keep_the_job)
+    with pytest.raises(UsageError) as caught:
+        exported(tmp_path / "train.py", format="sbatch", force=True)
+    assert caught.value.what == (
+        f"{tmp_path / 'train.sbatch'} cannot be written; before it, these were: train.py."
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_a_folder_with_the_name_of_a_file_is_refused_before_any_is_written(tmp_path: Path) -> None:
+    (tmp_path / "b.py").mkdir()
+    with pytest.raises(UsageError, match="is a folder"):
+        write_all(tmp_path, {"a.py": "new", "b.py": "new"}, force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["b.py"]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Which run a word means, and why a run has no board."""
 
+import contextlib
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,11 @@ import pytest
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.tracking.begin import RunPlace, attached_run
 from nbdist.client.tracking.past.runs import find_run, kept_board, runs_table, select
-from nbdist.client.tracking.spool import spool_of
+from nbdist.client.tracking.spool import SpooledRun, spool_of, spooled_runs
+from nbdist.client.tracking.study import Study
 from nbdist.client.tracking.writing import RunEnd, RunWriter
 from nbdist.shared.errors import TrackingError, UsageError
+from nbdist.shared.wire import PUBLISHED
 
 
 @pytest.fixture
@@ -120,6 +124,111 @@ def test_a_run_whose_kernel_is_killed_as_it_begins_is_continued_in_another(
     writer.close()
     assert begun is not None
     assert writer.begin.continues == begun
+
+
+def attached_to(place: RunPlace, info: CellInfo) -> CellInfo:
+    """Return the cell `info` of this process as another kernel goes on with it."""
+    begun = attached_run(place.folder, info.number, [os.getpid()], 0)
+    assert begun is not None
+    return replace(info, continues=begun, attached=True)
+
+
+def killed_while_open(writer: RunWriter) -> SpooledRun:
+    """Let go of a run as a kernel does that is killed: what is buffered is not written."""
+    os.close(writer._spool._ops.fileno())
+    with contextlib.suppress(OSError):
+        writer.close()
+    return SpooledRun(writer._spool.folder)
+
+
+def ops_of(run: SpooledRun) -> list[Any]:
+    return [json.loads(line) for line in run.ops.read_text().splitlines()]
+
+
+def test_a_run_has_its_story_from_the_first_kernel_that_lived_to_write_it(tmp_path: Path) -> None:
+    place = RunPlace(tmp_path / ".nbdist", "sqlite:///x", "nb")
+    info = CellInfo(5, "train()", (0,), 1, "gloo", ("cpu",), run_name="one", params={"lr": 0.1})
+    kinds = []
+    for lives_on in (False, True, True):
+        writer = RunWriter(place, info, [info], Telemetry(), 10**9)
+        if lives_on:
+            writer.write_story()
+        run = killed_while_open(writer)
+        kinds.append({op["op"] for op in ops_of(run)})
+        run.drop_content()  # it was sent meanwhile
+        info = attached_to(place, info)
+    assert kinds == [{"begin"}, {"begin", "params", "tags", "file"}, {"begin"}]
+
+
+@pytest.fixture
+def dies_at_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel is killed while it waits for the disk."""
+
+    def die(_descriptor: int) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(os, "fsync", die)
+
+
+@pytest.mark.usefixtures("dies_at_the_disk")
+def test_a_run_whose_kernel_is_killed_at_its_end_is_not_told_as_finished(tmp_path: Path) -> None:
+    place = RunPlace(tmp_path / ".nbdist", "sqlite:///x", "nb")
+    info = CellInfo(5, "train()", (0,), 1, "gloo", ("cpu",), run_name="one")
+    writer = RunWriter(place, info, [info], Telemetry(), 10**9)
+    with pytest.raises(SystemExit):
+        writer.end(RunEnd("finished", None, None, 2 * 10**9))
+    writer.close()
+    (run,) = spooled_runs(place.folder)
+    assert run.summary()["status"] == "running"
+
+
+@pytest.mark.usefixtures("dies_at_the_disk")
+def test_a_study_whose_kernel_is_killed_at_its_end_is_not_told_as_finished(tmp_path: Path) -> None:
+    place = RunPlace(tmp_path / ".nbdist", "sqlite:///x", "nb")
+    info = CellInfo(5, "train()", (0,), 1, "gloo", ("cpu",), run_name="one")
+    study = Study(place, "tried", "train()", {"lr": [1, 2]})
+    study.begin(info, 10**9)
+    with pytest.raises(SystemExit):
+        study._finish("finished", None, (), "")
+    (run,) = spooled_runs(place.folder)
+    assert run.summary()["status"] == "running"
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_model_is_in_one_run_though_a_kernel_was_killed_as_it_took_it(
+    moves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = RunPlace(tmp_path / ".nbdist", "sqlite:///x", "nb")
+    info = CellInfo(5, "train()", (0,), 1, "gloo", ("cpu",), run_name="one")
+    model = tmp_path / "models" / "small-1"
+    model.mkdir(parents=True)
+    telemetry = Telemetry()
+    told = {"folder": str(model), "name": "small", "alias": ""}
+    telemetry.facts[0] = {PUBLISHED: json.dumps([told])}
+    move = shutil.move
+
+    def die(old: Path, new: Path) -> None:
+        if moves:
+            move(old, new)
+        raise SystemExit
+
+    writer = RunWriter(place, info, [info], telemetry, 10**9)
+    monkeypatch.setattr(shutil, "move", die)
+    with pytest.raises(SystemExit):
+        writer.tick()
+    monkeypatch.undo()
+    first = killed_while_open(writer)
+    writer = RunWriter(place, attached_to(place, info), [info], telemetry, 10**9)
+    writer.tick()
+    writer.close()
+
+    def has_model(run: SpooledRun) -> bool:
+        is_told = any(op["op"] == "model" for op in ops_of(run))
+        return is_told and (run.folder / "files" / "models" / "small-1").is_dir()
+
+    second = SpooledRun(writer._spool.folder)
+    assert (has_model(first), has_model(second)) == (moves, not moves)
+    assert "model_lost" not in second.ops.read_text()
 
 
 def test_runs_that_the_table_has_no_room_for_are_counted_and_known_by_name(tmp_path: Path) -> None:

@@ -1,11 +1,15 @@
 """A run on disk: what is written is what is read, whole or cut short."""
 
+import errno
+import fcntl
+import os
 import stat
 from pathlib import Path
+from typing import IO
 
 import pytest
 
-from nbdist.client.tracking.folder import make_private_folder
+from nbdist.client.tracking.folder import make_private_folder, try_lock
 from nbdist.client.tracking.series import Point
 from nbdist.client.tracking.spool import (
     Batch,
@@ -121,6 +125,47 @@ def test_a_run_belongs_to_its_kernel_until_that_closes_it(spool: Path) -> None:
     run = SpooledRun(spool / BEGIN.key)
     assert run.is_owned()
     writer.close()
+    assert not run.is_owned()
+
+
+def test_a_run_that_cannot_be_begun_leaves_nothing(
+    spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_old: Path, _new: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(OSError, match="No space"):
+        SpoolWriter(spool, BEGIN, {})
+    assert list(spool.iterdir()) == []
+
+
+def test_what_a_kernel_left_that_was_killed_as_a_run_began_goes_unless_it_lives(
+    spool: Path,
+) -> None:
+    left, slow, new = (spool / f".{n:020d}-1-3" for n in (1, 2, 3))
+    for draft in (left, slow, new):
+        draft.mkdir(parents=True)
+        (draft / "owner.lock").touch()
+    for draft in (left, slow):
+        os.utime(draft, (0, 0))
+    with try_lock(slow / "owner.lock"):
+        forget_old(spool.parent)
+    assert sorted(spool.iterdir()) == [slow, new]
+
+
+def test_one_who_asks_whether_a_run_is_owned_is_not_taken_for_its_owner(
+    spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SpoolWriter(spool, BEGIN, {}).close()
+    run, flock = SpooledRun(spool / BEGIN.key), fcntl.flock
+
+    def lock_while_another_asks(file: IO[bytes], how: int) -> None:
+        flock(file, how)
+        monkeypatch.undo()
+        assert not run.is_owned()
+
+    monkeypatch.setattr(fcntl, "flock", lock_while_another_asks)
     assert not run.is_owned()
 
 
