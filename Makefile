@@ -26,7 +26,7 @@ writer := $(VENV)/.nbdist-writer
 # Tests wait about half of their time. A third worker saves a tenth of it (ARGS="-n 3"), but some tests
 # measure, and two cores are too few for that. ARGS="-n 0" is one after the other, as a debugger needs
 # it (ARGS="-n 0 --pdb -k ddp").
-workers := -n 3
+workers := -n 2
 nbval := --nbval --nbval-cell-timeout=300 --nbval-sanitize-with nbdist/nbval_sanitize.cfg
 on_hosts := notebooks/11_many_hosts.ipynb
 # Those that say by %dist expect what must hold; nbval runs them too.
@@ -43,7 +43,7 @@ help:
 	@echo 'make install   a Python environment in $(VENV), with nbdist and the tutorials'"'"' needs'
 	@echo 'make demo      train on two ranks, headless: 02_train_with_ddp.ipynb'
 	@echo 'make lab       JupyterLab on the notebooks'
-	@echo 'make test      all tests once, in three workers; a third of an hour on two cores'
+	@echo 'make test      all tests once, in two workers; a third of an hour on two cores'
 	@echo 'make test-fast unit tests and one cluster, in a minute and a half'
 	@echo 'make test-browser what drives a real browser; installs Chromium where it may'
 	@echo 'make test-hosts several hosts: namespaces with ssh, Slurm, MPI, a hub; as root it installs these'

@@ -2,7 +2,7 @@
 
 A test belongs to the group its folder names (tests/unit, tests/cluster, ...); the cells of the
 notebooks are the group `notebooks`. One pytest runs them all, so that its last line counts all.
-`make test` gives it three workers (pytest-xdist), for tests wait about half of their time; `-n 0`
+`make test` gives it two workers (pytest-xdist), for tests wait about half of their time; `-n 0`
 runs one test after the other, as a debugger needs it.
 
 The hooks of a conftest.py hold for its own folder; conftest.py registers this module, so that

@@ -14,7 +14,7 @@ from typing import Any
 
 from nbdist.shared.packed import Calls, numbers_of, text_of
 
-VERSION = 11  # rises when a message changes; both sides compare it at the start
+VERSION = 12  # rises when a message changes; both sides compare it at the start
 
 RECORDS = "nbdist_records"  # iopub message type: one Batch
 OUTPUT = "nbdist_output"  # iopub message type: text, see `engine/kernel/stdio.py`
@@ -270,6 +270,7 @@ class CellStart:
         failed: The number of the cell that failed last and has not gone well since. Also ranks on
             which that ended well must remember how it is run again.
         repeat: Whether this is that cell, run again.
+        is_changed: In another form: what it sets is meant, also where it was something else.
         profile: The steps to record.
         checkpoints: The folder of checkpoints that the cell gives no name; "" leaves it as it is.
         saves: How it saves by itself.
@@ -286,6 +287,7 @@ class CellStart:
     params: Mapping[str, Any] = field(default_factory=dict)
     failed: int | None = None
     repeat: Repeat = Repeat.NO
+    is_changed: bool = False
     profile: ProfileSteps | None = None
     checkpoints: str = ""
     saves: CheckpointEvery | None = None

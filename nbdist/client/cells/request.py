@@ -45,6 +45,7 @@ class CellRequest:
         checkpoints: The folder of checkpoints that a cell gives no name.
         every: Steps between checkpoints that ranks save by themselves; 0 for none.
         asked_at: When, in seconds since 1970: older checkpoints are not this cell's.
+        is_changed: Whether it continues the cell that failed last with other code.
         script: The file that `code` is all of; "" for a cell.
         module: The module that the file is, where it was called by that, such as `pkg.__main__`.
         argv: The words after it.
@@ -68,6 +69,7 @@ class CellRequest:
     checkpoints: str = ""
     every: int = 0
     asked_at: float = field(default_factory=time.time)
+    is_changed: bool = False
     script: str = ""
     module: str = ""
     argv: tuple[str, ...] = ()
@@ -119,6 +121,7 @@ class CellAttempt:
             params={name: plain.encode(value) for name, value in request.params.items()},
             failed=failed,
             repeat=repeat,
+            is_changed=request.is_changed,
             profile=profile,
             checkpoints=request.checkpoints,
             saves=CheckpointEvery(every, request.asked_at, faults, session_s) if every else None,

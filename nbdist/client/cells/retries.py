@@ -94,7 +94,9 @@ class CellAttempts:
             return self._run(request, None, retries)
         failed, before = self._failed_loop or self._last_failed()
         # Checkpoints of the cell that failed are this one's, too.
-        return self._run(replace(request, asked_at=failed.asked_at), before, retries)
+        is_changed = request.code != failed.code
+        request = replace(request, asked_at=failed.asked_at, is_changed=is_changed)
+        return self._run(request, before, retries)
 
     def call(self, name: str, ranks: tuple[int, ...], **arguments: Any) -> CellResult:
         """Have ranks run a row of `CELLS` in `engine/kernel/calls.py`, as they run a cell.

@@ -244,7 +244,7 @@ class Automatic(Component):
         found = from_rank_0(lambda: saved.newest_since(place, since), place.url)
         if found is not None:
             restore.go_on_from(place, found, repeats=True, among=step_state.here().made() or None)
-            resume.here.forget_repeated()
+            resume.here.continues_restored()
             self._continues = True
 
 

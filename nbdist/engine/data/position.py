@@ -116,8 +116,13 @@ class LoaderPosition:
                 if len(self.plan) == 1 and (at := self.plan[0]) is not None:
                     self.stand_at(at)  # also for who asks before the next pass begins
                 self.trail.pass_over(self._position(), self._around())
+                here.passed_over()
+                if [one.consumed for one in self.plan if one is not None] == [0]:
+                    here.continues(False)  # behind this loop, whose epoch was the last begun
                 return False
             self.stand_at(planned)
+            if not self.plan and planned.consumed:
+                here.continues(True)
         if not self._is_resumed:
             if self._given > 1:
                 self.batches.epoch += 1
@@ -412,8 +417,8 @@ def _nobody() -> None:
     """Stand for a loader that is gone."""
 
 
-def _do_nothing() -> None:
-    """Stand for what comes before a pass."""
+def _do_nothing(*_: bool) -> None:
+    """Stand for what is called around a pass."""
 
 
 class Positions(Component):
@@ -421,10 +426,14 @@ class Positions(Component):
 
     Attributes:
         before_pass: Called before each pass of a loop over a loader.
+        passed_over: Called for each pass that is done, in a cell that is run again.
+        continues: Called where such a cell's training continues; whether in the midst of a loop.
     """
 
     def __init__(self) -> None:
         self.before_pass: Callable[[], None] = _do_nothing
+        self.passed_over: Callable[[], None] = _do_nothing
+        self.continues: Callable[[bool], None] = _do_nothing
         self._next_number = 1
         self._live: weakref.WeakSet[LoaderPosition] = weakref.WeakSet()
         # Each step asks, and a weak set takes microseconds to say that it is empty.

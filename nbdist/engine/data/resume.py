@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
@@ -30,6 +31,8 @@ from nbdist.engine.data.position import LoaderPosition
 from nbdist.engine.data.sampler import Spec
 from nbdist.engine.kernel import location
 from nbdist.engine.steps import keep, step_state
+from nbdist.engine.steps.repeated_epochs import RepeatedEpochs
+from nbdist.shared.text import counted
 from nbdist.shared.wire import CellStart, Repeat
 
 _Mark = list[tuple[PassLog, Commit]]
@@ -79,7 +82,8 @@ class _CellRerun:
 
     `continues` says that the optimizers which stepped were there before the cell; else `optimizers`
     are those that it had made. `made` are the loaders that the cell makes, `live` all that there
-    are, each with where its passes go on. `began` and `kept` are the random numbers with which the
+    are, each with where its passes go on. `trained` are parameters, one a group, with the steps
+    that their optimizer has made. `began` and `kept` are the random numbers with which the
     cell begins that starts over, or goes on after all; `entries` is the journal for the latter.
     """
 
@@ -89,6 +93,7 @@ class _CellRerun:
     made: list[_LoaderPlan]
     live: list[tuple["weakref.ref[LoaderPosition]", _LoaderPlace]]
     optimizers: list["weakref.ref[Optimizer]"]
+    trained: list[tuple["weakref.ref[torch.Tensor]", int]] = field(default_factory=list)
     began: step_state.StepState | None = None
     kept: step_state.StepState | None = None
     entries: list[JournalEntry] | None = None
@@ -155,6 +160,7 @@ class _Cell:
             ],
             [(weakref.ref(one), _place(one)) for one in position.here.live()],
             [weakref.ref(one) for one in step_state.here().made()],
+            _trained(step_state.here()),
             step_state.here().at_cell_begin,
         )
 
@@ -163,6 +169,25 @@ def title() -> str:
     """Return what runs, as a sentence begins with it."""
     name = location.here.name_running()
     return "The cell" if name == "the cell" else name
+
+
+def _trained(boundary: step_state.StepBoundary) -> list[tuple["weakref.ref[torch.Tensor]", int]]:
+    return [
+        (weakref.ref(group["params"][0]), boundary.steps[one].whole)
+        for one in boundary.stepped()
+        for group in one.param_groups
+        if group["params"]
+    ]
+
+
+def _kept_model(again: _CellRerun, optimizer: Optimizer) -> str:
+    """Return what is said where a new optimizer trains what the attempt before has trained."""
+    steps = {id(one): made for where, made in again.trained if (one := where()) is not None}
+    own = (id(p) for group in optimizer.param_groups for p in group["params"])
+    made = max((steps.get(one, 0) for one in own), default=0)
+    if not made:
+        return ""
+    return f" Its model is not created again, and has made {counted(made, 'step')} before."
 
 
 def _place(one: LoaderPosition) -> _LoaderPlace:
@@ -239,6 +264,7 @@ class Loops(Component):
     def __init__(self) -> None:
         self._cell = _Cell()
         self._again: _CellRerun | None = None
+        self._repeated = RepeatedEpochs(step_state.here().followers)
 
     def cell_began(self, start: CellStart) -> None:
         """Let loops begin as always, or, in a cell that is run again, go on where they stood.
@@ -251,6 +277,10 @@ class Loops(Component):
                 self._again = self._cell.again()
                 step_state.here().fail_elsewhere()
         again = None if start.repeat is Repeat.NO else self._again
+        if again is None:
+            self._repeated.forget()
+        elif not self._came_to_nothing(start.failed):
+            self._repeated.begin(is_same=not start.is_changed)
         if again is not None and not again.continues:
             again = replace(
                 again,
@@ -264,6 +294,18 @@ class Loops(Component):
         self._cell.continues = "" if again is None else self._prepare(again)
         for live in position.here.live():
             live.begin_cell(start.number)
+
+    def _came_to_nothing(self, number: int | None) -> bool:
+        """Return whether the cell of that number was run again, and no optimizer has stepped."""
+        is_again = self._cell.repeats is not None and self._cell.number == number
+        return is_again and not step_state.has_stepped()
+
+    def _put_back(self, is_in_midst: bool) -> None:
+        """Put back what the cell has moved before its training continues, and say so."""
+        put = self._repeated.put_back(is_in_midst=is_in_midst)
+        if dist.get_rank() == 0:
+            for line in put.sentences:
+                print(line)
 
     def say_position(self) -> None:
         """Say where the cell continues, once its first loop begins: a checkpoint may move it."""
@@ -310,6 +352,15 @@ class Loops(Component):
     def forget_repeated(self) -> None:
         """Let the cell that is run again be a cell like others: it goes on from a checkpoint."""
         self._cell.repeats, self._cell.inherited, self._cell.continues = None, [], ""
+        self._repeated.forget()
+
+    def continues_restored(self) -> None:
+        """Note that the cell continues where a checkpoint has put it: what follows the steps is so.
+
+        Numbers are not in it: the cell counts them again from its begin.
+        """
+        self.forget_repeated()
+        self._repeated.begin(is_same=True, has_numbers=False)
 
     def stay_where_restored(self, restored: Iterable[Restored]) -> None:
         """Have a cell that is run again go on where a checkpoint has put its loaders."""
@@ -338,7 +389,7 @@ class Loops(Component):
         if again.has_stepped and dist.get_rank() == 0:
             print(
                 f"{title()} starts over: it creates its optimizer again, and loops start from the "
-                "beginning."
+                f"beginning.{_kept_model(again, optimizer)}"
             )
 
     def hand_over(self) -> dict[str, list[_Handed]]:
@@ -381,6 +432,8 @@ class Loops(Component):
         """Take and put back the loaders' positions with every step boundary from now on."""
         step_state.also(_take, _restore)
         step_state.here().before_first_step = self._begin_steps
+        position.here.passed_over = self._repeated.passed_over
+        position.here.continues = self._put_back
 
     def _prepare(self, again: _CellRerun) -> str:
         """Let every loader stand where the cell goes on; returns where, for people."""

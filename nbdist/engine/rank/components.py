@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from nbdist.engine.averaging import async_sgd
 from nbdist.engine.checkpoint import automatic, save, steady
 from nbdist.engine.checks.checks import RankChecks
+from nbdist.engine.checks.shared_batches import SharedBatches
 from nbdist.engine.compat.torch_dist import Functions
 from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.data import position, resume, weighting
@@ -53,6 +54,7 @@ def of_rank(
         links,
         devices,
         checks,
+        SharedBatches(),
         Tap(),
         training.here,
         TorchModes(),

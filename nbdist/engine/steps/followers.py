@@ -17,7 +17,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
@@ -99,6 +99,14 @@ class Stepped(Protocol):
     opened: int
 
 
+class Handed(NamedTuple):
+    """What a new rank learns: lists' lengths to be, names that loops set, and that steps move."""
+
+    lengths: dict[str, int]
+    set_by_failed: frozenset[str]
+    moving: frozenset[str]
+
+
 class Followers:
     """What follows the steps on this rank."""
 
@@ -126,6 +134,8 @@ class Followers:
         self._trained_on: WeakSet[Any] = WeakSet()
         self._due: list[Callable[[], None]] = []
         self._set_by_loops: frozenset[str] = frozenset()
+        self._set_by_failed: frozenset[str] = frozenset()  # by those of the one that failed last
+        self._moved_elsewhere: frozenset[str] = frozenset()  # on the rank of which this one is
         self._is_by_loader = False  # the turn began with a batch, or with the end of a loop
         self._reached: frozenset[str] | None = None  # names that the cell leads to; None: any
         self._stored: frozenset[str] | None = None  # names that its code sets; None: any
@@ -215,6 +225,7 @@ class Followers:
         self._set_by_loops = loop_targets(source)
         self._reached = self._stored = None
         if is_failed:
+            self._set_by_failed = self._set_by_loops
             self._reached = reached(source, keep.here.names())
             self._stored = stored(source, self._reached, keep.here.names())
         if self._has_stepped and not is_failed:
@@ -526,6 +537,48 @@ class Followers:
             or known.moved is not None
             or known.born >= self._turn - 1
         ]
+
+    def optimizers(self) -> dict[Optimizer, str]:
+        """Return the optimizers that were found, with the names that lead to them."""
+        return dict(self._optimizers)
+
+    def numbers_now(self) -> dict[str, Number]:
+        """Return all numbers as they are, and lists' lengths as `run_again` leaves them.
+
+        Without those that the loops of the cell set that failed last.
+        """
+        numbers = self._watched.read() | self._watched.lists.lengths_to_be()
+        return {n: value for n, value in numbers.items() if n not in self._set_by_failed}
+
+    def lists_now(self) -> dict[str, list[Any]]:
+        """Return the lists that are followed, by the paths that lead there now."""
+        return dict(self._watched.lists.living(keep.here.names()))
+
+    def moving_names(self) -> frozenset[str]:
+        """Return the names of all that is known to move with the steps."""
+        moved = {name for name, history in self._history.items() if history.moved is not None}
+        return self._moved_elsewhere | moved
+
+    def hand_over(self) -> "Handed":
+        """Return what a new rank must know to run a cell again."""
+        return Handed(self._watched.lists.lengths_to_be(), self._set_by_failed, self.moving_names())
+
+    def take_over(self, handed: "Handed") -> None:
+        """Know, in a new rank, what `hand_over` told on the rank that it was cloned from."""
+        self._watched.lists.go_back(handed.lengths)
+        self._set_by_failed, self._moved_elsewhere = handed.set_by_failed, handed.moving
+
+    def counts_of_loops(self) -> tuple[str, ...]:
+        """Return the numbers that loops themselves set anew in each turn, as by `enumerate`."""
+        history = self._history
+        return tuple(
+            name
+            for name in self._watched.read()
+            if name in self._set_by_failed
+            and name in history
+            and history[name].least == 1
+            and history[name].most <= 2
+        )
 
     def numbers(self) -> dict[str, Number]:
         """Return all numbers as this turn began: which of them move with steps may show later."""

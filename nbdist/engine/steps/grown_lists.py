@@ -7,7 +7,7 @@ Main thread.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nbdist.engine.steps.paths import Paths
@@ -37,13 +37,21 @@ class GrownLists:
         """Watch the first of these; return the others."""
         return self._paths.watch(paths)
 
+    def living(self, names: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+        """Yield each path with the list to which these variables lead there."""
+        return self._paths.living(names, list)
+
     def lengths(self, names: Mapping[str, Any]) -> dict[str, int]:
         """Return the lengths of lists, by name, as these variables lead there."""
-        return {f"len({path})": len(one) for path, one in self._paths.living(names, list)}
+        return {f"len({path})": len(one) for path, one in self.living(names)}
 
     def go_back(self, numbers: Mapping[str, Any]) -> None:
         """Note the lengths among these numbers, to which lists are cut back in `cut`."""
         self._too_long |= {list_of(n): int(v) for n, v in numbers.items() if is_length(n)}
+
+    def lengths_to_be(self) -> dict[str, int]:
+        """Return the lengths to which `cut` will cut, by name."""
+        return {f"len({path})": length for path, length in self._too_long.items()}
 
     def stay(self) -> None:
         """Forget `go_back`: other steps have been made since."""
@@ -51,6 +59,6 @@ class GrownLists:
 
     def cut(self, names: Mapping[str, Any]) -> None:
         """Cut lists where the steps that added to them are made again."""
-        for path, one in self._paths.living(names, list):
+        for path, one in self.living(names):
             del one[self._too_long.get(path, len(one)) :]
         self.stay()

@@ -413,11 +413,13 @@ class StepBoundary(Component):
             )
             for i, one in enumerate(self.whole())
         }
-        return {**made, "cell": (self._has_stepped, self._continues)}
+        cell = self._has_stepped, self._continues
+        return {**made, "cell": cell, "followers": self.followers.hand_over()}
 
     def take_over(self, handed: dict[str, Any]) -> None:
         """Know, in a new rank, what `hand_over` told on the rank that it was cloned from."""
         self._has_stepped, self._continues = handed.pop("cell")
+        self.followers.take_over(handed.pop("followers"))
         for optimizer, whole, cells_ago in handed.values():
             self.made_in[optimizer] = self._cell - cells_ago
             torch_live.here.remember(Optimizer, optimizer)
