@@ -569,7 +569,7 @@ class Followers:
         self._set_by_failed, self._moved_elsewhere = handed.set_by_failed, handed.moving
 
     def counts_of_loops(self) -> tuple[str, ...]:
-        """Return the numbers that loops themselves set anew in each turn, as by `enumerate`."""
+        """Return the numbers that loops themselves set again in each turn, as by `enumerate`."""
         history = self._history
         return tuple(
             name

@@ -47,7 +47,7 @@ class _Object:
 
 
 @dataclass(slots=True)
-class _Standing:
+class _CellState:
     """How all stood as the cell began again."""
 
     objects: dict[str, _Object]
@@ -65,13 +65,13 @@ class PutBack:
         done: What stands again as it stood.
         left: What does not, with its class.
         differs: Numbers that the cell has set, with what they were, and are.
-        anew: Loop variables that count from their begin.
+        restarted: Loop variables that count from their begin.
     """
 
     done: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     differs: tuple[tuple[str, Number, Number], ...] = ()
-    anew: tuple[str, ...] = ()
+    restarted: tuple[str, ...] = ()
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -92,10 +92,10 @@ class PutBack:
             f"{name} was {was} and is {now}: the cell sets it before its loops."
             for name, was, now in self.differs[:_MOST_NAMES]
         ]
-        if self.anew:
+        if self.restarted:
             said.append(
-                f"Counted from its begin again: {_names(self.anew)}. What the loop does by that "
-                "comes at other steps than without the fault."
+                f"Counted from its begin again: {_names(self.restarted)}. What the loop does by "
+                "that comes at other steps than without the fault."
             )
         return tuple(said)
 
@@ -105,7 +105,7 @@ class RepeatedEpochs:
 
     def __init__(self, followers: Followers) -> None:
         self._followers = followers
-        self._stood: _Standing | None = None
+        self._stood: _CellState | None = None
         self._is_same = False
         self._before: dict[str, Number] | None = None  # numbers, as the first pass was asked for
 
@@ -123,7 +123,7 @@ class RepeatedEpochs:
         followers = self._followers
         followers.look()
         self._is_same, self._before = is_same, None
-        self._stood = _Standing(
+        self._stood = _CellState(
             {name: _Object.of(one) for name, one in followers.living().items()},
             [(one, name, _options(one)) for one, name in followers.optimizers().items()],
             followers.numbers_now() if has_numbers else {},
@@ -146,9 +146,9 @@ class RepeatedEpochs:
         done += _put_options(stood.options)
         numbers, differs = self._put_numbers(stood.numbers)
         lists, shorter = self._put_lists(stood.lists)
-        anew = stood.counts if is_in_midst else ()
+        restarted = stood.counts if is_in_midst else ()
         every = done + numbers + lists
-        return PutBack(tuple(every), tuple(left), tuple(differs + shorter), anew)
+        return PutBack(tuple(every), tuple(left), tuple(differs + shorter), restarted)
 
     def _put_objects(self, stood: Mapping[str, _Object]) -> tuple[list[str], list[str]]:
         self._followers.look()
