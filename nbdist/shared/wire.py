@@ -107,9 +107,9 @@ class Record:
     trains has not been trained in the cell.
 
     A loader row tells of an `nbdist.loader` when a loop over it begins: `loader` (its number),
-    `prompt` and `line` (of the cell that made it; 0 where not known), `workers`, `pinned` and
-    `persistent` (0 or 1), `cores` (that this rank may use, its share where several ranks are on the
-    machine).
+    `order` (a number of what decides its batches: the same on all ranks), `prompt` and `line` (of
+    the cell that made it; 0 where not known), `workers`, `pinned` and `persistent` (0 or 1),
+    `cores` (that this rank may use, its share where several ranks are on the machine).
 
     An "alike" row holds fingerprints by name and part of a tensor. That of a cell's end (step
     `CELL_END`) has "MODEL:" before each name, or "MODEL|RANKS:" where not all ranks hold it.

@@ -1,4 +1,4 @@
-"""Batches are shared out as the newest layout asks; a model that is not its own is named."""
+"""Batches are shared out by one loader, for the model that is trained; else it is said."""
 
 import pytest
 
@@ -36,3 +36,16 @@ def test_a_model_beside_a_pipeline_that_gets_its_samples_is_named(
     assert ran.error is None, ran.error
     assert str(samples) in seen
     assert (SAID in ran.text) == (samples == 16), ran.text
+
+
+@pytest.mark.parametrize("differs", ["seed=rank", "shuffle=rank == 0", "global_batch=8 + 2 * rank"])
+def test_a_loader_that_is_another_one_on_each_rank_is_named(notebook: Kernel, differs: str) -> None:
+    options = {"global_batch": "8", "shuffle": "True", "seed": "3"}
+    name, _, value = differs.partition("=")
+    options[name] = value
+    given = ", ".join(f"{name}={value}" for name, value in options.items())
+    own = "torch.nn.Linear(4, 2)"
+    cell = TRAIN.format(model=own).replace("global_batch=8, shuffle=True", given)
+    ran = notebook.cell(cell, "--no-track")
+    assert "is another one on each rank: its seed, shuffle, global_batch" in ran.text, ran.text
+    assert "is another one" not in notebook.cell(TRAIN.format(model=own), "--no-track").text

@@ -239,7 +239,8 @@ def choose(place: CheckpointFolder, which: str | int, folder: str = "") -> Chose
     if which not in ("latest", "best") and (isinstance(which, bool) or not isinstance(which, int)):
         raise UsageError(f'nbdist.restore takes "latest", "best" or a step, not {which!r}.')
     found, broken = place.survey()
-    pointed = folder or (None if isinstance(which, int) else place.pointer(which))
+    # The best follows from what all say of themselves; its pointer is written later, for people.
+    pointed = folder or (place.pointer("latest") if which == "latest" else None)
     for name in broken:
         step, _ = order(name) or (0, 0)
         if name == pointed or (step == which and not folder) or not found:

@@ -21,10 +21,12 @@ from nbdist.engine.data.position import LoaderPosition
 from nbdist.engine.data.probe import Probe
 from nbdist.engine.data.reader_threads import own_cores
 from nbdist.engine.data.shards import data_shard
+from nbdist.engine.data.sources.source import fingerprint
 from nbdist.shared.errors import DataError, UsageError
 
 _log = logging.getLogger("nbdist.data")
 T = TypeVar("T")
+_EXACT = 1 << 53  # below it a float holds each whole number
 
 
 class Loader(DataLoader[T]):
@@ -205,6 +207,7 @@ class Loader(DataLoader[T]):
         prompt, line = self._made_at
         return {
             "loader": self._standing.number,
+            "order": float(fingerprint(map(repr, self._standing.batches.spec())) % _EXACT),
             "prompt": prompt,
             "line": line,
             "workers": self.num_workers,

@@ -7,6 +7,7 @@ from collections.abc import MutableSequence
 
 from nbdist.client.metrics.checks.batch_growth import BatchGrowth, Trained
 from nbdist.client.metrics.checks.drift import Drift, Ends
+from nbdist.client.metrics.checks.loader_split import LoaderSplit
 from nbdist.client.metrics.checks.not_finite import NotFinite
 from nbdist.client.metrics.checks.starving import Starving
 from nbdist.client.metrics.checks.uses import Uses
@@ -30,6 +31,7 @@ class CellChecks:
         self._growth = BatchGrowth(info, before)
         self._drift = Drift(info.ranks, ends)
         self._not_finite = NotFinite(info.ranks)
+        self._split = LoaderSplit(info.ranks)
         self._starving = Starving(info.ranks)
         self._uses = Uses(info.ranks)
         self._found: dict[str, str] = {}  # by rule; the first time counts
@@ -49,6 +51,8 @@ class CellChecks:
                 continue
             if record.kind == "step" and (sentence := self._not_finite.take(record)):
                 self._note("loss", sentence)
+            if sentence := self._split.take(record):
+                self._note("split", sentence)
             if sentence := self._starving.take(record):
                 self._note("loader", sentence)
             if found := self._uses.take(record):

@@ -49,6 +49,16 @@ def test_the_latest_is_the_one_pointed_to(place: CheckpointFolder) -> None:
     assert (found.name, found.before) == (back, None)
 
 
+def test_the_best_follows_from_the_metrics_where_its_pointer_was_not_written_yet(
+    place: CheckpointFolder,
+) -> None:
+    place.point_to_best(save(place, 100, 1.0, metric=2.0))
+    better = save(place, 200, 2.0, metric=1.0)
+    found = saved.choose(place, "best")
+    assert found is not None
+    assert found.name == better
+
+
 @pytest.mark.parametrize("pointer", ["", "step-00000077", "\xff\xfe", "../elsewhere"])
 def test_a_pointer_to_nothing_is_not_followed(place: CheckpointFolder, pointer: str) -> None:
     save(place, 9, 1.0)
