@@ -201,7 +201,9 @@ class Automatic(Component):
         counted = step_state.here().steps
         # Whichever steps next: a discriminator does so long before its generator.
         for one in {optimizer, *training.optimizers}:
-            counted.setdefault(one, step_state.OptimizerSteps()).before_next.append(self._tell)
+            due = counted.setdefault(one, step_state.OptimizerSteps()).before_next
+            if self._tell not in due:  # one that has not stepped since the last save
+                due.append(self._tell)
         self._left[:] = [
             (tensor, tensor._version)
             for model in training.models

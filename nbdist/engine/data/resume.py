@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from nbdist.engine.component import Component
+from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.data import journal, position
 from nbdist.engine.data.account import Account
 from nbdist.engine.data.journal import JournalEntry
@@ -295,6 +295,12 @@ class Loops(Component):
         for live in position.here.live():
             live.begin_cell(start.number)
 
+    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
+        """Forget what has been put back, or is not needed: the cell has trained, or ended well."""
+        if cell.has_succeeded or step_state.has_stepped():
+            self._repeated.forget()
+        return ()
+
     def _came_to_nothing(self, number: int | None) -> bool:
         """Return whether the cell of that number was run again, and no optimizer has stepped."""
         is_again = self._cell.repeats is not None and self._cell.number == number
@@ -385,6 +391,7 @@ class Loops(Component):
                 f"The optimizer existed before {location.here.name_running()} was run again, so it "
                 "continues."
             )
+        self._repeated.forget()
         _forget_accounts(again)
         if again.has_stepped and dist.get_rank() == 0:
             print(

@@ -9,9 +9,11 @@ Main thread.
 
 import copy
 import io
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -24,6 +26,8 @@ from nbdist.engine.steps.numbers import Number, is_option
 
 _Options = list[dict[str, Any]]  # of an optimizer's groups, without their parameters
 _MOST_NAMES = 8  # in a sentence
+
+_log = logging.getLogger("nbdist.steps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,11 @@ class _Object:
         """Give an object this state; return whether it can have it."""
         if type(one) is not self.kind or not self.state:
             return False
-        one.load_state_dict(torch.load(io.BytesIO(self.state), weights_only=False))
+        try:
+            one.load_state_dict(torch.load(io.BytesIO(self.state), weights_only=False))
+        except Exception:  # the user's class: it is named
+            _log.exception("A %s does not take the state that it had", type(one).__name__)
+            return False
         return True
 
 
@@ -51,7 +59,7 @@ class _CellState:
     """How all stood as the cell began again."""
 
     objects: dict[str, _Object]
-    options: list[tuple[torch.optim.Optimizer, str, _Options]]
+    options: list[tuple["ref[torch.optim.Optimizer]", str, _Options]]  # none lives by this
     numbers: dict[str, Number]
     lists: dict[str, list[Any]]
     counts: tuple[str, ...] = ()  # what loops themselves count by
@@ -125,7 +133,7 @@ class RepeatedEpochs:
         self._is_same, self._before = is_same, None
         self._stood = _CellState(
             {name: _Object.of(one) for name, one in followers.living().items()},
-            [(one, name, _options(one)) for one, name in followers.optimizers().items()],
+            [(ref(one), name, _options(one)) for one, name in followers.optimizers().items()],
             followers.numbers_now() if has_numbers else {},
             self._lists() if has_numbers else {},
             followers.counts_of_loops() if has_numbers else (),
@@ -233,12 +241,14 @@ def _options(optimizer: torch.optim.Optimizer) -> _Options:
     ]
 
 
-def _put_options(stood: Iterable[tuple[torch.optim.Optimizer, str, _Options]]) -> list[str]:
+def _put_options(
+    stood: Iterable[tuple["ref[torch.optim.Optimizer]", str, _Options]],
+) -> list[str]:
     """Give groups the options that they had; return whose were others."""
     done = []
-    for optimizer, name, options in stood:
-        now = _options(optimizer)
-        if len(now) != len(options) or now == options:
+    for where, name, options in stood:
+        optimizer = where()
+        if optimizer is None or len(now := _options(optimizer)) != len(options) or now == options:
             continue
         for group, then in zip(optimizer.param_groups, options, strict=True):
             for key, value in then.items():
