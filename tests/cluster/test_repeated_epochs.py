@@ -1,5 +1,6 @@
 """A cell that is run again: what stands around its loops ends as without the fault, or is said."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,17 @@ while n < 18:
     else:
         halving.step()
 """,
+    "lists of tensors and of lists": f"""
+of_epochs = []
+for marks in [[1.5], [2.5], [3.5], [4.5]]:
+    losses = []
+    for x in train:
+        {STEP}
+        losses.append(torch.ones(2) * n)
+        fail(n == AT)
+    of_epochs.append(sum(loss.sum().item() for loss in losses))
+    halving.step()
+""",
     "a fault behind the loop": f"""
 for epoch in range(4):
     for x in train:
@@ -84,10 +96,19 @@ HELD = (
 )
 
 
+TENSORS = "lists of tensors and of lists"
+# A rank that is released in the next epoch has made another list of losses: see the test below.
+CASES = [
+    (loop, way, at)
+    for loop, way, at in itertools.product(
+        LOOPS, ["--retry", "%dist retry", "a killed rank"], [3, 13, 15, 16]
+    )
+    if loop != TENSORS or at < 15
+]
+
+
 @pytest.mark.matrix
-@pytest.mark.parametrize("at", [3, 13, 15, 16])
-@pytest.mark.parametrize("way", ["--retry", "%dist retry", "a killed rank"])
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(("loop", "way", "at"), CASES)
 def test_a_cell_that_continues_ends_as_without_the_fault(
     session: Session, tmp_path: Path, loop: str, way: str, at: int
 ) -> None:
@@ -124,6 +145,11 @@ def test_what_is_put_back_is_named_once(session: Session, tmp_path: Path) -> Non
     text = said(session, before, LOOPS["a scheduler, lists and counters behind each epoch"])
     assert text.count("Code before and between its loops ran again") == 1
     assert "put back to where the training stood are halving, opt's options, seen, marks." in text
+
+
+def test_a_list_that_a_rank_ahead_has_made_again_is_named(session: Session, tmp_path: Path) -> None:
+    text = said(session, BEFORE.format(flag=str(tmp_path / "flag")), LOOPS[TENSORS], at=15)
+    assert "Not as it stood, and not to be put back: losses (0 of 5 items are left)." in text
 
 
 def test_a_scheduler_is_where_a_checkpoint_has_put_it(session: Session, tmp_path: Path) -> None:
@@ -163,6 +189,16 @@ def test_a_fixed_cell_keeps_what_it_sets(session: Session, tmp_path: Path) -> No
     text = session.run(fixed, params={"AT": 13}, track=False, go_on=True)[0].text
     assert "n was 13 and is 1000: the cell sets it before its loops." in text
     assert session.run("n").value_list == [1007] * 2
+
+
+def test_a_fixed_cell_keeps_the_scheduler_that_it_makes(session: Session, tmp_path: Path) -> None:
+    session.run(BEFORE.format(flag=str(tmp_path / "flag")))
+    cell = LOOPS["a scheduler that the cell makes"]
+    with pytest.raises(RankError):
+        session.run(cell, params={"AT": 13}, track=False)
+    fixed = cell.replace("StepLR(opt, 3, 0.5)", "StepLR(opt, 3, 0.25)")
+    session.run(fixed, params={"AT": 13}, track=False, go_on=True)
+    assert session.run("halving.gamma").value_list == [0.25] * 2
 
 
 def test_a_model_that_is_older_than_the_cell_that_starts_over_is_named(

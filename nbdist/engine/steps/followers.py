@@ -551,8 +551,13 @@ class Followers:
         return {n: value for n, value in numbers.items() if n not in self._set_by_failed}
 
     def lists_now(self) -> dict[str, list[Any]]:
-        """Return the lists that are followed, by the paths that lead there now."""
-        return dict(self._watched.lists.living(keep.here.names()))
+        """Return the lists that are followed, by the paths that lead there now.
+
+        Without those that the loops of the cell set that failed last.
+        """
+        found = self._watched.lists.living(keep.here.names())
+        own = self._set_by_failed
+        return {path: one for path, one in found if re.split(r"[.[]", path)[0] not in own}
 
     def moving_names(self) -> frozenset[str]:
         """Return the names of all that is known to move with the steps."""

@@ -26,21 +26,23 @@ from nbdist.engine.steps.numbers import Number, is_option
 
 _Options = list[dict[str, Any]]  # of an optimizer's groups, without their parameters
 _MOST_NAMES = 8  # in a sentence
+_PLAIN = (int, float, str, bool)
 
 _log = logging.getLogger("nbdist.steps")
 
 
 @dataclass(frozen=True, slots=True)
 class _Object:
-    """What follows the steps: its mark, and its state, "" where it cannot be put back."""
+    """What follows the steps: its mark, and its state, b"" where it cannot be put back."""
 
     kind: type[Any]
+    number: int
     mark: Mark
     state: bytes
 
     @classmethod
     def of(cls, one: Any) -> "_Object":
-        return cls(type(one), mark(one), _frozen(one))
+        return cls(type(one), id(one), mark(one), _frozen(one))
 
     def put_into(self, one: Any) -> bool:
         """Give an object this state; return whether it can have it."""
@@ -63,6 +65,7 @@ class _CellState:
     numbers: dict[str, Number]
     lists: dict[str, list[Any]]
     counts: tuple[str, ...] = ()  # what loops themselves count by
+    lost: tuple[str, ...] = ()  # lists that are shorter than they are to be
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +96,8 @@ class PutBack:
             )
         if self.left:
             said.append(
-                f"It has moved {_names(self.left)} again, which cannot be put back: see to it "
-                "before the result is trusted."
+                f"Not as it stood, and not to be put back: {_names(self.left)}. See to it before "
+                "the result is trusted."
             )
         said += [
             f"{name} was {was} and is {now}: the cell sets it before its loops."
@@ -137,6 +140,7 @@ class RepeatedEpochs:
             followers.numbers_now() if has_numbers else {},
             self._lists() if has_numbers else {},
             followers.counts_of_loops() if has_numbers else (),
+            self._lost() if has_numbers else (),
         )
 
     def passed_over(self) -> None:
@@ -150,12 +154,12 @@ class RepeatedEpochs:
         if stood is None:
             return PutBack()
         self.passed_over()
-        done, left = self._put_objects(stood.objects)
-        done += _put_options(stood.options)
         numbers, differs = self._put_numbers(stood.numbers)
         lists, shorter = self._put_lists(stood.lists)
+        done, left = self._put_objects(stood.objects)  # lists of tensors are among these, too
+        left += stood.lost
+        every = done + _put_options(stood.options) + numbers + lists
         restarted = stood.counts if is_in_midst else ()
-        every = done + numbers + lists
         return PutBack(tuple(every), tuple(left), tuple(differs + shorter), restarted)
 
     def _put_objects(self, stood: Mapping[str, _Object]) -> tuple[list[str], list[str]]:
@@ -165,6 +169,8 @@ class RepeatedEpochs:
             then = stood.get(name)
             if then is None or then.mark == mark(one):
                 continue
+            if then.number != id(one) and not self._is_same:
+                continue  # the fixed cell makes another one
             if then.put_into(one):
                 done.append(name)
             else:
@@ -176,6 +182,15 @@ class RepeatedEpochs:
         numbers = self._followers.numbers_now()
         found = self._followers.lists_now()
         return {path: one[: int(numbers[f"len({path})"])] for path, one in found.items()}  # type: ignore[arg-type]
+
+    def _lost(self) -> tuple[str, ...]:
+        """Return the lists that have lost items: a rank was ahead, and has made another list."""
+        numbers = self._followers.numbers_now()
+        return tuple(
+            f"{path} ({len(one)} of {numbers[f'len({path})']} items are left)"
+            for path, one in self._followers.lists_now().items()
+            if len(one) < numbers[f"len({path})"]  # type: ignore[operator]
+        )
 
     def _put_numbers(
         self, stood: Mapping[str, Number]
@@ -219,7 +234,10 @@ class RepeatedEpochs:
 
 
 def _are_same(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+    def is_same(a: Any, b: Any) -> bool:
+        return a is b or (type(a) is type(b) and type(a) in _PLAIN and a == b)
+
+    return len(one) == len(other) and all(map(is_same, one, other))
 
 
 def _frozen(one: Any) -> bytes:
