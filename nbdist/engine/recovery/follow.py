@@ -22,7 +22,7 @@ from nbdist.engine.recovery import decide_follow, model_state, send_tensors
 from nbdist.engine.recovery.decide import Decision
 from nbdist.engine.recovery.decide_follow import FollowReport
 from nbdist.engine.recovery.wrapped_models import Unit, local
-from nbdist.engine.steps import step_state
+from nbdist.engine.steps import optimizer_options, step_state
 from nbdist.engine.steps.find_followers import has_state, state_of
 from nbdist.engine.steps.followers import Followers, Progress
 
@@ -60,7 +60,7 @@ def keep() -> Kept:
         if state is not None and (name in moving or _size(state) <= _SMALL_BYTES):
             copies[name] = state[0], [tensor.clone() for tensor in state[1]]
     options = [
-        (ref(optimizer), model_state.options_of(optimizer))
+        (ref(optimizer), optimizer_options.options_of(optimizer))
         for optimizer in step_state.here().stepped()
     ]
     return Kept(copies, followers.numbers(), options, followers.position())
@@ -133,7 +133,7 @@ def _put_back_ahead(progress: Progress, followers: Followers) -> Progress:
         _put_or_tell(name, living[name], *kept.states[name])
     for held, groups in kept.options:
         if (optimizer := held()) is not None:
-            model_state.put_options(optimizer, groups)
+            optimizer_options.put_options(optimizer, groups)
     return replace(progress, ahead=tuple(n for n in progress.ahead if n not in names))
 
 

@@ -6,7 +6,6 @@ anyone holds. Optimizers are found by their names (`identity`): what only one si
 is. What follows the steps beside them is `follow`'s.
 """
 
-import copy
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from nbdist.engine.recovery.wrapped_models import Unit, local, parameters_of
+from nbdist.engine.steps.optimizer_options import options_of, put_options
 from nbdist.engine.steps.optimizer_wrapper import ApartWrapper
 
 
@@ -60,14 +60,6 @@ def read_options(unit: Unit) -> dict[str, Any]:
     return {part: options_of(optimizer) for part, optimizer in _ruling(unit)}
 
 
-def options_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return what an optimizer's groups hold beside parameters."""
-    return [
-        {name: copy.deepcopy(v) for name, v in group.items() if name != "params"}
-        for group in optimizer.param_groups
-    ]
-
-
 @torch.no_grad()
 def put_back(
     unit: Unit,
@@ -106,16 +98,6 @@ def put_back_options(
     """Give the unit what `read_options` returned, here or on another rank; see `put_back`."""
     for optimizer, groups in _meet(_ruling(unit), options, only):
         put_options(optimizer, groups)
-
-
-def put_options(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
-    """Give an optimizer what `options_of` returned."""
-    for group, values in zip(optimizer.param_groups, groups, strict=True):
-        for name, value in values.items():
-            if isinstance(group.get(name), torch.Tensor):
-                group[name].copy_(value)
-            else:
-                group[name] = copy.deepcopy(value)
 
 
 def _meet(

@@ -7,7 +7,6 @@ the cell begins again, and put back where its training continues; what cannot be
 Main thread.
 """
 
-import copy
 import io
 import logging
 from collections.abc import Iterable, Mapping
@@ -23,8 +22,8 @@ from nbdist.engine.steps.followers import Followers
 from nbdist.engine.steps.grown_lists import is_length
 from nbdist.engine.steps.marks import Mark, mark
 from nbdist.engine.steps.numbers import Number, is_option
+from nbdist.engine.steps.optimizer_options import Options, options_of, put_options
 
-_Options = list[dict[str, Any]]  # of an optimizer's groups, without their parameters
 _MOST_NAMES = 8  # in a sentence
 _PLAIN = (int, float, str, bool)
 
@@ -61,7 +60,7 @@ class _CellState:
     """How all stood as the cell began again."""
 
     objects: dict[str, _Object]
-    options: list[tuple["ref[torch.optim.Optimizer]", str, _Options]]  # none lives by this
+    options: list[tuple["ref[torch.optim.Optimizer]", str, Options]]  # none lives by this
     numbers: dict[str, Number]
     lists: dict[str, list[Any]]
     counts: tuple[str, ...] = ()  # what loops themselves count by
@@ -136,7 +135,7 @@ class RepeatedEpochs:
         self._is_same, self._before = is_same, None
         self._stood = _CellState(
             {name: _Object.of(one) for name, one in followers.living().items()},
-            [(ref(one), name, _options(one)) for one, name in followers.optimizers().items()],
+            [(ref(one), name, options_of(one)) for one, name in followers.optimizers().items()],
             followers.numbers_now() if has_numbers else {},
             self._lists() if has_numbers else {},
             followers.counts_of_loops() if has_numbers else (),
@@ -252,29 +251,19 @@ def _frozen(one: Any) -> bytes:
     return content.getvalue()
 
 
-def _options(optimizer: torch.optim.Optimizer) -> _Options:
-    return [
-        {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
-        for group in optimizer.param_groups
-    ]
-
-
 def _put_options(
-    stood: Iterable[tuple["ref[torch.optim.Optimizer]", str, _Options]],
+    stood: Iterable[tuple["ref[torch.optim.Optimizer]", str, Options]],
 ) -> list[str]:
     """Give groups the options that they had; return whose were others."""
     done = []
     for where, name, options in stood:
         optimizer = where()
-        if optimizer is None or len(now := _options(optimizer)) != len(options) or now == options:
+        if optimizer is None:
             continue
-        for group, then in zip(optimizer.param_groups, options, strict=True):
-            for key, value in then.items():
-                if isinstance(group.get(key), torch.Tensor):
-                    group[key].fill_(value)  # a compiled step holds it
-                else:
-                    group[key] = value
-        done.append(f"{name}'s options")
+        now = options_of(optimizer)
+        if len(now) == len(options) and now != options:
+            put_options(optimizer, options)
+            done.append(f"{name}'s options")
     return done
 
 
