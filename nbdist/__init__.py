@@ -43,8 +43,8 @@ _PLACES = {
     "keep": "nbdist.engine.steps.keep",
     "save": "nbdist.engine.checkpoint.save",
     "restore": "nbdist.engine.checkpoint.restore",
-    "emulate_link": "nbdist.engine.group.throttle",
-    "received_bytes": "nbdist.engine.group.link_stats",
+    "emulate_link": "nbdist.engine.group.links.throttle",
+    "received_bytes": "nbdist.engine.group.links.link_stats",
     # on both sides
     "saved": "nbdist.engine.checkpoint.saved",
     "NBDistError": "nbdist.shared.errors",

@@ -207,7 +207,7 @@ def ui(folder: Path) -> int:
     from nbdist.client.tracking.shipping.ui import OPEN_TO_ALL, start_ui
 
     # The server must not outlive us, however we end: a closed terminal, a SIGTERM.
-    guard = [sys.executable, "-m", "nbdist.shared.lifeline", str(os.getpid())]
+    guard = [sys.executable, "-m", "nbdist.shared.processes.lifeline", str(os.getpid())]
     url, process = start_ui(folder, wrap=guard)
     print(f"MLflow UI: {url}", flush=True)
     if process is None:  # runs go to a server, which has a UI of its own
@@ -231,9 +231,9 @@ def stop_group(leader: "subprocess.Popen[bytes]") -> None:
 
 
 def ask(known: argparse.Namespace) -> int:
-    """Ask a cluster of this user's, and print what it says; see `nbdist.shared.terminal`."""
+    """Ask a cluster of this user's, and print its answer; see `shared/processes/terminal`."""
     from nbdist import elsewhere
-    from nbdist.shared import terminal
+    from nbdist.shared.processes import terminal
 
     if known.on is not None:
         print(elsewhere.ask(known.on, words_for_there(known)))

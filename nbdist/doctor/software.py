@@ -18,10 +18,16 @@ _MINIMUM_PYTHON = (3, 11)
 
 # Each has a `check()` that names what is gone of the private parts it uses.
 MODULES = (
-    *("kernel.kernel", "kernel.shell", "kernel.tracebacks", "kernel.cell_compiler"),
+    *("kernel.ipython.kernel", "kernel.ipython.shell"),
+    *("kernel.ipython.tracebacks", "kernel.ipython.cell_compiler"),
     *("recovery.clone.torch_rebuild", "recovery.clone.torch_rebuild_fsdp"),
     *("recovery.clone.torch_rebuild_zero", "recovery.clone.pickler"),
-    *("compat.torch_groups", "compat.torch_init", "compat.torch_hooks", "compat.torch_modules"),
+    *(
+        "compat.groups.torch_groups",
+        "compat.torch_init",
+        "compat.torch_hooks",
+        "compat.torch_modules",
+    ),
     *(
         "compat.torch_reducers",
         "compat.torch_sharded",
@@ -29,8 +35,9 @@ MODULES = (
         "compat.torch_pipeline",
         "compat.torch_wrappers",
     ),
-    *("compat.torch_transformer", "compat.torch_checkpoint", "compat.torch_loaders"),
-    *("compat.third_parties", "compat.hf_datasets", "compat.cuda_graphs"),
+    *("compat.torch_transformer", "compat.torch_loaders", "compat.cuda_graphs"),
+    *("compat.checkpoints.torch_checkpoint", "compat.libraries.third_parties"),
+    "compat.libraries.hf_datasets",
 )
 
 # What is broken in them comes last: what they import may raise.

@@ -13,8 +13,8 @@ import threading
 import time
 from typing import Any
 
-from nbdist.shared import key_folder, lifeline
-from nbdist.shared.key_folder import OWNER_LOCK
+from nbdist.shared.processes import key_folder, lifeline
+from nbdist.shared.processes.key_folder import OWNER_LOCK
 
 
 def arguments(profile_dir: str, cluster_id: str, address: str, ping_ms: int) -> list[str]:

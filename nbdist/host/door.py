@@ -1,6 +1,6 @@
 """Where a detached cluster is found: the keeper's socket for this user's kernels and terminals.
 
-A connection begins with one JSON line, which `nbdist/shared/detached.py` sends:
+A connection begins with one JSON line, which `nbdist/shared/processes/detached.py` sends:
 
     {"ask": "who"}      answered by what the cluster is, and which kernel has it
     {"ask": "stop"}     ends all of it, then answers; refused while a kernel has it
@@ -18,8 +18,9 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from nbdist.shared import lifeline, user_socket, wire
+from nbdist.shared import wire
 from nbdist.shared.errors import NBDistError
+from nbdist.shared.processes import lifeline, user_socket
 
 MOST_LINE_BYTES: Final = 1 << 26  # a kernel's memory holds the source of the cell that runs
 _QUESTION_S: Final = 2.0

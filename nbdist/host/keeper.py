@@ -38,7 +38,7 @@ from typing import Any, Final
 from nbdist.host.door import MOST_LINE_BYTES, Door
 from nbdist.host.guest import BEAT_S
 from nbdist.host.process_table import ProcessTable
-from nbdist.shared import lifeline
+from nbdist.shared.processes import lifeline
 
 SILENT_S: Final = 4.0  # without a beat, after which a host counts as lost
 _LAST_WORDS_S: Final = 0.5  # of a kernel that has ended

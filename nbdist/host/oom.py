@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from nbdist.shared.ended import Ended, EndKind
+from nbdist.shared.processes.ended import Ended, EndKind
 from nbdist.shared.text import name_bytes
 
 _RECENT_S = 10.0  # a process that held much takes seconds to be gone

@@ -39,7 +39,7 @@ from typing import Any, Final
 from nbdist.host import children, oom, warm
 from nbdist.host.guest import Guest
 from nbdist.host.link import JsonLines, over_stdio
-from nbdist.shared import lifeline
+from nbdist.shared.processes import lifeline
 
 LEAVE_S: Final = 20.0  # after SIGTERM: schedulers kill after 30 s
 

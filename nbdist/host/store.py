@@ -13,7 +13,7 @@ import socket
 import sys
 from typing import Any
 
-from nbdist.shared import lifeline, name_servers
+from nbdist.shared.processes import lifeline, name_servers
 
 
 def serve(listener: socket.socket) -> Any:

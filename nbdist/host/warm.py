@@ -28,7 +28,7 @@ MODULES = (
     "ipykernel.ipkernel",
     "ipykernel.debugger",
     "ipyparallel.engine.app",
-    "nbdist.engine.compat.torch_dist",
+    "nbdist.engine.compat.groups.torch_dist",
     "nbdist.engine.rank.boot",
     "nbdist.engine.rank.register",
     "nbdist.engine.rank.control",

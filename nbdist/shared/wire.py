@@ -17,7 +17,7 @@ from nbdist.shared.packed import Calls, numbers_of, text_of
 VERSION = 12  # rises when a message changes; both sides compare it at the start
 
 RECORDS = "nbdist_records"  # iopub message type: one Batch
-OUTPUT = "nbdist_output"  # iopub message type: text, see `engine/kernel/stdio.py`
+OUTPUT = "nbdist_output"  # iopub message type: text, see `engine/kernel/output/stdio.py`
 REQUEST = "nbdist_request"  # shell (main thread) and control (any time) message types
 REPLY = "nbdist_reply"
 CELL_KEY = "nbdist"  # where a cell's message carries its CellStart, and the reply its CellEnd
@@ -79,16 +79,15 @@ class Record:
 
     `kind` is "step" (one optimizer step, seen by the hooks), "log" (`nbdist.log`), "calls" (a
     step's collectives, in `detail`), "links" (what the sockets to other ranks tell, see
-    `engine/group/link_stats.py`), "device" (each second, what process and GPU do), "optimizer" (one
-    makes its first step in the cell), "loader" (a loop over one begins), "alike" or "use" (now and
-    then: what must be equal on all ranks, and how a model is used, see `engine/checks`).
-    `step` counts optimizer steps on this rank since the cell began, from 1; 0 before the first.
-    `time_ns` is the rank's wall clock (`time.time_ns`) when the row was made.
-    `values` holds plain floats. A step row has, where known: `loss`; `step_s`; `samples`, `tokens`,
-    `bytes` (sent into collectives), `collectives` (a count); `replays` (of CUDA graphs, a count: of
-    a step that is one, what it is made of and sends is not known); `grad_share`, this rank's share
-    of the squared gradient norm, where that is asked for: the norm is the root of the sum over all
-    ranks.
+    `engine/group/links/link_stats.py`), "device" (each second, of process and GPU), "optimizer"
+    (one makes its first step in the cell), "loader" (a loop over one begins), "alike" or "use" (now
+    and then: what must be equal on all ranks, and how a model is used, see `engine/checks`). `step`
+    counts optimizer steps on this rank since the cell began, from 1; 0 before the first. `time_ns`
+    is the rank's wall clock (`time.time_ns`) when the row was made. `values` holds plain floats. A
+    step row has, where known: `loss`; `step_s`; `samples`, `tokens`, `bytes` (sent into
+    collectives), `collectives` (a count); `replays` (of CUDA graphs, a count: of a step that is
+    one, what it is made of and sends is not known); `grad_share`, this rank's share of the squared
+    gradient norm, where that is asked for: the norm is the root of the sum over all ranks.
 
     Of steps that are *measured* (all of them, or some of many short ones) it also has what the step
     is made of: `compute_s` (forward and backward), `comm_s` (exposed: the main thread waited),
@@ -274,7 +273,7 @@ class CellStart:
         profile: The steps to record.
         checkpoints: The folder of checkpoints that the cell gives no name; "" leaves it as it is.
         saves: How it saves by itself.
-        call: A row of `CELLS` in `engine/kernel/calls.py`, which is run instead of the code.
+        call: A row of `CELLS` in `engine/kernel/ipython/calls.py`, to run instead of the code.
         arguments: Of that call.
         track: Whether a training in it is tracked.
         script: The script that it is.

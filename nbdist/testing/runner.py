@@ -19,8 +19,8 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellControlSignal, CellExecutionError, DeadKernelError
 
-from nbdist.shared import terminal
 from nbdist.shared.errors import NBDistError
+from nbdist.shared.processes import terminal
 from nbdist.testing.outcome import NotebookFailed, failure, shown_error
 
 _SETTLE_S = 60.0  # of a cell after its interrupt

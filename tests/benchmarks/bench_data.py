@@ -57,7 +57,7 @@ def passes(folder: str, delta: str) -> dict[str, list[float]]:
     import torch.distributed as dist
 
     import nbdist
-    from nbdist.engine.data import reader_threads
+    from nbdist.engine.data.reading import reader_threads
 
     pa.set_cpu_count(reader_threads.wanted(False, reader_threads.own_cores()))
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -98,7 +98,7 @@ def memory(folder: str) -> tuple[float, int, int]:
     import pyarrow.dataset as ds
 
     import nbdist
-    from nbdist.engine.data import reader, reader_threads
+    from nbdist.engine.data.reading import reader, reader_threads
 
     # One lane, so that the buffer is a small part of the set.
     train = nbdist.loader(folder, global_batch=BATCH, interleave=1)

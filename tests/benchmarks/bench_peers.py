@@ -19,7 +19,7 @@ _ROUNDS = 3
 
 _BEGIN = """
 import time
-from nbdist.engine.recovery import snapshot
+from nbdist.engine.recovery.snapshots import snapshot
 torch.manual_seed(0)
 model = torch.nn.Sequential(*[
     torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Tanh()) for _ in range(4)

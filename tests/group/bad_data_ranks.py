@@ -12,9 +12,10 @@ from torch.utils.data import Dataset, get_worker_info
 
 from nbdist.engine.compat.torch_loaders import BatchReport, Made
 from nbdist.engine.component import EndedCell
-from nbdist.engine.data import position, services
+from nbdist.engine.data import services
 from nbdist.engine.data.coverage import coverage
 from nbdist.engine.data.make import loader
+from nbdist.engine.data.position import position
 from nbdist.engine.training import training
 from nbdist.shared.errors import DataError
 from tests.group.loader_ranks import allow_workers

@@ -23,12 +23,14 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from nbdist.engine.averaging.diloco import DiLoCo
 from nbdist.engine.averaging.local_sgd import LocalSGD
-from nbdist.engine.data import make, position, resume
+from nbdist.engine.data import make
+from nbdist.engine.data.position import position, resume
 from nbdist.engine.group import group
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.rank import components
-from nbdist.engine.recovery import follow, recovery, send_tensors, snapshot, wrapped_models
-from nbdist.engine.recovery import snapshot_schedule as schedule
+from nbdist.engine.recovery import follow, recovery, send_tensors, wrapped_models
+from nbdist.engine.recovery.snapshots import snapshot
+from nbdist.engine.recovery.snapshots import snapshot_schedule as schedule
 from nbdist.engine.steps import keep, step_state
 from nbdist.shared.wire import CellStart, Repeat
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import nbdist
 from nbdist.engine.checkpoint import save as saving
 from nbdist.engine.compat.torch_hooks import local_part
-from nbdist.engine.data import position
+from nbdist.engine.data.position import position
 from nbdist.engine.group import group
 from nbdist.engine.rank import control
 from nbdist.shared.wire import CellStart

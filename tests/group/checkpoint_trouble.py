@@ -18,7 +18,7 @@ from nbdist.engine.checkpoint import save
 from nbdist.engine.checkpoint.folder import CheckpointFolder
 from nbdist.engine.checkpoint.saving import Saving
 from nbdist.engine.checkpoint.steady import Staged
-from nbdist.engine.compat.torch_checkpoint import Writer, Written
+from nbdist.engine.compat.checkpoints.torch_checkpoint import Writer, Written
 from nbdist.engine.compat.torch_hooks import local_part
 from nbdist.engine.layout.parallelize import parallelize
 from tests.group import checkpoint_ranks

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import nbdist
-from nbdist.engine.compat import torch_groups
+from nbdist.engine.compat.groups import torch_groups
 from nbdist.engine.component import EndedCell
 from nbdist.engine.group import ddp_hook_state, group, group_record
 from nbdist.engine.recovery import reset

@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 
 from nbdist.engine.checks.checks import RankChecks
 from nbdist.engine.component import EndedCell
-from nbdist.engine.data.shards import data_shard
+from nbdist.engine.data.order.shards import data_shard
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.efficiency import ActivationCheckpoint
 from nbdist.engine.layout.policies.policies import Pipeline

@@ -9,13 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbdist.engine.compat import (
-    torch_groups,
-    torch_modules,
-    torch_pipeline,
-    torch_reducers,
-    torch_sharded,
-)
+from nbdist.engine.compat import torch_modules, torch_pipeline, torch_reducers, torch_sharded
+from nbdist.engine.compat.groups import torch_groups
 from nbdist.engine.group import group, state
 from nbdist.engine.recovery import reset
 

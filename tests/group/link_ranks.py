@@ -69,7 +69,8 @@ def ports() -> list[int]:
 
 def counts() -> dict[str, tuple[int, int]]:
     """Return the bytes (sent, received) by connection."""
-    from nbdist.engine.group import sockets, state, tcp_info
+    from nbdist.engine.group import sockets, state
+    from nbdist.engine.group.links import tcp_info
 
     here = state.here.member()
     found = {}
@@ -102,7 +103,7 @@ def records_of(steps: int, a_step: int) -> list[tuple[int, dict[str, float]]]:
     import torch
     import torch.distributed as dist
 
-    from nbdist.engine.group import link_stats
+    from nbdist.engine.group.links import link_stats
 
     link_stats.INTERVAL_S = 0.1
     told: list[tuple[int, dict[str, float]]] = []
@@ -124,7 +125,7 @@ def starved_s() -> float:
 
 def sample_ms(times: int) -> float:
     """Return the median time of a sample."""
-    from nbdist.engine.group import link_stats
+    from nbdist.engine.group.links import link_stats
 
     link_stats.INTERVAL_S, link_stats.MOST_COST = 0.0, float("inf")
     step = 0

@@ -17,11 +17,11 @@ from torch.utils.data import (
     random_split,
 )
 
-from nbdist.engine.data import position, resume
 from nbdist.engine.data.batches import mix
 from nbdist.engine.data.coverage import coverage
 from nbdist.engine.data.loaders import Loader
 from nbdist.engine.data.make import loader
+from nbdist.engine.data.position import position, resume
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.rank import components
 from nbdist.shared.errors import UsageError

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from nbdist.engine.group import state
-from nbdist.engine.recovery import peer_state, peers
-from nbdist.engine.recovery.saved import Saved, metas_of
+from nbdist.engine.recovery.snapshots import peer_state, peers
+from nbdist.engine.recovery.snapshots.saved import Saved, metas_of
 from nbdist.shared.options import LOOPBACK
 
 BOX, VALUES = "a model", "values"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from nbdist.engine.data.shards import data_shard
+from nbdist.engine.data.order.shards import data_shard
 from nbdist.engine.layout import wrapped
 from nbdist.engine.layout.axes.pp.schedule_runner import ScheduleRunner
 from nbdist.engine.layout.layout import Layout

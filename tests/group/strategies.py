@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from nbdist.engine.data.shards import data_shard
+from nbdist.engine.data.order.shards import data_shard
 from nbdist.engine.group import ddp_hook_state, group
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.efficiency import Compress

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from nbdist.engine.data import batches
 from nbdist.engine.data.make import loader
-from nbdist.engine.data.shards import data_shard
+from nbdist.engine.data.order.shards import data_shard
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.policies import TensorParallel
 from nbdist.shared.errors import LayoutError

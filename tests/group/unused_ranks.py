@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nbdist.engine.compat import torch_modules, torch_reducers
-from nbdist.engine.data.shards import data_shard
+from nbdist.engine.data.order.shards import data_shard
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.efficiency import Compress

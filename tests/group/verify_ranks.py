@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn import functional as F
 
 from nbdist.engine.compat import torch_modules
-from nbdist.engine.data.shards import data_shard
+from nbdist.engine.data.order.shards import data_shard
 from nbdist.engine.layout import verify_magic
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize

@@ -91,7 +91,7 @@ def _of_layout(way: Ways) -> tuple[float, float, str]:
     from torch.nn import functional as F
 
     import nbdist
-    from nbdist.engine.data.shards import data_shard
+    from nbdist.engine.data.order.shards import data_shard
     from tests.group import wide_model
 
     policies = [

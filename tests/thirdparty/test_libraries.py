@@ -350,7 +350,8 @@ def test_ddp_notebook_on_a_rank_is_refused_and_harms_nothing(session: nbdist.Ses
 def test_the_adapted_parts_of_the_libraries_are_there(session: nbdist.Session) -> None:
     cell = """
         import accelerate.accelerator
-        from nbdist.engine.compat import third_parties, torch_wrappers
+        from nbdist.engine.compat import torch_wrappers
+        from nbdist.engine.compat.libraries import third_parties
         (third_parties.check(), torch_wrappers.check())
     """
     assert session.run(textwrap.dedent(cell), track=False).value_list == [([], [])] * 2

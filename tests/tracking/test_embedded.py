@@ -18,7 +18,7 @@ from nbdist.client.tracking.series import Point
 from nbdist.client.tracking.settings import own_database
 from nbdist.client.tracking.shipping.ship import Shipper
 from nbdist.client.tracking.spool import Begin, SpooledRun, SpoolWriter
-from nbdist.shared.lifeline import is_alive
+from nbdist.shared.processes.lifeline import is_alive
 from nbdist.shared.wire import Batch, Record
 from tests.tracking.conftest import Ranks, cell, client_of
 

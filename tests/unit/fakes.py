@@ -15,9 +15,9 @@ from nbdist.client.cluster.launchers.base import Launcher
 from nbdist.client.cluster.process_group import Answers
 from nbdist.client.cluster.processes import Started
 from nbdist.client.cluster.requests import RankFailedError
-from nbdist.shared.ended import Ended
 from nbdist.shared.errors import ClusterError
 from nbdist.shared.options import ClusterOptions
+from nbdist.shared.processes.ended import Ended
 
 PLAIN: dict[str, Any] = {"healed": [], "agreed": [], "cloned": None, "stale": []}
 CUDA_ASSERT = (

@@ -1,8 +1,8 @@
 """Follow a cell that another kernel has sent: receive the rest, fetch what was missed, end it.
 
 What ranks publish reaches every kernel that is connected, under the id of the message that the cell
-came by. What they published before, each keeps for us (`engine/kernel/journal.py`), as it keeps its
-reply, which went to a kernel that is gone. Messages that come both ways have the same id.
+came by. What they published before, each keeps for us (`engine/kernel/ipython/journal.py`), with
+its reply, which went to a kernel that is gone. Messages that come both ways have the same id.
 
 Threads: `Missed.hear` runs on ipyparallel's IO thread; everything else on the main one.
 """

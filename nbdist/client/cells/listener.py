@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nbdist.client.output.live_text import LiveText
 from nbdist.client.output.slots import Display
 from nbdist.shared import wire
-from nbdist.shared.ended import Ended
+from nbdist.shared.processes.ended import Ended
 
 if TYPE_CHECKING:
     from nbdist.client.cluster.connection import Message

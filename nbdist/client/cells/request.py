@@ -37,7 +37,7 @@ class CellRequest:
         show: Whether the notebook shows it.
         prompt: The number that tracebacks give it; None takes the session's count of cells.
         profile: Steps to record.
-        call: A row of `CELLS` in `engine/kernel/calls.py`, which ranks run instead of `code`.
+        call: A row of `CELLS` in `engine/kernel/ipython/calls.py`, to run instead of `code`.
         arguments: Of that call.
         study: The key under which its run is nested; of a sweep, as what follows.
         heading: A line above it.

@@ -99,7 +99,7 @@ class CellAttempts:
         return self._run(request, before, retries)
 
     def call(self, name: str, ranks: tuple[int, ...], **arguments: Any) -> CellResult:
-        """Have ranks run a row of `CELLS` in `engine/kernel/calls.py`, as they run a cell.
+        """Have ranks run a row of `CELLS` in `engine/kernel/ipython/calls.py`, as they run a cell.
 
         It is no cell of the notebook's: nothing is left to retry, and `last` stays.
 

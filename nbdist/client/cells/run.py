@@ -28,8 +28,8 @@ from nbdist.client.output.live_text import LiveText
 from nbdist.client.output.result import CellResult
 from nbdist.client.output.slots import Slots
 from nbdist.shared import origins, wire
-from nbdist.shared.ended import Ended, EndKind
 from nbdist.shared.errors import ClusterError, Interrupted
+from nbdist.shared.processes.ended import Ended, EndKind
 
 log = logging.getLogger(__name__)
 

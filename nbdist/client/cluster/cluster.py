@@ -29,18 +29,18 @@ from nbdist.client.cluster.folders import (
     work_folders,
 )
 from nbdist.client.cluster.launchers.base import Launcher
-from nbdist.client.cluster.launchers.open_files import require_files_to_start
 from nbdist.client.cluster.memory import ClusterMemory
 from nbdist.client.cluster.network import check_connection
+from nbdist.client.cluster.open_files import require_files_to_start
 from nbdist.client.cluster.patience import sleeping_s
 from nbdist.client.cluster.process_group import Answers, ProcessGroup
 from nbdist.client.cluster.processes import Processes, RankProcess, Started
 from nbdist.client.cluster.requests import Requests
 from nbdist.shared import gpu_errors
-from nbdist.shared.ended import Ended
 from nbdist.shared.errors import ClusterError, StartError
 from nbdist.shared.options import ClusterOptions
 from nbdist.shared.placement import keep_numbers
+from nbdist.shared.processes.ended import Ended
 from nbdist.shared.text import begin_with_ranks, name_ranks
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class Cluster:
         Raises:
             StartError: The name is taken, or its keeper cannot be found by it.
         """
-        from nbdist.client.cluster.launchers.hosts import HostsLauncher
+        from nbdist.client.cluster.launchers.hosts.hosts import HostsLauncher
 
         assert isinstance(self._launcher, HostsLauncher)
         self._launcher.detach(name, facts)
@@ -200,7 +200,7 @@ class Cluster:
 
     def facts(self) -> dict[str, Any] | None:
         """Return what `adopt` makes a cluster of: JSON-like; None once it is stopped."""
-        from nbdist.client.cluster.launchers.hosts import HostsLauncher
+        from nbdist.client.cluster.launchers.hosts.hosts import HostsLauncher
 
         if self._folder is None or self.options is None:
             return None
@@ -225,7 +225,7 @@ class Cluster:
         Raises:
             ClusterError: The controller has ended, or does not answer.
         """
-        from nbdist.client.cluster.launchers.hosts import HostsLauncher
+        from nbdist.client.cluster.launchers.hosts.hosts import HostsLauncher
         from nbdist.client.cluster.launchers.ssh import explain
 
         assert isinstance(self._launcher, HostsLauncher)
@@ -265,7 +265,7 @@ class Cluster:
 
     def leave(self) -> None:
         """Let go of a cluster that is detached; all of it runs on."""
-        from nbdist.client.cluster.launchers.hosts import HostsLauncher
+        from nbdist.client.cluster.launchers.hosts.hosts import HostsLauncher
 
         assert isinstance(self._launcher, HostsLauncher)
         self._stopping = True

@@ -15,9 +15,9 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from nbdist.shared import key_folder
-from nbdist.shared.key_folder import KEYS, OWNER_LOCK
 from nbdist.shared.options import is_loopback
+from nbdist.shared.processes import key_folder
+from nbdist.shared.processes.key_folder import KEYS, OWNER_LOCK
 
 _CLUSTER_ID = "nbdist"
 _PREFIX = "nbdist-"

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nbdist.shared.ended import Ended
 from nbdist.shared.placement import HERE
+from nbdist.shared.processes.ended import Ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nbdist.shared import gpu_errors, wire
-from nbdist.shared.ended import Ended
 from nbdist.shared.errors import ClusterError, NBDistError
+from nbdist.shared.processes.ended import Ended
 from nbdist.shared.text import begin_with_ranks
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Requests:
         buffers: list[Any] | None = None,
         **kwargs: Any,
     ) -> PendingReply:
-        """Ask a rank to run one of the functions in `engine/kernel/calls.py`.
+        """Ask a rank to run one of the functions in `engine/kernel/ipython/calls.py`.
 
         Args:
             rank: Which rank.

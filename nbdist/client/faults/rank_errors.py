@@ -14,9 +14,9 @@ from typing import Final
 from nbdist.client.faults.advice import A_CELL, Advice, AdviceKind, WhatRan
 from nbdist.shared import errors, gpu_errors, origins
 from nbdist.shared.collectives import COLLECTIVES
-from nbdist.shared.ended import Ended
 from nbdist.shared.errors import RankError
 from nbdist.shared.gpu_errors import GpuError
+from nbdist.shared.processes.ended import Ended
 from nbdist.shared.text import name_ranks
 
 MAX_GROUPS: Final = 4  # shown with traceback

@@ -18,8 +18,9 @@ from nbdist.client.cluster.launchers.detached import attached_launcher
 from nbdist.client.notebook import current
 from nbdist.client.notebook.log_file import log_to
 from nbdist.client.session.session import Session
-from nbdist.shared import detached, side
+from nbdist.shared import side
 from nbdist.shared.errors import ClusterError
+from nbdist.shared.processes import detached
 
 
 def attach(name: str | None = None, *, say: Callable[[str], None] | None = None) -> Session:

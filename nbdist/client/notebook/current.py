@@ -27,8 +27,8 @@ from nbdist.client.cluster.launchers.base import (
     MakeLauncher,
     find_launcher,
 )
-from nbdist.client.cluster.launchers.open_files import require_files_to_start
 from nbdist.client.cluster.network import choose_address, has_curve, look_at_interfaces
+from nbdist.client.cluster.open_files import require_files_to_start
 from nbdist.client.notebook.log_file import log_to
 from nbdist.client.notebook.start_options import StartOptions, read_options, takes_options
 from nbdist.client.session.session import Session
@@ -36,9 +36,9 @@ from nbdist.client.session.terminal_requests import TerminalRequests
 from nbdist.client.tracking.settings import require_store
 from nbdist.doctor.findings import Finding
 from nbdist.shared import gpu_errors, side
-from nbdist.shared.detached import name_for
 from nbdist.shared.errors import ClusterError, UsageError
 from nbdist.shared.options import ClusterOptions, choose_options, sharing_note
+from nbdist.shared.processes.detached import name_for
 
 if TYPE_CHECKING:
     from nbdist.client.tracking.past.compare import Comparison
@@ -175,7 +175,7 @@ def open_ui() -> str:
         address = link.partition("/#")[0]
         page = view_page(tracker.folder, tracker.uri, tracker.experiment)
         return _shown_at(f"{address}{page}", is_ours=True)
-    guard = [sys.executable, "-m", "nbdist.shared.lifeline", str(os.getpid())]
+    guard = [sys.executable, "-m", "nbdist.shared.processes.lifeline", str(os.getpid())]
     link, server = start_ui(*place, tracker.experiment, wrap=guard)
     _uis[place] = link, server
     return _shown_at(link, is_ours=server is not None)

@@ -42,7 +42,7 @@ class LiveText:
         self._thread: threading.Thread | None = None
 
     def receive(self, rank: int, content: dict[str, Any]) -> None:
-        """Take one output message of `rank` (`nbdist.engine.kernel.stdio`); any thread."""
+        """Take one output message of `rank` (`nbdist.engine.kernel.output.stdio`); any thread."""
         with self._lock:
             self.outputs[rank].receive(content)
         self._touch()

@@ -2,7 +2,7 @@
 
 `Screen` knows what progress bars need: a carriage return goes back to the line's beginning, so
 that what follows overwrites. `RankOutput` puts together what one rank sends: text in parts and
-windows (see `nbdist.engine.kernel.stdio`), and displays. Both are bounded. No threads, no locks:
+windows (see `engine/kernel/output/stdio`), and displays. Both are bounded. No threads, no locks:
 a caller with several threads must lock.
 """
 

@@ -627,7 +627,7 @@ class Session:
         """Let the cluster outlive this kernel, by that name.
 
         Args:
-            name: See `nbdist.shared.detached.name_for`.
+            name: See `nbdist.shared.processes.detached.name_for`.
             folder: The notebook's, by which a person knows it.
 
         Raises:

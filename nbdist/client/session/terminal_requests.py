@@ -1,6 +1,6 @@
 """Answer the terminals of the same user, also while a cell runs.
 
-They ask for status, stacks and the board, and stop the ranks; see `nbdist/shared/terminal.py`.
+They ask for status, stacks and the board, and stop the ranks; see `shared/processes/terminal.py`.
 
 Threads: `nbdist-terminal` takes connections, from the start of a session to its stop. Each is
 answered on a thread of its own, `nbdist-answer`, which asks the session what a subshell may ask
@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 from nbdist.client.board import VIEWS
 from nbdist.client.board.past import Past
-from nbdist.shared import user_socket
 from nbdist.shared.errors import NBDistError, UsageError
+from nbdist.shared.processes import user_socket
 
 log = logging.getLogger(__name__)
 

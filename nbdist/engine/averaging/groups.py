@@ -9,7 +9,7 @@ import socket
 
 import torch.distributed as dist
 
-from nbdist.engine.compat import torch_groups
+from nbdist.engine.compat.groups import torch_groups
 from nbdist.shared.errors import LayoutError
 
 Parts = list[tuple[int, ...]]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from nbdist.engine.averaging.master import Answer, Gradients, Status
 from nbdist.engine.averaging.staleness import Staleness
-from nbdist.engine.compat import tensor_bytes
+from nbdist.engine.compat.checkpoints import tensor_bytes
 
 UPDATE, ASK, FINISH, LEAVE = range(1, 5)  # requests of a worker
 _UNKNOWN = 9  # the server has no such master

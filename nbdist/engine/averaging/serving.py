@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from nbdist.engine.averaging import messages
 from nbdist.engine.averaging.master import Answer, Master
-from nbdist.engine.compat import torch_groups
+from nbdist.engine.compat.groups import torch_groups
 from nbdist.engine.group import state
 from nbdist.engine.tap.interruptible_store import ReleasedError
 from nbdist.shared.errors import ClusterError

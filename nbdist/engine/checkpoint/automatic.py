@@ -23,7 +23,7 @@ from nbdist.engine.checkpoint.folder import CheckpointFolder
 from nbdist.engine.checkpoint.saved import place_of
 from nbdist.engine.checkpoint.saving import Saving
 from nbdist.engine.component import Component, EndedCell
-from nbdist.engine.data import position, resume
+from nbdist.engine.data.position import position, resume
 from nbdist.engine.group import group
 from nbdist.engine.recovery import sync_state
 from nbdist.engine.steps import step_state

@@ -16,7 +16,7 @@ from nbdist.engine.checkpoint.pairing import Names, Paired, paired
 from nbdist.engine.checkpoint.trained_models import Optimizer, TrainedModel, parameters_of
 from nbdist.engine.checkpoint.training_state import Training
 from nbdist.engine.compat import torch_hooks
-from nbdist.engine.compat.torch_checkpoint import SavedTensor, WantedPart, part_of
+from nbdist.engine.compat.checkpoints.torch_checkpoint import SavedTensor, WantedPart, part_of
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
 
 _SHOWN = 3

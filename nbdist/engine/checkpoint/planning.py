@@ -24,7 +24,12 @@ from nbdist.engine.checkpoint.agreement import (
 )
 from nbdist.engine.checkpoint.folder import CheckpointFolder, reason
 from nbdist.engine.checkpoint.training_state import Training
-from nbdist.engine.compat.torch_checkpoint import Spread, WritePlan, WritePlanner, Writer
+from nbdist.engine.compat.checkpoints.torch_checkpoint import (
+    Spread,
+    WritePlan,
+    WritePlanner,
+    Writer,
+)
 from nbdist.shared.errors import NBDistError
 
 _log = logging.getLogger("nbdist.checkpoint")

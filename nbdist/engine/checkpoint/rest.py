@@ -26,9 +26,9 @@ from nbdist.engine.checkpoint.agreement import together
 from nbdist.engine.checkpoint.fit import Fit
 from nbdist.engine.checkpoint.training_state import Training, real
 from nbdist.engine.compat import torch_live, torch_sharded
-from nbdist.engine.data import position, resume
 from nbdist.engine.data.batches import mix
-from nbdist.engine.data.passes import Draws, Position
+from nbdist.engine.data.position import position, resume
+from nbdist.engine.data.position.passes import Draws, Position
 from nbdist.engine.group import ddp_buckets
 from nbdist.engine.steps import keep, random_states, step_state
 from nbdist.engine.steps.optimizer_wrapper import Wrapper

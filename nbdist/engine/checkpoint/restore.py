@@ -21,8 +21,9 @@ from nbdist.engine.checkpoint.fit import Fit, SavedTraining
 from nbdist.engine.checkpoint.folder import TRAINING, CheckpointFolder
 from nbdist.engine.checkpoint.saved import Chosen, place_of
 from nbdist.engine.checkpoint.training_state import Training
-from nbdist.engine.compat.torch_checkpoint import Reader
-from nbdist.engine.recovery import snapshot, sync_state
+from nbdist.engine.compat.checkpoints.torch_checkpoint import Reader
+from nbdist.engine.recovery import sync_state
+from nbdist.engine.recovery.snapshots import snapshot
 from nbdist.engine.steps import step_state
 from nbdist.shared.errors import CheckpointError, UsageError
 from nbdist.shared.text import counted

@@ -18,7 +18,7 @@ from nbdist.engine.checkpoint.folder import CheckpointFolder
 from nbdist.engine.checkpoint.planning import PreparedSave, SaveRequest
 from nbdist.engine.checkpoint.saving import Saving
 from nbdist.engine.checkpoint.training_state import Training
-from nbdist.engine.compat.torch_checkpoint import WritePlanner
+from nbdist.engine.compat.checkpoints.torch_checkpoint import WritePlanner
 from nbdist.engine.component import Component, EndedCell
 from nbdist.shared import side
 from nbdist.shared.errors import NBDistError, UsageError

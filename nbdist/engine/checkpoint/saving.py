@@ -27,7 +27,7 @@ from nbdist.engine.checkpoint.agreement import one_error
 from nbdist.engine.checkpoint.manifest import Manifest
 from nbdist.engine.checkpoint.planning import AgreedSave, PreparedSave, SaveRequest, writer_of
 from nbdist.engine.checkpoint.steady import Copying, Staged, stage
-from nbdist.engine.compat.torch_checkpoint import Writer, Written
+from nbdist.engine.compat.checkpoints.torch_checkpoint import Writer, Written
 from nbdist.engine.group import state
 from nbdist.engine.tap.interruptible_store import PatientStore, ReleasedError
 from nbdist.shared.errors import CheckpointError, NBDistError

@@ -19,9 +19,9 @@ import torch
 
 from nbdist.engine.checkpoint.trained_models import parameters_of
 from nbdist.engine.checkpoint.training_state import Training, real
-from nbdist.engine.compat import tensor_bytes
-from nbdist.engine.compat.tensor_frame import lies_whole
-from nbdist.engine.compat.torch_checkpoint import TensorKey
+from nbdist.engine.compat.checkpoints import tensor_bytes
+from nbdist.engine.compat.checkpoints.tensor_frame import lies_whole
+from nbdist.engine.compat.checkpoints.torch_checkpoint import TensorKey
 from nbdist.engine.component import Component
 from nbdist.engine.steps import step_state
 from nbdist.engine.steps.optimizer_wrapper import Wrapper

@@ -20,9 +20,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from nbdist.engine.checkpoint import trained_models
 from nbdist.engine.checkpoint.trained_models import Optimizer, TrainedModel, parameters_of
 from nbdist.engine.compat import torch_live, torch_sharded
-from nbdist.engine.data import position
-from nbdist.engine.data.position import LoaderPosition
-from nbdist.engine.steps import find_followers, keep, step_state
+from nbdist.engine.data.position import position
+from nbdist.engine.data.position.position import LoaderPosition
+from nbdist.engine.steps import keep, step_state
+from nbdist.engine.steps.followers import find_followers
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
 from nbdist.shared.errors import CheckpointError, UsageError
 

@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from nbdist.engine.checks.fingerprints import fingerprints_by_name, replicated_parameters
-from nbdist.engine.compat import torch_groups, torch_modules
+from nbdist.engine.compat import torch_modules
+from nbdist.engine.compat.groups import torch_groups
 from nbdist.engine.group import identity
 from nbdist.engine.layout.layout import Layout, live_layouts
 from nbdist.shared import wire

@@ -18,7 +18,7 @@ from nbdist.engine.checks.fingerprints import fingerprints_by_name, replicated
 from nbdist.engine.checks.use import Use
 from nbdist.engine.compat import torch_hooks, torch_live, torch_modules
 from nbdist.engine.component import Component, EndedCell
-from nbdist.engine.data import sampler
+from nbdist.engine.data.order import sampler
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from nbdist.engine.compat import torch_hooks, torch_loaders
-from nbdist.engine.data import resume
+from nbdist.engine.data.position import resume
 from nbdist.engine.steps import keep, step_state
 from nbdist.engine.training import training
 

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from nbdist.engine.component import Component, EndedCell
-from nbdist.engine.data import position
-from nbdist.engine.data.shards import by_rank, data_shard
+from nbdist.engine.data.order.shards import by_rank, data_shard
+from nbdist.engine.data.position import position
 from nbdist.engine.layout import layout
 from nbdist.engine.steps import step_state
 

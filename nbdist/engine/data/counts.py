@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nbdist.engine.data.journal import (
+from nbdist.engine.data.position.journal import (
     BEFORE,
     FORGOTTEN,
     GIVEN,

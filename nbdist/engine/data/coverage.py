@@ -9,10 +9,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nbdist.engine.data import account, alike, counts, journal, position
+from nbdist.engine.data import alike, counts
 from nbdist.engine.data.counts import Kind
-from nbdist.engine.data.journal import JournalEntry
 from nbdist.engine.data.loaders import Loader
+from nbdist.engine.data.position import account, journal, position
+from nbdist.engine.data.position.journal import JournalEntry
 from nbdist.engine.steps import keep
 from nbdist.shared import side
 from nbdist.shared.errors import UsageError

@@ -12,15 +12,16 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from nbdist.engine.compat import torch_loaders
-from nbdist.engine.data import bad, making, probe, services, shards, weighting
+from nbdist.engine.data import bad, making, probe, services
 from nbdist.engine.data.batches import mix, part
-from nbdist.engine.data.left_out import Skipped
+from nbdist.engine.data.generators import own_generators
 from nbdist.engine.data.making import Collate, Init, Items
-from nbdist.engine.data.own_generators import own_generators
-from nbdist.engine.data.position import LoaderPosition
+from nbdist.engine.data.order import shards, weighting
+from nbdist.engine.data.order.shards import data_shard
+from nbdist.engine.data.position.left_out import Skipped
+from nbdist.engine.data.position.position import LoaderPosition
 from nbdist.engine.data.probe import Probe
-from nbdist.engine.data.reader_threads import own_cores
-from nbdist.engine.data.shards import data_shard
+from nbdist.engine.data.reading.reader_threads import own_cores
 from nbdist.engine.data.sources.source import fingerprint
 from nbdist.shared.errors import DataError, UsageError
 

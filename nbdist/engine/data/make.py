@@ -10,19 +10,20 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
-from nbdist.engine.compat import hf_datasets
-from nbdist.engine.data import alike, resume
+from nbdist.engine.compat.libraries import hf_datasets
+from nbdist.engine.data import alike
 from nbdist.engine.data.decode import collate, decoded, in_turn
 from nbdist.engine.data.loaders import Loader
-from nbdist.engine.data.own_sampler import SamplerBatches
-from nbdist.engine.data.position import LoaderPosition
-from nbdist.engine.data.sampler import UNKNOWN, Batches, SourceBatches
+from nbdist.engine.data.order.own_sampler import SamplerBatches
+from nbdist.engine.data.order.sampler import UNKNOWN, Batches, SourceBatches
+from nbdist.engine.data.order.shards import by_rank, data_shard
+from nbdist.engine.data.order.stream_batches import StreamBatches
+from nbdist.engine.data.order.streams import SampleStream
+from nbdist.engine.data.position import resume
+from nbdist.engine.data.position.position import LoaderPosition
 from nbdist.engine.data.samples import OfStream, Rows, Transformed, as_is
-from nbdist.engine.data.shards import by_rank, data_shard
 from nbdist.engine.data.sources.open_source import open_source
 from nbdist.engine.data.sources.tars import TarSource
-from nbdist.engine.data.stream_batches import StreamBatches
-from nbdist.engine.data.streams import SampleStream
 from nbdist.engine.kernel import location
 from nbdist.shared import side
 from nbdist.shared.errors import UsageError

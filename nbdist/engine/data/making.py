@@ -34,7 +34,7 @@ from nbdist.engine.compat import torch_loaders
 from nbdist.engine.compat.torch_loaders import BatchReport, Made, SampleFault
 from nbdist.engine.data import generators
 from nbdist.engine.data.batches import Seeds
-from nbdist.engine.kernel import tracebacks
+from nbdist.engine.kernel.ipython import tracebacks
 from nbdist.shared import background
 from nbdist.shared.error_text import named
 from nbdist.shared.errors import NBDistError

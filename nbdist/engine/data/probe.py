@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from nbdist.engine.compat import torch_loaders
 from nbdist.engine.data import making, services
 from nbdist.engine.data.making import PARTS, Collate, Init, Items
-from nbdist.engine.data.sampler import Batches
+from nbdist.engine.data.order.sampler import Batches
 from nbdist.shared.errors import UsageError
 from nbdist.shared.text import aligned, figure
 

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from nbdist.engine.data import columns, generators, making
+from nbdist.engine.data import generators, making
 from nbdist.engine.data.batches import Seeds
-from nbdist.engine.data.reader import RowBlock
-from nbdist.engine.data.sampler import Seeded
+from nbdist.engine.data.order.sampler import Seeded
+from nbdist.engine.data.order.stream_batches import Samples
+from nbdist.engine.data.reading import columns
+from nbdist.engine.data.reading.reader import RowBlock
 from nbdist.engine.data.sources.source import Columns
-from nbdist.engine.data.stream_batches import Samples
 
 Transform = Callable[[Any], Any]
 

@@ -28,7 +28,8 @@ from weakref import WeakKeyDictionary
 
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine.compat import torch_groups, torch_reducers
+from nbdist.engine.compat import torch_reducers
+from nbdist.engine.compat.groups import torch_groups
 from nbdist.engine.compat.torch_reducers import Buckets
 from nbdist.engine.group import identity
 

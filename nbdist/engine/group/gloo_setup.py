@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from nbdist.engine.compat import torch_init
-from nbdist.engine.compat.torch_groups import PrefixStore, Store
+from nbdist.engine.compat.groups.torch_groups import PrefixStore, Store
 from nbdist.engine.compat.torch_init import InitArguments
 from nbdist.engine.group import meeting, sockets
 from nbdist.engine.group.state import GroupState

@@ -22,9 +22,10 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from nbdist.engine.compat import torch_groups, torch_hooks, torch_init, torch_live, torch_modules
-from nbdist.engine.compat.group_spec import GroupSpec
-from nbdist.engine.compat.torch_groups import PrefixStore, TCPStore
+from nbdist.engine.compat import torch_hooks, torch_init, torch_live, torch_modules
+from nbdist.engine.compat.groups import torch_groups
+from nbdist.engine.compat.groups.group_spec import GroupSpec
+from nbdist.engine.compat.groups.torch_groups import PrefixStore, TCPStore
 from nbdist.engine.group import (
     ddp_hook_state,
     gloo_setup,
@@ -34,17 +35,18 @@ from nbdist.engine.group import (
     rendezvous,
     sockets,
     state,
-    throttle,
 )
+from nbdist.engine.group.links import throttle
 from nbdist.engine.group.rendezvous import FORM_TIMEOUT_S
 from nbdist.engine.group.state import GLOO_THREADS, GroupState
 from nbdist.engine.steps import step_state
 from nbdist.engine.tap import counters, in_flight
 from nbdist.engine.tap.interruptible_store import PatientStore, ReleasedError
-from nbdist.shared import error_text, name_servers
+from nbdist.shared import error_text
 from nbdist.shared.errors import ClusterError
 from nbdist.shared.options import ClusterOptions
 from nbdist.shared.placement import RankPlacement
+from nbdist.shared.processes import name_servers
 
 _STORE_TIMEOUT = timedelta(seconds=60)  # it listens before any rank is started
 _RESTART = "%dist restart    (new processes; what the ranks hold is lost)"

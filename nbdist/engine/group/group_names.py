@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nbdist.engine.compat import torch_groups
+from nbdist.engine.compat.groups import torch_groups
 from nbdist.engine.kernel import cell_code
 from nbdist.engine.kernel.placeholder import Placeholder
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nbdist.engine.compat import torch_groups
-from nbdist.engine.compat.group_spec import GroupSpec
-from nbdist.engine.compat.torch_groups import TCPStore
+from nbdist.engine.compat.groups import torch_groups
+from nbdist.engine.compat.groups.group_spec import GroupSpec
+from nbdist.engine.compat.groups.torch_groups import TCPStore
 from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.group import group_names, state
 from nbdist.engine.group.group_names import Names

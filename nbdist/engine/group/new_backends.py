@@ -7,8 +7,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nbdist.engine.compat import torch_groups
-from nbdist.engine.compat.torch_groups import PrefixStore
+from nbdist.engine.compat.groups import torch_groups
+from nbdist.engine.compat.groups.torch_groups import PrefixStore
 from nbdist.engine.group.state import GroupState
 from nbdist.engine.tap import counters
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nbdist.engine.compat.group_spec import GroupSpec
+from nbdist.engine.compat.groups.group_spec import GroupSpec
 from nbdist.engine.group import sockets
 from nbdist.engine.group.shared_memory import Offer
 

@@ -9,9 +9,9 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from nbdist.engine.compat import torch_groups
-from nbdist.engine.compat.group_spec import GroupSpec
-from nbdist.engine.compat.torch_groups import PrefixStore
+from nbdist.engine.compat.groups import torch_groups
+from nbdist.engine.compat.groups.group_spec import GroupSpec
+from nbdist.engine.compat.groups.torch_groups import PrefixStore
 from nbdist.engine.group import shared_memory, state
 from nbdist.engine.group.plan import GroupPlan, Hello, Key, make_plan
 from nbdist.engine.group.shared_memory import Offered

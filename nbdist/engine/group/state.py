@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from nbdist.engine.compat import torch_groups
-from nbdist.engine.compat.torch_groups import PrefixStore, Store, TCPStore
+from nbdist.engine.compat.groups import torch_groups
+from nbdist.engine.compat.groups.torch_groups import PrefixStore, Store, TCPStore
 from nbdist.engine.group import sockets
 from nbdist.engine.group.plan import Key
 from nbdist.engine.group.shared_memory import Offered

@@ -7,11 +7,13 @@ and torchmetrics unmodified in live engines.
 import functools
 import os
 import random
+import signal
 import sys
 from collections.abc import Mapping
+from types import FrameType
 from typing import Any
 
-from nbdist.engine.compat import on_import
+from nbdist.engine.compat.libraries import on_import
 from nbdist.engine.kernel import location
 from nbdist.shared.errors import UsageError
 from nbdist.shared.options import ClusterOptions
@@ -155,3 +157,21 @@ def _refuse_second_rpc(module: Any) -> None:
         return shutdown(*args, **keywords)
 
     module.init_rpc, module.shutdown = init_once, shut_down
+
+
+def leave_to_parent() -> None:
+    """Make SIGTERM end the processes that this rank forks, but not the rank. Main thread.
+
+    Slurm and systemd send it to every process of a host that is shut down. The ranks' parent
+    notifies the notebook, which may save a training first: a rank that ended at once would prevent
+    that.
+    """
+    rank = os.getpid()
+
+    def on_term(number: int, _frame: FrameType | None) -> None:
+        if os.getpid() != rank:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    # A handler, not SIG_IGN, which commands that a cell starts would inherit.
+    signal.signal(signal.SIGTERM, on_term)

@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.utils._pytree import tree_map_only
 
 from nbdist.engine.compat import torch_modules
-from nbdist.engine.data import resume
+from nbdist.engine.data.position import resume
 from nbdist.engine.layout.axes import unused, zero1
 from nbdist.engine.layout.axes.cp.context import Context
 from nbdist.engine.layout.axes.cp.exchange import own_part

@@ -13,7 +13,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from nbdist.engine.compat import third_parties, torch_modules, torch_wrappers
+from nbdist.engine.compat import torch_modules, torch_wrappers
+from nbdist.engine.compat.libraries import third_parties
 from nbdist.engine.layout.axes import fsdp
 from nbdist.engine.layout.layout import Layout, live_layouts
 from nbdist.shared.errors import LayoutError

@@ -6,7 +6,7 @@ notebook's kernel ends. `join` is called over the wire, when all engines are con
 the process group.
 
 Threads: `run` and `join` on the main thread; ipykernel's control thread answers requests
-marked busy (`engine/kernel/calls.py`).
+marked busy (`engine/kernel/ipython/calls.py`).
 """
 
 import contextlib
@@ -19,16 +19,14 @@ from typing import Any
 import torch
 
 import nbdist
-from nbdist.engine.kernel import (
-    environment,
-    fd_reserve,
-    kernel,
-    tqdm_bars,
-)
+from nbdist.engine.kernel import environment, fd_reserve
+from nbdist.engine.kernel.ipython import kernel
+from nbdist.engine.kernel.output import tqdm_bars
 from nbdist.engine.rank.rank import Rank, become, this_rank
-from nbdist.shared import lifeline, side, wire
+from nbdist.shared import side, wire
 from nbdist.shared.options import ClusterOptions
 from nbdist.shared.placement import RankPlacement
+from nbdist.shared.processes import lifeline
 from nbdist.shared.text import name_ranks
 
 log = logging.getLogger(__name__)
@@ -128,8 +126,8 @@ def _set_up(here: Rank, device: torch.device, store_port: int, *, is_first: bool
         store_port: As in `join`.
         is_first: Whether the cluster is new.
     """
-    from nbdist.engine.compat import torch_dist
-    from nbdist.engine.data import account
+    from nbdist.engine.compat.groups import torch_dist
+    from nbdist.engine.data.position import account
     from nbdist.engine.rank import standalone
     from nbdist.engine.rank.register import connect
     from nbdist.engine.recovery import resize

@@ -10,16 +10,18 @@ from nbdist.engine.averaging import async_sgd
 from nbdist.engine.checkpoint import automatic, save, steady
 from nbdist.engine.checks.checks import RankChecks
 from nbdist.engine.checks.shared_batches import SharedBatches
-from nbdist.engine.compat.torch_dist import Functions
+from nbdist.engine.compat.groups.torch_dist import Functions
 from nbdist.engine.component import Component, EndedCell
-from nbdist.engine.data import position, resume, weighting
+from nbdist.engine.data.order import weighting
+from nbdist.engine.data.position import position, resume
 from nbdist.engine.group import group_record, meeting
-from nbdist.engine.group.link_stats import LinkStats
+from nbdist.engine.group.links.link_stats import LinkStats
 from nbdist.engine.kernel import chaos
 from nbdist.engine.kernel.cleanup import TorchModes
 from nbdist.engine.layout import parallelize
 from nbdist.engine.rank.script import Script
-from nbdist.engine.recovery import peers, small_values, snapshot
+from nbdist.engine.recovery import small_values
+from nbdist.engine.recovery.snapshots import peers, snapshot
 from nbdist.engine.steps import step_state
 from nbdist.engine.tap.tap import Tap
 from nbdist.engine.training import torch_profile, training

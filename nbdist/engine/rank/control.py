@@ -38,7 +38,7 @@ def state() -> dict[str, Any]:
     from nbdist.engine.averaging import serving
     from nbdist.engine.group import meeting
     from nbdist.engine.group import state as group_state
-    from nbdist.engine.recovery import snapshot
+    from nbdist.engine.recovery.snapshots import snapshot
     from nbdist.engine.tap import tap
     from nbdist.engine.training import training
 

@@ -1,7 +1,7 @@
 """This rank: its kernel, its output, its records and its components, from cell to cell.
 
 `boot` makes it, in a process that has become a rank. Main thread; ipykernel's control thread
-answers requests marked busy (`engine/kernel/calls.py`).
+answers requests marked busy (`engine/kernel/ipython/calls.py`).
 """
 
 import faulthandler
@@ -14,25 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nbdist.engine.kernel import (
-    calls,
-    cleanup,
-    environment,
-    kernel,
-    location,
-    shell,
-    termination,
-)
+from nbdist.engine.kernel import cleanup, environment, location
+from nbdist.engine.kernel.ipython import calls, kernel, shell
+from nbdist.engine.kernel.output.stdio import Output
+from nbdist.engine.kernel.output.stdio_files import LogStream
 from nbdist.engine.kernel.records import Recorder
-from nbdist.engine.kernel.stdio import Output
-from nbdist.engine.kernel.stdio_files import LogStream
 from nbdist.shared import plain, wire
 from nbdist.shared.error_text import named
 from nbdist.shared.options import ClusterOptions
 from nbdist.shared.placement import HERE, RankPlacement
 
 if TYPE_CHECKING:
-    from nbdist.engine.compat.torch_dist import Functions
+    from nbdist.engine.compat.groups.torch_dist import Functions
     from nbdist.engine.component import Component
 
 log = logging.getLogger(__name__)
@@ -63,7 +56,7 @@ class Rank:
     def keep_with_peers(self) -> None:
         """Begin to keep snapshots in a peer's memory, if that is enabled."""
         from nbdist.engine.group import state
-        from nbdist.engine.recovery import peers
+        from nbdist.engine.recovery.snapshots import peers
 
         peers.here.start(
             self.rank,
@@ -74,14 +67,14 @@ class Rank:
             client=state.here.member().client,
         )
 
-    # -- called by the kernel (engine/kernel/kernel.py)
+    # -- called by the kernel (engine/kernel/ipython/kernel.py)
 
     def installed(self, rank_kernel: kernel.RankKernel) -> None:
         """Take over the output, and put the names of cells in place."""
         from nbdist.engine.rank import script
 
         if self.place.host != HERE:
-            termination.leave_to_parent()
+            environment.leave_to_parent()
         self.kernel = rank_kernel
         self.recorder = Recorder(self.rank, self._publish_records)
         self.output = Output(self.rank, Path(self._spec["output_folder"]), self._publish_output)
@@ -119,7 +112,7 @@ class Rank:
     def cell_ended(self, result: Any) -> wire.CellEnd:
         """Flush the cell's output, restore the environment, and summarize the cell."""
         from nbdist.engine.component import EndedCell
-        from nbdist.engine.data import resume
+        from nbdist.engine.data.position import resume
         from nbdist.engine.rank import components
         from nbdist.engine.tap import tap
         from nbdist.engine.training import training

@@ -14,8 +14,9 @@ from nbdist.engine.checkpoint import automatic
 from nbdist.engine.checks import first_weights, model_facts, restarted_loops
 from nbdist.engine.checks.checks import RankChecks
 from nbdist.engine.component import Component
-from nbdist.engine.data import resume, services
-from nbdist.engine.group import link_stats
+from nbdist.engine.data import services
+from nbdist.engine.data.position import resume
+from nbdist.engine.group.links import link_stats
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.layout import layout, parallelize, publish, wrapped
 from nbdist.engine.layout.axes import fsdp, unseen, unused, zero1

@@ -258,7 +258,7 @@ def _on_other_ranks(needed: int | None, world_size: int, do: str) -> str:
 
 def _begin(this: ThisRank, records: str | os.PathLike[str] | None) -> None:
     """Begin the script as one cell of the engine, and end it at exit."""
-    from nbdist.engine.data import account
+    from nbdist.engine.data.position import account
     from nbdist.engine.group import state
     from nbdist.engine.rank import components
     from nbdist.engine.recovery import wrapped_models

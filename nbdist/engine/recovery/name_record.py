@@ -9,8 +9,8 @@ down where they have changed, and what the replacement rank is without is said. 
 import json
 from collections.abc import Collection, Iterable
 
-from nbdist.engine.compat import torch_groups
-from nbdist.engine.compat.torch_groups import TCPStore
+from nbdist.engine.compat.groups import torch_groups
+from nbdist.engine.compat.groups.torch_groups import TCPStore
 from nbdist.engine.group import state
 
 _MOST = 10_000  # names; a rank with more writes none down

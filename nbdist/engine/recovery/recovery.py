@@ -13,25 +13,24 @@ from typing import Any
 import torch.distributed as dist
 
 from nbdist.engine.averaging import async_sgd
-from nbdist.engine.compat import third_parties, torch_hooks, torch_pipeline, torch_sharded
-from nbdist.engine.data import resume
+from nbdist.engine.compat import torch_hooks, torch_pipeline, torch_sharded
+from nbdist.engine.compat.libraries import third_parties
+from nbdist.engine.data.position import resume
 from nbdist.engine.group import ddp_hook_state, group, identity
 from nbdist.engine.kernel import location
 from nbdist.engine.layout.plan import device_mesh
 from nbdist.engine.recovery import (
     alike_random,
     follow,
-    peer_state,
-    peers,
     reset,
     resize,
     small_values,
-    snapshot,
     sync_state,
     wrapped_models,
 )
 from nbdist.engine.recovery.clone import clone
 from nbdist.engine.recovery.decide import Decision
+from nbdist.engine.recovery.snapshots import peer_state, peers, snapshot
 from nbdist.engine.steps import defer_interrupt, keep, step_state
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training

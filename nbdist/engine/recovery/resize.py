@@ -21,7 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from nbdist.engine.averaging import serving
-from nbdist.engine.compat import torch_groups, torch_live, torch_modules, torch_sharded
+from nbdist.engine.compat import torch_live, torch_modules, torch_sharded
+from nbdist.engine.compat.groups import torch_groups
 from nbdist.engine.group import group
 from nbdist.engine.layout.layout import Layout, layout_of, live_layouts
 from nbdist.engine.recovery import disabled

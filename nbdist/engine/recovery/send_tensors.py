@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbdist.engine.compat import tensor_bytes
+from nbdist.engine.compat.checkpoints import tensor_bytes
 
 PIECE_BYTES = 32 << 20
 

@@ -20,8 +20,9 @@ import torch.distributed as dist
 
 from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.group import rendezvous
-from nbdist.engine.recovery import name_record, peers, send_tensors
+from nbdist.engine.recovery import name_record, send_tensors
 from nbdist.engine.recovery.clone import clone, fingerprint
+from nbdist.engine.recovery.snapshots import peers
 from nbdist.engine.steps import keep
 from nbdist.shared.text import name_ranks
 

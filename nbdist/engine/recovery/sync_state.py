@@ -12,23 +12,21 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 import torch.distributed as dist
 
-from nbdist.engine.data import resume
+from nbdist.engine.data.position import resume
 from nbdist.engine.group import rendezvous
 from nbdist.engine.recovery import (
     decide,
     disabled,
     follow,
     model_state,
-    peer_state,
-    peers,
     send_tensors,
-    snapshot,
     wrapped_models,
 )
 from nbdist.engine.recovery.clone import shards
 from nbdist.engine.recovery.decide import Decision, ModelReport
+from nbdist.engine.recovery.snapshots import peer_state, peers, snapshot
 from nbdist.engine.steps import step_state
-from nbdist.engine.steps.followers import Progress
+from nbdist.engine.steps.followers.followers import Progress
 from nbdist.shared.errors import ClusterError, LostStateError
 from nbdist.shared.text import name_ranks
 

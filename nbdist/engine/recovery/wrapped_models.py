@@ -21,13 +21,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbdist.engine.compat import (
-    torch_groups,
     torch_live,
     torch_modules,
     torch_pipeline,
     torch_sharded,
     torch_shards,
 )
+from nbdist.engine.compat.groups import torch_groups
 from nbdist.engine.group import identity
 from nbdist.engine.recovery.clone import torch_rebuild_zero
 from nbdist.engine.recovery.decide import LONG_AGO_S, Kind, ModelReport, Steps

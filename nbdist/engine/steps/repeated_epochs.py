@@ -17,11 +17,11 @@ from weakref import ref
 import torch
 from torch import nn
 
-from nbdist.engine.steps.find_followers import has_state
-from nbdist.engine.steps.followers import Followers
-from nbdist.engine.steps.grown_lists import is_length
-from nbdist.engine.steps.marks import Mark, mark
-from nbdist.engine.steps.numbers import Number, is_option
+from nbdist.engine.steps.followers.find_followers import has_state
+from nbdist.engine.steps.followers.followers import Followers
+from nbdist.engine.steps.followers.grown_lists import is_length
+from nbdist.engine.steps.followers.marks import Mark, mark
+from nbdist.engine.steps.followers.numbers import Number, is_option
 from nbdist.engine.steps.optimizer_options import Options, options_of, put_options
 
 _MOST_NAMES = 8  # in a sentence

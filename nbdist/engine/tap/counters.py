@@ -15,7 +15,8 @@ from weakref import WeakSet, ref
 
 import torch.distributed as dist
 
-from nbdist.engine.compat import torch_groups, torch_hooks
+from nbdist.engine.compat import torch_hooks
+from nbdist.engine.compat.groups import torch_groups
 from nbdist.engine.tap.collective_check import CheckChannel, SharedTable
 from nbdist.engine.tap.collective_check_store import StoreChannel, StoreTable
 from nbdist.engine.tap.message_check import Messages, messages

@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
-from nbdist.engine.compat import torch_groups, torch_hooks
+from nbdist.engine.compat import torch_hooks
+from nbdist.engine.compat.groups import torch_groups
 from nbdist.engine.kernel import location
 from nbdist.engine.tap import counters, intervals
 from nbdist.engine.tap.collective import MESSAGES, LaunchedCollective

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.distributed import DistStoreError
 
-from nbdist.engine.compat.torch_groups import Store, TCPStore
+from nbdist.engine.compat.groups.torch_groups import Store, TCPStore
 from nbdist.engine.kernel import backward_threads
 
 _FIRST_PAUSE_S = 0.0002  # ranks that form a group arrive within a millisecond of each other

@@ -48,8 +48,9 @@ from typing import Any
 
 import torch
 
-from nbdist.engine.compat import torch_groups, torch_hooks, torch_sharded
+from nbdist.engine.compat import torch_hooks, torch_sharded
 from nbdist.engine.compat.cuda_graphs import graphs
+from nbdist.engine.compat.groups import torch_groups
 from nbdist.engine.component import Component
 from nbdist.engine.kernel import backward_threads, location
 from nbdist.engine.kernel.cost_clock import clock

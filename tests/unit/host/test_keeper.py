@@ -10,10 +10,10 @@ from typing import Any
 import psutil
 import pytest
 
-from nbdist.client.cluster.launchers.keeper_link import KeeperLink
+from nbdist.client.cluster.launchers.hosts.keeper_link import KeeperLink
 from nbdist.host import keeper
-from nbdist.shared import detached
 from nbdist.shared.errors import ClusterError
+from nbdist.shared.processes import detached
 
 SLOW_TO_END = ("sh", "-c", "trap '' TERM; echo begun; while :; do sleep 0.1; done")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nbdist.host import oom
-from nbdist.shared.ended import Ended, EndKind
+from nbdist.shared.processes.ended import Ended, EndKind
 
 KILLED = (
     "3,442,5588699356,-;Out of memory: Killed process 15327 (python) total-vm:35712552kB, "

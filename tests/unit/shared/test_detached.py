@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.shared import detached
-from nbdist.shared.detached import Detached, choose, name_for
 from nbdist.shared.errors import ClusterError, UsageError
+from nbdist.shared.processes import detached
+from nbdist.shared.processes.detached import Detached, choose, name_for
 
 FREE = Detached("free", Path("/x"), "/home/me", "2 ranks on cpu, no cell runs", 0.0)
 HAD = Detached("had", Path("/y"), "/home/me", "4 ranks on cpu, no cell runs", 0.0, kernel=7)

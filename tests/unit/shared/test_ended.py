@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nbdist.shared.ended import Ended, EndKind
+from nbdist.shared.processes.ended import Ended, EndKind
 
 OOM = Ended(EndKind.OOM_KILLER, 9, detail="memory limit 512 MiB")
 LOST = Ended(EndKind.HOST_LOST, host="node-b", detail="no beat for 4 s")

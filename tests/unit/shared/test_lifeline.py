@@ -6,7 +6,7 @@ import sys
 import threading
 from pathlib import Path
 
-from nbdist.shared import lifeline
+from nbdist.shared.processes import lifeline
 
 
 def sleeper() -> "subprocess.Popen[bytes]":
@@ -40,7 +40,14 @@ def test_this_process_is_alive() -> None:
 
 def test_a_command_under_the_lifeline_ends_with_the_process_it_hangs_on() -> None:
     kernel = sleeper()
-    command = [sys.executable, "-m", "nbdist.shared.lifeline", str(kernel.pid), "sleep", "60"]
+    command = [
+        sys.executable,
+        "-m",
+        "nbdist.shared.processes.lifeline",
+        str(kernel.pid),
+        "sleep",
+        "60",
+    ]
     guarded = subprocess.Popen(command, cwd=Path(__file__).parents[3])
     try:
         kernel.kill()

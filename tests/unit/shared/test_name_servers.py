@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from nbdist.shared import name_servers
+from nbdist.shared.processes import name_servers
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's resolver")
 
@@ -39,7 +39,7 @@ def test_it_is_as_before_after_an_error_too() -> None:
 
 _LOOK_UP = """
 import socket
-from nbdist.shared import name_servers
+from nbdist.shared.processes import name_servers
 from tests.unit.shared.test_name_servers import waits
 name_servers.wait_briefly()
 socket.getnameinfo(("::ffff:127.0.0.1", 1), socket.NI_NUMERICSERV)

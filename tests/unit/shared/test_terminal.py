@@ -20,8 +20,8 @@ from nbdist.client.board.look import look
 from nbdist.client.board.past import Past
 from nbdist.client.cells.interrupts import Interrupts
 from nbdist.client.session.terminal_requests import TerminalRequests
-from nbdist.shared import terminal, user_socket
 from nbdist.shared.errors import ClusterError, NBDistError, UsageError
+from nbdist.shared.processes import terminal, user_socket
 from tests.unit.client.board.board_data import analysis_of, cell_info, training
 
 
@@ -349,7 +349,7 @@ def test_an_interrupt_to_stop_counts_on_every_thread_while_one_is_counting() -> 
 
 
 def test_asking_from_a_terminal_imports_nothing_heavy() -> None:
-    code = "import sys, nbdist.cli, nbdist.shared.terminal; print(*sys.modules)"
+    code = "import sys, nbdist.cli, nbdist.shared.processes.terminal; print(*sys.modules)"
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from nbdist.client.cluster.processes import Started
-from nbdist.shared.ended import Ended
 from nbdist.shared.errors import StartError, UsageError
 from nbdist.shared.placement import RankPlacement
+from nbdist.shared.processes.ended import Ended
 from nbdist.shared.text import name_ranks
 
 GROUP = "nbdist.launchers"

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nbdist.client.cluster.launchers.host import Channel
-from nbdist.client.cluster.launchers.hosts import HostsLauncher, parent_command
-from nbdist.client.cluster.launchers.keeper_link import AttachedKeeperLink
-from nbdist.client.cluster.launchers.open_files import allow_open_files
+from nbdist.client.cluster.launchers.hosts.host import Channel
+from nbdist.client.cluster.launchers.hosts.hosts import HostsLauncher, parent_command
+from nbdist.client.cluster.launchers.hosts.keeper_link import AttachedKeeperLink
+from nbdist.client.cluster.open_files import allow_open_files
 from nbdist.shared.placement import HERE
 
 _ANY_RANKS = 1 << 20

@@ -1,8 +1,8 @@
 """Hosts of Kubernetes: pods of a Job that lives as long as the keeper, and one exec stream a pod.
 
-The Job is held by a process of the keeper's (`host/pods.py`), which deletes it at the end of its
-input, and reports the state of its pods; `host/pod_exec.py` is the `ssh` to one of them. The
-notebook's kernel never imports the Kubernetes client.
+The Job is held by a process of the keeper's (`host/kubernetes/pods.py`), which deletes it at the
+end of its input, and reports the state of its pods; `host/kubernetes/pod_exec.py` is the `ssh` to
+one of them. The notebook's kernel never imports the Kubernetes client.
 """
 
 import os
@@ -17,8 +17,8 @@ import yaml
 
 from nbdist.client.cluster.launchers import kubernetes_manifest, kubernetes_words
 from nbdist.client.cluster.launchers.base import KUBERNETES, LaunchOptions
-from nbdist.client.cluster.launchers.host import Channel
-from nbdist.client.cluster.launchers.hosts import HostsLauncher
+from nbdist.client.cluster.launchers.hosts.host import Channel
+from nbdist.client.cluster.launchers.hosts.hosts import HostsLauncher
 from nbdist.client.cluster.launchers.kubernetes_manifest import Options
 from nbdist.client.cluster.launchers.slurm_queue import Line
 from nbdist.client.cluster.network import has_curve, require_trust
@@ -83,7 +83,9 @@ class KubernetesLauncher(HostsLauncher):
         self._job = kubernetes_manifest.job_name(notebook, secrets.token_hex(3))
         self._heard: dict[str, Any] | None = None  # the newest event of the holder
         log = log_folder / f"{self._job}.log"
-        self._keeper.open(KUBERNETES, [sys.executable, "-m", "nbdist.host.pods"], {}, log)
+        self._keeper.open(
+            KUBERNETES, [sys.executable, "-m", "nbdist.host.kubernetes.pods"], {}, log
+        )
         manifest = kubernetes_manifest.job(self._job, request)
         create = {"op": "create", "namespace": namespace, "job": manifest}
         self._keeper.send(KUBERNETES, create)
@@ -96,7 +98,7 @@ class KubernetesLauncher(HostsLauncher):
 
     def _channel(self, index: int) -> Channel:
         words = [self._namespace, self._job, str(index), kubernetes_manifest.PARENT]
-        command = [sys.executable, "-m", "nbdist.host.pod_exec", *words]
+        command = [sys.executable, "-m", "nbdist.host.kubernetes.pod_exec", *words]
         return Channel(
             f"{self._job}-{index}", self._request.slots, command, explain=kubernetes_words.explain
         )

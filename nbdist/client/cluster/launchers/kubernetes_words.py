@@ -65,7 +65,7 @@ def never_starts(pods: Sequence[Pod], waited_s: float, most_s: float) -> StartEr
     """Return why pods will not start; None while they may.
 
     Args:
-        pods: As the holder reports them (`host/pods.py`).
+        pods: As the holder reports them (`host/kubernetes/pods.py`).
         waited_s: How long pods have been without a node.
         most_s: How long they may be: nodes may be on their way.
     """

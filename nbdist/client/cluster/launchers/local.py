@@ -31,19 +31,19 @@ from typing import Any
 from nbdist.client.cluster.folders import last_lines
 from nbdist.client.cluster.launchers.base import OnExit, OnNotice
 from nbdist.client.cluster.launchers.helper_process import start_helper
-from nbdist.client.cluster.launchers.open_files import allow_open_files
 from nbdist.client.cluster.launchers.parent_link import (
     ExitCallbacks,
     ParentLink,
     encode,
     lines_of,
 )
+from nbdist.client.cluster.open_files import allow_open_files
 from nbdist.client.cluster.patience import HANGS_AFTER_S, IdleProcesses, LongWait, processor_s
 from nbdist.client.cluster.processes import Started
-from nbdist.shared import lifeline
-from nbdist.shared.ended import Ended, EndKind
 from nbdist.shared.errors import StartError
 from nbdist.shared.placement import RankPlacement, one_host
+from nbdist.shared.processes import lifeline
+from nbdist.shared.processes.ended import Ended, EndKind
 
 log = logging.getLogger(__name__)
 

@@ -14,13 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
-from nbdist.client.cluster.launchers import host_lines, ssh
+from nbdist.client.cluster.launchers import ssh
 from nbdist.client.cluster.launchers.base import MPI, LaunchOptions
-from nbdist.client.cluster.launchers.host import Channel
-from nbdist.client.cluster.launchers.host_lines import HostLine
-from nbdist.client.cluster.launchers.hosts import HostsLauncher
+from nbdist.client.cluster.launchers.hosts import host_lines
+from nbdist.client.cluster.launchers.hosts.host import Channel
+from nbdist.client.cluster.launchers.hosts.host_lines import HostLine
+from nbdist.client.cluster.launchers.hosts.hosts import HostsLauncher
+from nbdist.client.cluster.launchers.hosts.task_script import task_script
 from nbdist.client.cluster.launchers.shared_options import HostsOptions as Options
-from nbdist.client.cluster.launchers.task_script import task_script
 from nbdist.shared.errors import StartError
 
 Flavour = Literal["Open MPI", "Hydra"]

@@ -17,9 +17,9 @@ from typing import Any
 
 from nbdist.client.cluster.launchers.base import OnExit
 from nbdist.client.cluster.processes import Started
-from nbdist.shared.ended import Ended
 from nbdist.shared.errors import ClusterError, StartError
 from nbdist.shared.placement import HERE
+from nbdist.shared.processes.ended import Ended
 
 log = logging.getLogger(__name__)
 

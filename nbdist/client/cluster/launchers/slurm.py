@@ -18,11 +18,11 @@ from typing import Any, Final
 
 from nbdist.client.cluster.launchers import slurm_queue, slurm_words
 from nbdist.client.cluster.launchers.base import SLURM, LaunchOptions
-from nbdist.client.cluster.launchers.host import Channel
-from nbdist.client.cluster.launchers.host_lines import names_of_this_machine
-from nbdist.client.cluster.launchers.hosts import HostsLauncher
+from nbdist.client.cluster.launchers.hosts.host import Channel
+from nbdist.client.cluster.launchers.hosts.host_lines import names_of_this_machine
+from nbdist.client.cluster.launchers.hosts.hosts import HostsLauncher
+from nbdist.client.cluster.launchers.hosts.task_script import task_script
 from nbdist.client.cluster.launchers.slurm_words import Options
-from nbdist.client.cluster.launchers.task_script import task_script
 from nbdist.client.cluster.network import has_curve, require_trust
 from nbdist.shared.errors import StartError
 

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nbdist.client.cluster.launchers import host_lines
 from nbdist.client.cluster.launchers.base import SSH, LaunchOptions
-from nbdist.client.cluster.launchers.host import Channel
-from nbdist.client.cluster.launchers.host_lines import HostLine
-from nbdist.client.cluster.launchers.hosts import HostsLauncher, parent_command
+from nbdist.client.cluster.launchers.hosts import host_lines
+from nbdist.client.cluster.launchers.hosts.host import Channel
+from nbdist.client.cluster.launchers.hosts.host_lines import HostLine
+from nbdist.client.cluster.launchers.hosts.hosts import HostsLauncher, parent_command
 from nbdist.client.cluster.launchers.shared_options import HostsOptions as Options
 from nbdist.shared.errors import install
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
-from nbdist.engine.compat import torch_groups
+from nbdist.engine.compat.groups import torch_groups
 from nbdist.engine.layout.policies.efficiency import Compress
 from nbdist.shared.errors import LayoutError
 

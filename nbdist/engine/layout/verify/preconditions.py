@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from nbdist.engine.compat import tensor_bytes
+from nbdist.engine.compat.checkpoints import tensor_bytes
 from nbdist.engine.layout import memory
 from nbdist.engine.layout.policies.efficiency import FULL
 from nbdist.engine.layout.policies.policies import Policies

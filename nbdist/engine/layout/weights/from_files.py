@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from nbdist.engine.compat import torch_checkpoint, torch_hooks
+from nbdist.engine.compat import torch_hooks
+from nbdist.engine.compat.checkpoints import torch_checkpoint
 from nbdist.engine.kernel.agreement import each
 from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.weights import full_tensors, meta_copy, stand_in

@@ -15,7 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from nbdist.engine.compat import tensor_bytes, torch_hooks, torch_modules
+from nbdist.engine.compat import torch_hooks, torch_modules
+from nbdist.engine.compat.checkpoints import tensor_bytes
 from nbdist.engine.layout.plan.mesh import MeshShape
 
 _SOURCE = 0  # the rank whose tensors are sent

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from nbdist.engine.compat import transformers_names
+from nbdist.engine.compat.libraries import transformers_names
 from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.layout.weights.safetensors_file import StoredTensor, stored_in, unreadable
 from nbdist.shared.errors import CheckpointError

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from nbdist.engine.compat import tensor_bytes
+from nbdist.engine.compat.checkpoints import tensor_bytes
 from nbdist.shared.errors import CheckpointError
 
 _DTYPES = {

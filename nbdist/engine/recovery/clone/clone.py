@@ -27,7 +27,7 @@ from IPython import get_ipython
 from torch import nn
 
 from nbdist.engine.compat import torch_pipeline, torch_sharded
-from nbdist.engine.compat.torch_groups import ranks_of
+from nbdist.engine.compat.groups.torch_groups import ranks_of
 from nbdist.engine.data.batches import mix
 from nbdist.engine.data.loaders import Loader
 from nbdist.engine.group import ddp_hook_state, group_names, group_record, rendezvous, state

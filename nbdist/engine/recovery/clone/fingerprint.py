@@ -24,13 +24,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
-from nbdist.engine.compat import (
-    tensor_bytes,
-    torch_live,
-    torch_modules,
-    torch_pipeline,
-    torch_sharded,
-)
+from nbdist.engine.compat import torch_live, torch_modules, torch_pipeline, torch_sharded
+from nbdist.engine.compat.checkpoints import tensor_bytes
 from nbdist.engine.data.loaders import Loader
 from nbdist.engine.group import group_names
 from nbdist.engine.layout.layout import Layout

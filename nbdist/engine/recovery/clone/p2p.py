@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nbdist.engine.compat import torch_groups
+from nbdist.engine.compat.groups import torch_groups
 
 _TAG = 0x636C  # of our messages, beside a user's own
 _MESSAGE_BYTES = 64 << 20

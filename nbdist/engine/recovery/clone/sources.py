@@ -13,7 +13,8 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine.compat import torch_groups, torch_modules, torch_sharded
+from nbdist.engine.compat import torch_modules, torch_sharded
+from nbdist.engine.compat.groups import torch_groups
 from nbdist.engine.group import identity, rendezvous
 
 Ranks = tuple[int, ...]  # global

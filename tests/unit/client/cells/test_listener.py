@@ -9,7 +9,7 @@ from nbdist.client.cluster.connection import Message
 from nbdist.client.output.live_text import LiveText
 from nbdist.client.output.slots import Slots
 from nbdist.shared import wire
-from nbdist.shared.ended import Ended
+from nbdist.shared.processes.ended import Ended
 
 
 class Heard:

@@ -7,7 +7,7 @@ from nbdist.client.faults.advice import A_CELL
 from nbdist.client.faults.rank_state import Inactive
 from nbdist.client.output.live_text import LiveText
 from nbdist.client.output.slots import Slots
-from nbdist.shared.ended import Ended
+from nbdist.shared.processes.ended import Ended
 from tests.unit.fakes import FakeCluster
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from nbdist.client.cluster.controller import ControllerFolder, remove_orphans
 from nbdist.host import controller as host_controller
-from nbdist.shared import lifeline
-from nbdist.shared.key_folder import OWNER_LOCK
+from nbdist.shared.processes import lifeline
+from nbdist.shared.processes.key_folder import OWNER_LOCK
 
 KILLED = """
 import os

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 
 from nbdist.client.cluster.processes import Processes, Started
-from nbdist.shared.ended import Ended
+from nbdist.shared.processes.ended import Ended
 
 KILLED = Ended.from_status(-9)
 

@@ -8,7 +8,7 @@ import pytest
 from nbdist.client.cluster.connection import Message
 from nbdist.client.cluster.requests import RankDiedError, RankFailedError, Requests
 from nbdist.shared import wire
-from nbdist.shared.ended import Ended
+from nbdist.shared.processes.ended import Ended
 from nbdist.shared.wire import CellStart
 from tests.unit.fakes import FakeConnection
 

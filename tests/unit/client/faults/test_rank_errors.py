@@ -23,9 +23,9 @@ from nbdist.client.faults.rank_errors import (
     rank_error,
 )
 from nbdist.client.faults.rank_state import Inactive
-from nbdist.shared.ended import Ended
 from nbdist.shared.errors import RankError
 from nbdist.shared.gpu_errors import explain
+from nbdist.shared.processes.ended import Ended
 from tests.unit.shared.test_gpu_errors import ASSERT, EMBEDDING
 
 INSTALLED = sysconfig.get_path("purelib")

@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from nbdist.engine.compat import on_import
-from nbdist.engine.compat.on_import import OnImport
+from nbdist.engine.compat.libraries import on_import
+from nbdist.engine.compat.libraries.on_import import OnImport
 
 
 @pytest.fixture

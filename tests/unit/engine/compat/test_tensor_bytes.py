@@ -8,11 +8,11 @@ import torch
 
 from nbdist.engine.averaging import messages
 from nbdist.engine.checkpoint import steady
-from nbdist.engine.compat import tensor_bytes, tensor_frame
+from nbdist.engine.compat.checkpoints import tensor_bytes, tensor_frame
 from nbdist.engine.layout.verify import preconditions
 from nbdist.engine.layout.weights import safetensors_file
-from nbdist.engine.recovery import saved
 from nbdist.engine.recovery.clone import fingerprint
+from nbdist.engine.recovery.snapshots import saved
 
 
 def column() -> torch.Tensor:

@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 import torch
 
-from nbdist.engine.compat.counted_stream import CountedStream, FileFacts, joined_crc
-from nbdist.engine.compat.tensor_frame import Frames
+from nbdist.engine.compat.checkpoints.counted_stream import CountedStream, FileFacts, joined_crc
+from nbdist.engine.compat.checkpoints.tensor_frame import Frames
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8]
 SHAPES = [(), (1,), (3,), (6,), (40,), (160,), (5, 7), (300, 301), (0,), (0, 4)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from nbdist.engine.compat.torch_checkpoint import WritePlanner, Writer
+from nbdist.engine.compat.checkpoints.torch_checkpoint import WritePlanner, Writer
 
 
 def test_pieces_of_any_size_are_counted_and_whole_in_the_file(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nbdist.engine.compat import torch_groups
+from nbdist.engine.compat.groups import torch_groups
 
 
 def test_a_groups_address_is_the_one_that_torch_gives_it() -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.engine.data import journal
-from nbdist.engine.data.account import Accounts
+from nbdist.engine.data.position import journal
+from nbdist.engine.data.position.account import Accounts
 
 
 def test_loaders_of_a_cell_that_are_made_of_the_same_are_told_apart_in_order() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nbdist.engine.data.batches import Shard, part
 from nbdist.engine.data.counts import Kind, by_epoch, count
-from nbdist.engine.data.journal import (
+from nbdist.engine.data.position.journal import (
     BEFORE,
     FORGOTTEN,
     GIVEN,

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbdist.engine.data.batches import Shard, cut, part
-from nbdist.engine.data.interleave import Interleave, lanes_of
+from nbdist.engine.data.reading.interleave import Interleave, lanes_of
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 LANES = st.integers(1, 20)

@@ -9,9 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.engine.data import journal
 from nbdist.engine.data.batches import Shard, part
-from nbdist.engine.data.journal import FORGOTTEN, GIVEN, LEFT_OUT, OVER, JournalEntry, SampleJournal
+from nbdist.engine.data.position import journal
+from nbdist.engine.data.position.journal import (
+    FORGOTTEN,
+    GIVEN,
+    LEFT_OUT,
+    OVER,
+    JournalEntry,
+    SampleJournal,
+)
 
 SHARD = Shard(1, 2)
 
@@ -57,7 +64,7 @@ def test_a_file_has_what_a_killed_process_was_given(tmp_path: Path, cut: int | N
     code = f"""if True:
         import os
         from pathlib import Path
-        from nbdist.engine.data.journal import SampleJournal
+        from nbdist.engine.data.position.journal import SampleJournal
         from tests.unit.engine.data.test_journal import give
         made = SampleJournal()
         made.keep_in(Path({str(path)!r}), is_new=True)

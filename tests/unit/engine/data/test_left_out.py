@@ -1,6 +1,6 @@
 """Samples that were left out: counted, named, and forgotten where a loader goes back."""
 
-from nbdist.engine.data.left_out import MOST_KEPT, LeftOut, Skipped
+from nbdist.engine.data.position.left_out import MOST_KEPT, LeftOut, Skipped
 
 
 def skipped(*samples: int, epoch: int = 0) -> list[Skipped]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbdist.engine.data.make import loader
-from nbdist.engine.data.position import LoaderPosition, SavedPosition, matched, names_of
+from nbdist.engine.data.position.position import LoaderPosition, SavedPosition, matched, names_of
 
 
 def made(samples: int = 8) -> Any:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset
 
+from nbdist.engine.data.generators import own_generators
 from nbdist.engine.data.make import loader
-from nbdist.engine.data.own_generators import own_generators
 
 
 class Noisy(Dataset[float]):

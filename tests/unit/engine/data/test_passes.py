@@ -1,6 +1,6 @@
 import pickle
 
-from nbdist.engine.data.passes import PassLog, Position
+from nbdist.engine.data.position.passes import PassLog, Position
 
 
 class Loops:

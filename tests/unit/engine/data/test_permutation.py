@@ -9,8 +9,8 @@ from torch.utils.data import Dataset
 
 from nbdist.engine.data.batches import mix
 from nbdist.engine.data.make import loader
-from nbdist.engine.data.permutation import Permutation
-from nbdist.engine.data.sampler import MANY, Batches
+from nbdist.engine.data.order.permutation import Permutation
+from nbdist.engine.data.order.sampler import MANY, Batches
 
 SEEDS = st.integers(0, 2**63 - 1)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from nbdist.engine.component import EndedCell
 from nbdist.engine.data.make import loader
-from nbdist.engine.data.position import LoaderPosition, Positions
+from nbdist.engine.data.position.position import LoaderPosition, Positions
 from nbdist.shared.wire import CellStart
 
 START = CellStart(2, (0,), 2)

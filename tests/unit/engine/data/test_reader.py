@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbdist.engine.data import mixing, reader, reader_threads
 from nbdist.engine.data.batches import Shard, cut, part
-from nbdist.engine.data.interleave import Interleave
-from nbdist.engine.data.reader import GroupFeed
+from nbdist.engine.data.reading import mixing, reader, reader_threads
+from nbdist.engine.data.reading.interleave import Interleave
+from nbdist.engine.data.reading.reader import GroupFeed
 from nbdist.engine.data.sources.source import Columns
 from nbdist.shared.errors import DataError
 

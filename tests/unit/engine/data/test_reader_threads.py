@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from nbdist.engine.data.reader_threads import ReaderThreads, wanted
+from nbdist.engine.data.reading.reader_threads import ReaderThreads, wanted
 
 
 @pytest.mark.parametrize(

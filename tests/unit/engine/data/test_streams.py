@@ -12,13 +12,14 @@ from datasets.distributed import split_dataset_by_node
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbdist.engine.compat import hf_datasets, torch_loaders
-from nbdist.engine.data import streams
+from nbdist.engine.compat import torch_loaders
+from nbdist.engine.compat.libraries import hf_datasets
 from nbdist.engine.data.batches import Shard, cut
 from nbdist.engine.data.coverage import Coverage, coverage
 from nbdist.engine.data.make import loader
-from nbdist.engine.data.stream_batches import StreamBatches
-from nbdist.engine.data.streams import SampleStream
+from nbdist.engine.data.order import streams
+from nbdist.engine.data.order.stream_batches import StreamBatches
+from nbdist.engine.data.order.streams import SampleStream
 from nbdist.shared.errors import UsageError
 
 
@@ -154,7 +155,7 @@ def test_batches_end_where_those_of_a_dataset_with_a_length_do(
         found = []
         for rank in range(ranks):
             patch.setattr(
-                "nbdist.engine.data.stream_batches.data_shard", lambda r=rank: Shard(r, ranks)
+                "nbdist.engine.data.order.stream_batches.data_shard", lambda r=rank: Shard(r, ranks)
             )
             batches = StreamBatches(SampleStream(Counted(samples), False, 0, 4), batch, drop_last)
             parts = [one.samples for one in batches]

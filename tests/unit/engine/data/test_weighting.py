@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from nbdist.engine.component import EndedCell
-from nbdist.engine.data import weighting
+from nbdist.engine.data.order import weighting
 from nbdist.shared.errors import UsageError
 
 ENDED = EndedCell(1, "", has_succeeded=True)

@@ -1,7 +1,7 @@
 """What a rank tells of its connections, from what was counted before and after."""
 
-from nbdist.engine.group.link_stats import MOST_REPORTED, passed
-from nbdist.engine.group.tcp_info import Counts
+from nbdist.engine.group.links.link_stats import MOST_REPORTED, passed
+from nbdist.engine.group.links.tcp_info import Counts
 
 
 def counts(sent: int, received: int = 0, busy_s: float = 0.0, resent: int = 0) -> Counts:

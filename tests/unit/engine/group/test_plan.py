@@ -1,6 +1,6 @@
 """Which groups a generation forms, from what the ranks say of themselves."""
 
-from nbdist.engine.compat.group_spec import GroupSpec
+from nbdist.engine.compat.groups.group_spec import GroupSpec
 from nbdist.engine.group.plan import Hello, Key, make_plan
 from nbdist.engine.group.shared_memory import Offer
 

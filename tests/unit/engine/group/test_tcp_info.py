@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from nbdist.engine.group import tcp_info
+from nbdist.engine.group.links import tcp_info
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux's struct tcp_info")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import nbdist
-from nbdist.engine.kernel import calls
+from nbdist.engine.kernel.ipython import calls
 
 CLIENT = Path(nbdist.__file__).parent / "client"
 ALL = calls.MAIN | calls.ANY_TIME | calls.CELLS

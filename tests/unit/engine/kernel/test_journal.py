@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from nbdist.engine.kernel.journal import Journal
+from nbdist.engine.kernel.ipython.journal import Journal
 from nbdist.shared import wire
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.engine.kernel.kernel import _is_read
+from nbdist.engine.kernel.ipython.kernel import _is_read
 from nbdist.shared import wire
 
 OUR_CELL = {"header": {"msg_type": "execute_request"}, "metadata": {wire.CELL_KEY: {}}}

@@ -3,7 +3,7 @@
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from nbdist.engine.kernel.shell import refuse_magics
+from nbdist.engine.kernel.ipython.shell import refuse_magics
 
 
 @pytest.mark.parametrize(

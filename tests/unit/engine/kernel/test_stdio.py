@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from nbdist.engine.kernel.stdio import HEAD_BYTES, Output
-from nbdist.engine.kernel.stdio_files import LogStream
-from nbdist.engine.kernel.text_window import WINDOW_BYTES
+from nbdist.engine.kernel.output.stdio import HEAD_BYTES, Output
+from nbdist.engine.kernel.output.stdio_files import LogStream
+from nbdist.engine.kernel.output.text_window import WINDOW_BYTES
 
 
 class Notebook:
@@ -199,7 +199,7 @@ def in_a_process(body: str, folder: Path) -> tuple[str, str]:
     program = f"""
 import os, sys, json, subprocess, time
 from pathlib import Path
-from nbdist.engine.kernel.stdio import Output
+from nbdist.engine.kernel.output.stdio import Output
 messages = []
 output = Output(0, Path({str(folder)!r}), messages.append)
 output.install()
@@ -268,7 +268,7 @@ def test_what_a_dying_process_said_last_is_on_the_disk(tmp_path: Path) -> None:
     program = f"""
 import os
 from pathlib import Path
-from nbdist.engine.kernel.stdio import Output
+from nbdist.engine.kernel.output.stdio import Output
 output = Output(3, Path({str(tmp_path)!r}), lambda message: None)
 output.install()
 output.begin_cell(1)

@@ -5,7 +5,7 @@ import sys
 
 _ON_A_RANK = """
 import sys
-from nbdist.engine.kernel import tqdm_bars
+from nbdist.engine.kernel.output import tqdm_bars
 
 tqdm_bars.install()
 assert not any(name.startswith("tqdm") for name in sys.modules), "it loads nothing by itself"

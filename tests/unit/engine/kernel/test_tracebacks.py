@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from nbdist.client.faults.rank_errors import Failure, place_of
-from nbdist.engine.kernel import location, tracebacks
+from nbdist.engine.kernel import location
+from nbdist.engine.kernel.ipython import tracebacks
 from nbdist.engine.layout.plan.mesh import parse
 
 CELL = "/tmp/ipykernel_nbdist/cd34.py"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nbdist.engine.recovery.peer_wire import _HEAD, Inbox, Outbox
+from nbdist.engine.recovery.snapshots.peer_wire import _HEAD, Inbox, Outbox
 
 KEY = b"of the session"
 LONGEST_S = 20.0  # a bound that tells a hang from a slow machine

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from nbdist.engine.recovery.peers import must_wait
+from nbdist.engine.recovery.snapshots.peers import must_wait
 
 
 def test_a_snapshot_is_whole_at_the_peer_two_steps_before_the_next() -> None:

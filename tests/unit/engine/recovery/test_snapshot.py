@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from nbdist.engine.component import EndedCell
-from nbdist.engine.recovery import snapshot_schedule as schedule
 from nbdist.engine.recovery import wrapped_models
-from nbdist.engine.recovery.snapshot import Snapshots
+from nbdist.engine.recovery.snapshots import snapshot_schedule as schedule
+from nbdist.engine.recovery.snapshots.snapshot import Snapshots
 
 
 def test_snapshots_are_thirty_seconds_apart_or_take_one_percent_of_the_time() -> None:

@@ -8,11 +8,11 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR, LinearLR, ReduceLROnPlateau, SequentialLR
 
 from nbdist.engine.steps import keep
-from nbdist.engine.steps.code_names import loop_targets, reached, stored
-from nbdist.engine.steps.find_followers import search
-from nbdist.engine.steps.followers import Followers
-from nbdist.engine.steps.history import History
-from nbdist.engine.steps.marks import mark
+from nbdist.engine.steps.followers.code_names import loop_targets, reached, stored
+from nbdist.engine.steps.followers.find_followers import search
+from nbdist.engine.steps.followers.followers import Followers
+from nbdist.engine.steps.followers.history import History
+from nbdist.engine.steps.followers.marks import mark
 from nbdist.engine.steps.step_state import OptimizerSteps
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from nbdist.engine.steps.marks import hides_writes
+from nbdist.engine.steps.followers.marks import hides_writes
 
 
 class Average:

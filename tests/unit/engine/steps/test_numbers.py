@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from nbdist.engine.steps import keep
-from nbdist.engine.steps.find_followers import search
-from nbdist.engine.steps.numbers import Numbers
+from nbdist.engine.steps.followers.find_followers import search
+from nbdist.engine.steps.followers.numbers import Numbers
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import StepLR
 
-from nbdist.engine.steps.tuned_by_hand import TunedByHand
+from nbdist.engine.steps.followers.tuned_by_hand import TunedByHand
 
 
 def made() -> tuple[torch.optim.SGD, StepLR, TunedByHand]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
-from nbdist.engine.compat import torch_groups
+from nbdist.engine.compat.groups import torch_groups
 
 
 def own_part(whole: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.client.cluster.launchers.host_lines import HostLine, read_hosts
+from nbdist.client.cluster.launchers.hosts.host_lines import HostLine, read_hosts
 from nbdist.shared.errors import UsageError
 
 

@@ -10,7 +10,7 @@ from nbdist.client.cluster.launchers.kubernetes_words import (
     refusal,
     waiting_line,
 )
-from nbdist.host.pods import state_of
+from nbdist.host.kubernetes.pods import state_of
 
 HOMELESS = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: none."
 

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.client.cluster.launchers.parent_link import ParentLink
-from nbdist.shared.ended import Ended, EndKind
 from nbdist.shared.errors import StartError
+from nbdist.shared.processes.ended import Ended, EndKind
 
 Exits = list[tuple[str, Ended]]
 KILLED = Ended.from_status(-9)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.cluster.launchers import preflight
+from nbdist.client.cluster.launchers.hosts import preflight
 from nbdist.shared.errors import StartError
 
 

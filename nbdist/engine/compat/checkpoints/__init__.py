@@ -1,0 +1,1 @@
+"""The format of torch's checkpoints, and tensors as bytes."""

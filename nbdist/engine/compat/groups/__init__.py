@@ -1,0 +1,1 @@
+"""Process groups: torch's private parts of them, and what a group was made with."""

@@ -1,0 +1,1 @@
+"""Libraries beside torch: their names, and what of them is wrapped."""

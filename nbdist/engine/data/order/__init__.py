@@ -1,0 +1,1 @@
+"""Which samples each rank gets, and in which order."""

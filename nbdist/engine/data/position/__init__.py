@@ -1,0 +1,1 @@
+"""Where a loader stands: noted, added up, found again after a fault."""

@@ -1,0 +1,1 @@
+"""Samples of a source, read in the order that the sampler gives."""

@@ -1,0 +1,1 @@
+"""The connections of gloo: counted, measured, slowed down."""

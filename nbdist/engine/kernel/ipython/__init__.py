@@ -1,0 +1,1 @@
+"""ipykernel and IPython on a rank: requests, cells, their errors."""

@@ -1,0 +1,1 @@
+"""The text of a rank: descriptors, streams, what of them is sent."""

@@ -1,0 +1,1 @@
+"""What a rank holds of a step, for itself and for another rank."""

@@ -1,0 +1,1 @@
+"""What follows the steps of an optimizer: found, watched, read from the code."""

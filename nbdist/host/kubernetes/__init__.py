@@ -1,0 +1,1 @@
+"""Pods of Kubernetes: started, watched, and commands run in them."""

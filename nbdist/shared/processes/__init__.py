@@ -1,0 +1,1 @@
+"""Processes of one user: how they end, meet and are found."""
