@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from nbdist.client.cells.listener import CellFailure, RankListener
 from nbdist.client.cluster.processes import RankProcess
-from nbdist.client.faults import rank_errors
 from nbdist.client.faults.advice import WhatRan
+from nbdist.client.faults.failures import Death, Failure, collective_of, is_consequence, place_of
 from nbdist.client.faults.rank_state import Inactive
 from nbdist.client.faults.stderr_tail import LastOutput
 from nbdist.client.output.merge import Shown
@@ -56,10 +56,10 @@ def is_news(collectors: Collection[RankListener]) -> bool:
     return has_fault or all(c.settled for c in collectors)
 
 
-def _gone_by(failed: rank_errors.Failure, ran: WhatRan) -> Inactive:
-    if rank_errors.is_consequence(failed):
-        return Inactive("freed", rank_errors.collective_of(failed), ran)
-    detail = ", ".join(filter(None, (failed.ename, rank_errors.place_of(failed))))
+def _gone_by(failed: Failure, ran: WhatRan) -> Inactive:
+    if is_consequence(failed):
+        return Inactive("freed", collective_of(failed), ran)
+    detail = ", ".join(filter(None, (failed.ename, place_of(failed))))
     return Inactive("failed", detail, ran)
 
 
@@ -70,13 +70,13 @@ def in_loops(collectors: Mapping[int, RankListener]) -> bool:
 
 def deaths(
     collectors: Mapping[int, RankListener], last_words: Callable[[int], LastOutput]
-) -> list[rank_errors.Death]:
+) -> list[Death]:
     """Return how ranks died in the cell, with what they wrote last."""
     found = []
     for rank, collector in collectors.items():
         if (ended := collector.death) is not None:
             said, at = last_words(rank), collector.died_at
-            found.append(rank_errors.Death(rank, ended, at, said.lines, said.place, said.gpu))
+            found.append(Death(rank, ended, at, said.lines, said.place, said.gpu))
     return found
 
 
@@ -106,7 +106,7 @@ def result(collector: RankListener, output: RankOutput) -> RankResult:
 
 def failures(
     collectors: Mapping[int, RankListener], last_words: Callable[[int], LastOutput]
-) -> list[rank_errors.Failure]:
+) -> list[Failure]:
     """Return the errors of the ranks that raised, with what of a GPU is known of them."""
     found = []
     for rank, collector in collectors.items():
@@ -119,6 +119,6 @@ def failures(
     return found
 
 
-def failure(rank: int, error: CellFailure) -> rank_errors.Failure:
+def failure(rank: int, error: CellFailure) -> Failure:
     """Return a rank's error as `rank_errors` takes it."""
-    return rank_errors.Failure(rank, error.ename, error.evalue, error.traceback, error.at)
+    return Failure(rank, error.ename, error.evalue, error.traceback, error.at)

@@ -22,8 +22,8 @@ from nbdist.client.cells.run import CellRun, Outcome
 from nbdist.client.cells.shown_cell import ShownCell
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.faults.advice import A_CELL, WhatRan
+from nbdist.client.faults.failures import should_go_on, uses_what_is_lost
 from nbdist.client.faults.fewer_ranks import go_on_without
-from nbdist.client.faults.rank_errors import should_go_on, uses_what_is_lost
 from nbdist.client.faults.recovery import repair
 from nbdist.client.faults.repair_report import Repaired
 from nbdist.client.metrics.profile.chosen import ChosenSteps

@@ -19,6 +19,7 @@ from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.requests import RankDiedError
 from nbdist.client.faults import rank_errors
 from nbdist.client.faults.advice import Advice, AdviceKind
+from nbdist.client.faults.failures import Group, place_of
 from nbdist.client.faults.fault_handler import FaultHandler
 from nbdist.client.faults.leaving import Leaving
 from nbdist.client.faults.repair_report import Repaired
@@ -220,7 +221,7 @@ class CellRun:
                 self._noted.add(rank)
                 failure = outcomes.failure(rank, collector.failure)
                 self._cluster.events.note(
-                    "rank failed", failure.ename, rank=rank, place=rank_errors.place_of(failure)
+                    "rank failed", failure.ename, rank=rank, place=place_of(failure)
                 )
 
     def _complete(self) -> None:
@@ -296,7 +297,7 @@ class CellRun:
     def _out_of_time(
         self,
         doing: str,
-        beside: Sequence[rank_errors.Group],
+        beside: Sequence[Group],
         repaired: Repaired,
         *,
         in_loops: bool,
@@ -318,7 +319,7 @@ class CellRun:
         )
 
     def _interrupted(
-        self, beside: Sequence[rank_errors.Group], repaired: Repaired, *, in_loops: bool
+        self, beside: Sequence[Group], repaired: Repaired, *, in_loops: bool
     ) -> Interrupted:
         """Return the error of a cell that the person has interrupted."""
         loops = [self._request.ran.loops(unchanged=True)] if in_loops else []

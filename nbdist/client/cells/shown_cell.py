@@ -18,7 +18,7 @@ from nbdist.client.board.live_controls import CellActions
 from nbdist.client.board.past import Past, caption
 from nbdist.client.cells.cost_meter import CostMeter
 from nbdist.client.cells.run import Outcome
-from nbdist.client.faults.rank_errors import should_go_on
+from nbdist.client.faults.failures import should_go_on
 from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
 from nbdist.client.metrics.analysis.clocks import Clocks
 from nbdist.client.metrics.checks.checks import CellChecks

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Final
 
-from nbdist.client.faults.rank_errors import is_users
+from nbdist.client.faults.failures import is_users
 from nbdist.shared import gpu_errors, origins
 from nbdist.shared.gpu_errors import GpuError
 from nbdist.shared.text import without_noise

@@ -11,17 +11,15 @@ from traitlets.config import Config
 
 import nbdist
 from nbdist.client.faults.advice import A_CELL, Advice, AdviceKind, WhatRan
-from nbdist.client.faults.rank_errors import (
+from nbdist.client.faults.failures import (
     Death,
     Failure,
-    beside_interrupt,
     collective_of,
-    interrupted,
     is_consequence,
     place_of,
     plain,
-    rank_error,
 )
+from nbdist.client.faults.rank_errors import beside_interrupt, interrupted, rank_error
 from nbdist.client.faults.rank_state import Inactive
 from nbdist.shared.errors import RankError
 from nbdist.shared.gpu_errors import explain

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from nbdist.client.faults.rank_errors import Failure, place_of
+from nbdist.client.faults.failures import Failure, place_of
 from nbdist.engine.kernel import location
 from nbdist.engine.kernel.ipython import tracebacks
 from nbdist.engine.layout.plan.mesh import parse
