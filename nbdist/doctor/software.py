@@ -24,6 +24,7 @@ MODULES = (
     *("recovery.clone.torch_rebuild_zero", "recovery.clone.pickler"),
     *(
         "compat.groups.torch_groups",
+        "compat.groups.torch_backends",
         "compat.torch_init",
         "compat.torch_hooks",
         "compat.torch_modules",

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from nbdist.engine.averaging import messages
 from nbdist.engine.averaging.master import Answer, Master
-from nbdist.engine.compat.groups import torch_groups
+from nbdist.engine.compat.groups import torch_backends, torch_groups
 from nbdist.engine.group import state
 from nbdist.engine.tap.interruptible_store import ReleasedError
 from nbdist.shared.errors import ClusterError
@@ -94,8 +94,8 @@ class Serving:
         for worker, thread in list(self._threads.items()):
             group = find_group(dist.get_rank(), worker) if dist.is_initialized() else None
             if thread.is_alive() and group is not None:
-                for _, backend in torch_groups.backends_of(group):
-                    torch_groups.break_backend(backend)
+                for _, backend in torch_backends.backends_of(group):
+                    torch_backends.break_backend(backend)
             thread.join(10.0)
             del self._threads[worker]
         self._ended.clear()

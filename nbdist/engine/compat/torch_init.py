@@ -21,7 +21,8 @@ import torch.distributed.distributed_c10d as c10d
 from torch.distributed.rendezvous import _rendezvous_handlers
 
 from nbdist.engine.compat import torch_sharded
-from nbdist.engine.compat.groups.torch_groups import Store, lacking
+from nbdist.engine.compat.groups.torch_groups import Store
+from nbdist.engine.compat.lacking import lacking
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbdist.engine.compat import torch_live
-from nbdist.engine.compat.groups.torch_groups import lacking
+from nbdist.engine.compat.lacking import lacking
 
 _dist: Any = dist  # for names that its types do not tell
 

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import nn
 
 from nbdist.engine.compat import heap
-from nbdist.engine.compat.groups.torch_groups import lacking, ranks_of
+from nbdist.engine.compat.groups.torch_groups import ranks_of
+from nbdist.engine.compat.lacking import lacking
 
 # A schedule's flags for "my stages know what they send and receive", by kind of schedule.
 _READY_FLAGS = (

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine.compat.groups.torch_groups import lacking
+from nbdist.engine.compat.lacking import lacking
 
 _dist: Any = dist  # for names that its types do not tell
 

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPr
 from torch.distributed.tensor import debug
 
 from nbdist.engine.compat import torch_live
-from nbdist.engine.compat.groups.torch_groups import lacking
+from nbdist.engine.compat.lacking import lacking
 
 
 def as_own(tensor: torch.Tensor) -> torch.Tensor:

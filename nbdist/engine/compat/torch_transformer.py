@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.modules import transformer
 
-from nbdist.engine.compat.groups.torch_groups import lacking
+from nbdist.engine.compat.lacking import lacking
 
 _transformer: Any = transformer
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine.compat.groups.torch_groups import lacking
+from nbdist.engine.compat.lacking import lacking
 
 Ask = Callable[[str, nn.Module], None]  # gets who is about to spread which module; may raise
 

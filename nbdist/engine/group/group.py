@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from nbdist.engine.compat import torch_hooks, torch_init, torch_live, torch_modules
-from nbdist.engine.compat.groups import torch_groups
+from nbdist.engine.compat.groups import torch_backends, torch_groups
 from nbdist.engine.compat.groups.group_spec import GroupSpec
 from nbdist.engine.compat.groups.torch_groups import PrefixStore, TCPStore
 from nbdist.engine.group import (
@@ -130,7 +130,7 @@ def join(
 
 def _watch_torch(here: GroupState) -> None:
     """Have torch make its groups as this rank does, and note what is made of them."""
-    torch_groups.use_gloo_device(
+    torch_backends.use_gloo_device(
         here.device,
         GLOO_THREADS,
         lambda wanted: min(wanted, here.form_limit or wanted),
@@ -238,11 +238,11 @@ def _cut(here: GroupState) -> int:
     count = 0
     for live in torch_groups.live_groups():
         try:
-            backends = torch_groups.backends_of(live.group)
+            backends = torch_backends.backends_of(live.group)
         except RuntimeError:
             continue  # between two backends: `reform` replaces them, and will see `aborted`
         for _, backend in backends:
-            count += torch_groups.break_backend(backend)
+            count += torch_backends.break_backend(backend)
         if all(torch_hooks.is_gloo(backend) for _, backend in backends):
             in_flight.end_receives_from_anyone(live.group)
     # Then pairs of no group yet, and of groups made by hand. Not earlier: pairs that end by

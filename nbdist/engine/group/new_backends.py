@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nbdist.engine.compat.groups import torch_groups
+from nbdist.engine.compat.groups import torch_backends, torch_groups
 from nbdist.engine.compat.groups.torch_groups import PrefixStore
 from nbdist.engine.group.state import GroupState
 from nbdist.engine.tap import counters
@@ -24,22 +24,22 @@ def renew(here: GroupState, live: torch_groups.LiveGroup) -> None:
     rank = live.ranks.index(here.rank)
     description = live.group.group_desc
     made, gone = [], []
-    for devices, old in torch_groups.backends_of(live.group):
+    for devices, old in torch_backends.backends_of(live.group):
         # Nested as torch does for a group it makes: a new rank's `join` makes it there.
         store = PrefixStore(f"{devices[0].type}/", place)
-        new = torch_groups.remake_backend(old, store, live, rank, here.make_gloo)
-        made.append((devices, torch_groups.native_slot(old), new))
+        new = torch_backends.remake_backend(old, store, live, rank, here.make_gloo)
+        made.append((devices, torch_backends.native_slot(old), new))
         gone.append(old)
         del old
-    if torch_groups.can_release():
-        torch_groups.release_backends(live.group)
+    if torch_backends.can_release():
+        torch_backends.release_backends(live.group)
         for devices, slot, new in made:
-            torch_groups.put_backend(live.group, devices, slot, new)
+            torch_backends.put_backend(live.group, devices, slot, new)
     else:
         for devices, _, new in made:
             slot = here.next_slot(live.group)
             here.slots[live.group] = slot + 1
-            torch_groups.put_backend(live.group, devices, slot, new)
+            torch_backends.put_backend(live.group, devices, slot, new)
     _bury(gone)
     # A group's name and description are kept in its backends.
     live.group._set_group_name(live.name)  # type: ignore[arg-type]
@@ -64,9 +64,9 @@ class EndedGroups:
         self._groups.append(group)
         while len(self._groups) > MOST_ENDED:
             old = self._groups.popleft()
-            gone: list[Any] = [backend for _, backend in torch_groups.backends_of(old)]
-            if torch_groups.can_release():
-                torch_groups.release_backends(old)
+            gone: list[Any] = [backend for _, backend in torch_backends.backends_of(old)]
+            if torch_backends.can_release():
+                torch_backends.release_backends(old)
             gone.append(old)
             del old
             _bury(gone)

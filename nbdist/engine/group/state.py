@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from nbdist.engine.compat.groups import torch_groups
+from nbdist.engine.compat.groups import torch_backends, torch_groups
 from nbdist.engine.compat.groups.torch_groups import PrefixStore, Store, TCPStore
 from nbdist.engine.group import sockets
 from nbdist.engine.group.plan import Key
@@ -60,13 +60,13 @@ class GroupState:
     def make_gloo(self, store: Store, rank: int, size: int, timeout: timedelta) -> Any:
         """Return a gloo backend with the group's `timeout`, made within `form_limit`."""
         limit = self.form_limit or timeout
-        new = torch_groups.make_gloo(store, rank, size, limit, self.device, GLOO_THREADS)
+        new = torch_backends.make_gloo(store, rank, size, limit, self.device, GLOO_THREADS)
         new._set_default_timeout(timeout)
         return new
 
     def next_slot(self, group: dist.ProcessGroup) -> int:
         """Return the first backend number that `group` has not used."""
-        return self.slots.get(group, torch_groups.FIRST_SLOT)
+        return self.slots.get(group, torch_backends.FIRST_SLOT)
 
 
 class Membership:
@@ -104,16 +104,16 @@ class Membership:
 
     def reforms_left(self) -> int | None:
         """Return how many more times this process's groups can be re-created; None: no limit."""
-        if torch_groups.can_release():
+        if torch_backends.can_release():
             return None
         place = self.member()
         return min(
             (
-                (torch_groups.LAST_SLOT + 1 - place.next_slot(live.group))
-                // len(torch_groups.backends_of(live.group))
+                (torch_backends.LAST_SLOT + 1 - place.next_slot(live.group))
+                // len(torch_backends.backends_of(live.group))
                 for live in torch_groups.live_groups()
             ),
-            default=torch_groups.LAST_SLOT + 1 - torch_groups.FIRST_SLOT,
+            default=torch_backends.LAST_SLOT + 1 - torch_backends.FIRST_SLOT,
         )
 
     def stale_groups(self) -> list[str]:

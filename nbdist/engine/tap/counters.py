@@ -16,7 +16,7 @@ from weakref import WeakSet, ref
 import torch.distributed as dist
 
 from nbdist.engine.compat import torch_hooks
-from nbdist.engine.compat.groups import torch_groups
+from nbdist.engine.compat.groups import torch_backends, torch_groups
 from nbdist.engine.tap.collective_check import CheckChannel, SharedTable
 from nbdist.engine.tap.collective_check_store import StoreChannel, StoreTable
 from nbdist.engine.tap.message_check import Messages, messages
@@ -51,7 +51,7 @@ class GroupCounters:
         self.title = _title(group, name)  # for people
         self.group = ref(group)
         # Tensors on the GPU use another backend than others, and never match them.
-        self.is_split = len(torch_groups.backends_of(group)) > 1
+        self.is_split = len(torch_backends.backends_of(group)) > 1
         # The threads that carry out asynchronous work in order; 0 where nothing queues.
         self.workers = torch_hooks.worker_count(group)
         self.ranks = ranks  # global, in the group's order; empty when torch does not know them

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from nbdist.engine.compat import torch_hooks
-from nbdist.engine.compat.groups import torch_groups
+from nbdist.engine.compat.groups import torch_backends
 from nbdist.engine.kernel import location
 from nbdist.engine.tap import counters, intervals
 from nbdist.engine.tap.collective import MESSAGES, LaunchedCollective
@@ -496,7 +496,7 @@ def end_receives_from_anyone(group: dist.ProcessGroup) -> None:
     for launch in state.under_way.copy().values():
         is_from_anyone = launch.kind == "recv" and launch.peer is None
         if is_from_anyone and launch.book.group() is group and (work := launch.work) is not None:
-            torch_groups.end_receive(work)
+            torch_backends.end_receive(work)
 
 
 def was_let_go(launch: LaunchedCollective | None, result: Any) -> bool:

@@ -39,7 +39,7 @@ from torch.distributed.tensor import DTensor
 
 from nbdist.engine.compat.checkpoints import tensor_frame
 from nbdist.engine.compat.checkpoints.counted_stream import CountedStream, FileFacts
-from nbdist.engine.compat.groups.torch_groups import lacking
+from nbdist.engine.compat.lacking import lacking
 
 _planning: Any = planner_helpers
 _fsspec: Any = fsspec_files

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nbdist.engine.compat.groups import torch_groups
+from nbdist.engine.compat.groups import torch_backends
 
 _TAG = 0x636C  # of our messages, beside a user's own
 _MESSAGE_BYTES = 64 << 20
@@ -25,7 +25,7 @@ class P2PTransfer:
 
     def __init__(self, peer: int) -> None:
         self._peer = peer
-        self._backend, self._device = torch_groups.default_backend()
+        self._backend, self._device = torch_backends.default_backend()
 
     def send(self, value: Any) -> None:
         """Send a small value, pickled."""

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from nbdist.engine.compat import torch_modules, torch_pipeline, torch_reducers, torch_shards
 from nbdist.engine.compat.groups import torch_groups
-from nbdist.engine.compat.groups.torch_groups import lacking
+from nbdist.engine.compat.lacking import lacking
 from nbdist.engine.recovery.clone import torch_rebuild_fsdp
 from nbdist.engine.recovery.clone.unpickler import afterwards
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdist.engine.compat.groups.torch_groups import lacking
+from nbdist.engine.compat.lacking import lacking
 from nbdist.engine.recovery.clone.unpickler import afterwards
 
 # What a forward has gathered, and a gradient that waits: made again by the next one.

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from nbdist.engine.compat import torch_live
-from nbdist.engine.compat.groups.torch_groups import lacking
+from nbdist.engine.compat.lacking import lacking
 from nbdist.engine.recovery.clone.unpickler import afterwards
 
 _Contents = tuple[dict[str, Any], type, dict[str, Any], list[dict[str, Any]]]
