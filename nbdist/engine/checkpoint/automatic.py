@@ -27,7 +27,7 @@ from nbdist.engine.data.position import position, resume
 from nbdist.engine.group import group
 from nbdist.engine.recovery import sync_state
 from nbdist.engine.steps import step_state
-from nbdist.shared.errors import NBDistError
+from nbdist.shared.errors import CheckpointError, NBDistError
 from nbdist.shared.text import figure
 from nbdist.shared.wire import CellStart, CheckpointEvery, Repeat
 
@@ -310,7 +310,11 @@ class Leaving:
         return {"is_over": True, "error": error, "step": saving.step, "folder": str(saving.folder)}
 
     def at_boundary(self) -> bool:
-        """Count a boundary, and stand still where that is asked; return whether to save now."""
+        """Count a boundary, and stand still where that is asked; return whether to save now.
+
+        Raises:
+            CheckpointError: It is beyond the boundary at which the others wait for it.
+        """
         with self._changed:
             self._passed += 1
             deadline = time.monotonic() + _MOST_S
@@ -318,7 +322,17 @@ class Leaving:
                 if time.monotonic() > deadline:
                     self._is_held = False
                 self._changed.wait(0.1)  # signals are heard in between
-            return self._is_held and self._target == self._passed
+            if not self._is_held or self._target is None or self._passed < self._target:
+                return False
+            self._is_held = False
+            if self._passed > self._target:
+                raise CheckpointError(
+                    "The training was not saved before its hosts leave.",
+                    why=f"this rank was not answered for {_MOST_S:.0f} s, and has passed the step "
+                    "after which all were to save",
+                    do="run the cell again: it continues from its newest checkpoint",
+                )
+            return True
 
     def saved(self, saving: Saving | None, error: str = "") -> None:
         """Note what has been begun, or why it was not."""

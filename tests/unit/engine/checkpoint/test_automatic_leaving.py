@@ -2,7 +2,10 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from nbdist.engine.checkpoint.automatic import Leaving
+from nbdist.shared.errors import CheckpointError
 
 
 def test_nobody_stands_still_unasked() -> None:
@@ -36,3 +39,15 @@ def test_a_failure_is_over_and_told() -> None:
     leaving.cell_began(saves=True)
     leaving.saved(None, "The checkpoint of step 3 was not written.")
     assert leaving.outcome()["error"] == "The checkpoint of step 3 was not written."
+
+
+def test_a_rank_beyond_the_boundary_of_all_fails_instead_of_letting_them_wait() -> None:
+    leaving = Leaving()
+    leaving.cell_began(saves=True)
+    assert leaving.hold() == {"passed": 0, "saves": True}
+    leaving.go_on_to(None)  # as when no answer has come in time
+    for _ in range(3):
+        assert not leaving.at_boundary()
+    leaving.go_on_to(2)
+    with pytest.raises(CheckpointError, match="has passed the step after which all were to save"):
+        leaving.at_boundary()
