@@ -125,6 +125,12 @@ def unreadable(folder: str, target: str) -> dict[str, str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(save_pretrained, "_append", fail)
         texts["write"] = text_of(lambda: layout.save_pretrained(target))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(save_pretrained, "_index", fail)
+        texts["index"] = text_of(lambda: layout.save_pretrained(target, file_bytes=1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "_describe", fail)
+        texts["describe"] = text_of(lambda: layout.save_pretrained(target))
     texts["no folder"] = text_of(lambda: layout.save_pretrained(f"{target}/model.safetensors/a"))
     layout.model.register_buffer("odd", torch.zeros(3, dtype=torch.complex128))
     texts["dtype"] = text_of(lambda: layout.save_pretrained(target))

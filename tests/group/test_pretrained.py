@@ -142,7 +142,10 @@ def test_a_disk_that_fails_is_one_error_and_leaves_what_was_there(
     found = run_ranks(2, f"{RANKS}:unreadable", str(folders / "stages"), str(target))
     assert found[0] == found[1]
     assert "model.safetensors cannot be read: Input/output error (on rank 1)." in found[0]["read"]
-    assert "The weights were not written to" in found[0]["write"]
+    for case in ("write", "index"):
+        assert "The weights were not written to" in found[0][case]
+        assert "what was there is as it was" in found[0][case]
+    assert "The weights were written, but what describes them was not" in found[0]["describe"]
     assert "Not a directory" in found[0]["no folder"]
     assert "odd is torch.complex128, for which files of safetensors" in found[0]["dtype"]
     assert [path.name for path in target.iterdir()] == ["model.safetensors"]

@@ -228,7 +228,7 @@ class Layout(Trainable):
 
         Raises:
             CheckpointError: Rank 0 cannot write there, or a weight does not go into such files; the
-                same on all ranks, and what was there is as it was.
+                same on all ranks, and says what of it is as it was.
         """
         plain = self.skeleton or self.model
         save_pretrained.save(self, plain, Path(folder).expanduser(), file_bytes, self._describe)

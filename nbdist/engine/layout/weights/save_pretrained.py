@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 import torch.distributed as dist
@@ -73,18 +73,26 @@ def save(
             if failed is not None:
                 raise failed
             _commit(plan, folder)
-            describe(folder)
         except OSError as error:
-            raise CheckpointError(
-                f"The weights were not written to {folder}: {error.strerror or error}.",
-                why="rank 0 writes them; what was there is as it was",
-                do="give a folder with room, where rank 0 may write",
-            ) from error
+            raise _not_written("The weights were", folder, error, "what was there") from error
         finally:
             for path in written:
                 path.unlink(missing_ok=True)
+        try:
+            describe(folder)
+        except OSError as error:
+            what = "The weights were written, but what describes them was"
+            raise _not_written(what, folder, error, "a configuration that was there") from error
 
     each(lambda: commit() if dist.get_rank() == 0 else None)
+
+
+def _not_written(what: str, folder: Path, error: OSError, kept: str) -> CheckpointError:
+    return CheckpointError(
+        f"{what} not written to {folder}: {error.strerror or error}.",
+        why=f"rank 0 writes them; {kept} is as it was",
+        do="give a folder with room, where rank 0 may write",
+    )
 
 
 def _planned(table: Mapping[str, TensorFacts], plain: nn.Module, file_bytes: int) -> _Plan:
@@ -125,7 +133,7 @@ def _planned(table: Mapping[str, TensorFacts], plain: nn.Module, file_bytes: int
 def _write(
     plan: _Plan, folder: Path, tensors: Iterator[tuple[str, torch.Tensor]], written: list[Path]
 ) -> None:
-    """Write the files under temporary names; `written` gets them."""
+    """Write the files and their index under temporary names; `written` gets them."""
     for file_name, shard in plan.files.items():
         path = folder / (file_name + _PARTIAL)
         written.append(path)
@@ -138,6 +146,15 @@ def _write(
                 _append(file, full)
             file.flush()
             os.fsync(file.fileno())
+    if len(plan.files) > 1:
+        written.append(folder / (INDEX + _PARTIAL))
+        written[-1].write_text(json.dumps(_index(plan), indent=2) + "\n", encoding="utf-8")
+
+
+def _index(plan: _Plan) -> dict[str, Any]:
+    size = sum(f.nbytes for shard in plan.files.values() for f in shard.values())
+    places = {name: file for file, shard in plan.files.items() for name in shard}
+    return {"metadata": {"total_size": size}, "weight_map": places}
 
 
 def _append(file: BinaryIO, full: torch.Tensor) -> None:
@@ -156,9 +173,4 @@ def _commit(plan: _Plan, folder: Path) -> None:
     for name in former - plan.files.keys():
         (folder / name).unlink()
     if len(plan.files) > 1:
-        size = sum(f.nbytes for shard in plan.files.values() for f in shard.values())
-        places = {name: file for file, shard in plan.files.items() for name in shard}
-        index = {"metadata": {"total_size": size}, "weight_map": places}
-        path = folder / (INDEX + _PARTIAL)
-        path.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-        os.replace(path, folder / INDEX)
+        os.replace(folder / (INDEX + _PARTIAL), folder / INDEX)
