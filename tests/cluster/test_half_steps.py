@@ -426,6 +426,7 @@ def require_right_from_the_first(
     kind, wanted = replace(KINDS[name], at=1, later=1), right(session, name, "ddp")
     set_up(session, kind, "ddp", place, who, folder, fault)
     said = fail_training(session, kind, fault, who, folder)
+    assert kind.epoch == "pass" or "is half done" not in said, said
     do_as_said(session, kind, said)
     session.retry()
     assert session.run(TOLD.format(told=kind.told), track=False).value_list == wanted, said
@@ -434,7 +435,9 @@ def require_right_from_the_first(
 @pytest.mark.matrix
 @pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize("place", ["backward", "step", "after"])
-@pytest.mark.parametrize("name", ["cosine", "own schedule", "by hand", "shadow", "held", "scaler"])
+@pytest.mark.parametrize(
+    "name", ["cosine", "an epoch", "own schedule", "by hand", "shadow", "held", "scaler"]
+)
 def test_the_first_step_of_all_is_right_after_a_fault_or_named(
     session: Session, name: str, place: str, who: str, tmp_path: Path
 ) -> None:

@@ -108,12 +108,13 @@ def _reset_pipelines() -> list[str]:
 def _reset_scalers(progress: Progress) -> list[str]:
     """GradScaler: between `unscale_` and `update` it refuses to unscale again.
 
-    One that lacks its `update` keeps what this needs, so that it can be made by hand.
+    One that lacks its `update`, or may, keeps what this needs, so that it can be made by hand.
     """
     living = step_state.here().followers.living()
-    lacking = {id(living[name]) for name in progress.lacking if name in living}
+    due = {*progress.lacking, *progress.unknown}
+    kept = {id(living[name]) for name in due if name in living}
     scalers = torch_live.here.live(torch.amp.GradScaler)
-    reset = [torch_modules.reset_grad_scaler(one) for one in scalers if id(one) not in lacking]
+    reset = [torch_modules.reset_grad_scaler(one) for one in scalers if id(one) not in kept]
     return [f"GradScaler: {sum(reset)} reset, their scale kept"] if any(reset) else []
 
 

@@ -422,6 +422,8 @@ class Followers:
         if self._is_by_loader:
             known |= counters
         known = (known - options) | certain
+        unseen = {n for n in known if self._history[n].moved is None}
+        known -= unseen
         last = {n for n, history in self._history.items() if history.moved == self._turn - 1}
         now = self._watched.read()
         before = self._numbers[-2] if len(self._numbers) > 1 else {}
@@ -431,7 +433,8 @@ class Followers:
             ahead = {n for n in ahead if n in living or self._history[n].moved is not None}
         lacking = known - moved if self._has_stepped else set()
         # From step to step, what moves before the next one looks like what follows this one.
-        unknown = {n for n in (new | options | counters) - known - moved if not is_length(n)}
+        may_follow = new | unseen | options | counters
+        unknown = {n for n in may_follow - known - moved if not is_length(n)}
         for optimizer, is_certain in self._written.missing():
             (lacking if is_certain else unknown).add(self._change_after(optimizer))
         for optimizer, at, is_certain in self._by_hand.missing() if self._has_stepped else ():
