@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbdist.engine.steps.followers.followers import Progress
 from nbdist.engine.steps.followers.grown_lists import is_length, list_of
+from nbdist.engine.steps.followers.progress import Progress
 from nbdist.shared.text import begin_with_ranks, counted, name_ranks
 
 Numbers = Mapping[str, Any]

@@ -24,7 +24,8 @@ from nbdist.engine.recovery.decide_follow import FollowReport
 from nbdist.engine.recovery.wrapped_models import Unit, local
 from nbdist.engine.steps import optimizer_options, step_state
 from nbdist.engine.steps.followers.find_followers import has_state, state_of
-from nbdist.engine.steps.followers.followers import Followers, Progress
+from nbdist.engine.steps.followers.followers import Followers
+from nbdist.engine.steps.followers.progress import Progress
 
 TIMEOUT_S = 20.0
 _SMALL_BYTES = 1 << 16  # of what has never moved, which may do so now

@@ -20,7 +20,7 @@ from nbdist.engine.compat import (
 )
 from nbdist.engine.group import ddp_buckets, ddp_hook_state, rendezvous
 from nbdist.engine.steps import step_state
-from nbdist.engine.steps.followers.followers import Progress
+from nbdist.engine.steps.followers.progress import Progress
 from nbdist.shared.text import counted
 
 _UNKNOWN = Progress()

@@ -26,7 +26,7 @@ from nbdist.engine.recovery.clone import shards
 from nbdist.engine.recovery.decide import Decision, ModelReport
 from nbdist.engine.recovery.snapshots import peer_state, peers, snapshot
 from nbdist.engine.steps import step_state
-from nbdist.engine.steps.followers.followers import Progress
+from nbdist.engine.steps.followers.progress import Progress
 from nbdist.shared.errors import ClusterError, LostStateError
 from nbdist.shared.text import name_ranks
 

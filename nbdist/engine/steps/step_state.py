@@ -31,7 +31,8 @@ from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.kernel.backward_threads import is_mains
 from nbdist.engine.kernel.cost_clock import clock, clocked
 from nbdist.engine.steps import defer_interrupt, random_states
-from nbdist.engine.steps.followers.followers import Followers, Progress
+from nbdist.engine.steps.followers.followers import Followers
+from nbdist.engine.steps.followers.progress import Progress
 from nbdist.shared.wire import CellStart
 
 BUFFER_BYTES = 8 << 20  # larger buffers are left out, and so is what would go beyond it in sum

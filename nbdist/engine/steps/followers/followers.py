@@ -16,7 +16,7 @@ import itertools
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -37,6 +37,7 @@ from nbdist.engine.steps.followers.grown_lists import is_length
 from nbdist.engine.steps.followers.history import History
 from nbdist.engine.steps.followers.marks import Mark, hides_writes, mark
 from nbdist.engine.steps.followers.numbers import Number, Numbers, is_option, stored_as
+from nbdist.engine.steps.followers.progress import Progress
 from nbdist.engine.steps.followers.tuned_by_hand import MOST_GROUPS, TunedByHand
 from nbdist.engine.steps.followers.written_weights import WrittenWeights
 
@@ -48,43 +49,6 @@ _KEPT_TURNS = 3
 
 def _keep_nothing() -> None:
     """Keep nothing of what follows the steps: faults are not recovered from."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a rank has come in the turn that a fault has ended. Plain, but for its numbers.
-
-    Attributes:
-        has_stepped: An optimizer has stepped in it.
-        lacking: What is due, has not moved, and should have, where one has.
-        unknown: What may be lacking: the cell may change it, and no turn before shows when.
-        optimizers: Of what is lacking: nothing can be made up for them once gradients are gone.
-        ahead: What moves with the steps and has moved though none has stepped.
-        did: What has moved with the newest step: in this turn, or in the one before it.
-        kinds: Of all that is followed, the class; of numbers, "".
-        began: The numbers that move with the steps, as this turn began.
-        before: The same as the turn before began.
-        now: The same as they are.
-        stepped: The optimizers that have stepped in it.
-        written: What the loop changes in weights after a step, where it does.
-        is_open: An optimizer has stepped in it, and more of the loop's body was to come.
-        beyond: What is not looked at, and may move with the steps.
-    """
-
-    has_stepped: bool = False
-    lacking: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
-    optimizers: tuple[str, ...] = ()
-    ahead: tuple[str, ...] = ()
-    did: tuple[str, ...] = ()
-    kinds: Mapping[str, str] = field(default_factory=dict)
-    began: Mapping[str, Number] = field(default_factory=dict)
-    before: Mapping[str, Number] = field(default_factory=dict)
-    now: Mapping[str, Number] = field(default_factory=dict)
-    stepped: tuple[str, ...] = ()
-    written: tuple[str, ...] = ()
-    is_open: bool = False
-    beyond: tuple[str, ...] = ()
 
 
 class Stepped(Protocol):
@@ -394,72 +358,89 @@ class Followers:
 
     def progress(self) -> Progress:
         """Return how far this rank has come in the turn that a fault has ended."""
-        began = self._numbers[-1] if self._numbers else {}
         marked = self._now()
-        moved, living = set(self._moved(marked)), self.living()
-        stepped = self._stepped(marked[0])
+        moved, stepped = set(self._moved(marked)), self._stepped(marked[0])
+        optimizers, living = set(self._optimizers.values()), self.living()
+        new, due = self._may_be_new(), self._due_after(stepped)
         follows = {n for n, h in self._history.items() if h.moved is not None or n in moved}
-        due = {
+        began = self._numbers[-1] if self._numbers else {}
+        before = self._numbers[-2] if len(self._numbers) > 1 else {}
+        now = self._watched.read()
+        numbers = {n for n in follows | new if n in began and n not in self._set_by_loops}
+        lacking, unknown = self._left(due, new, numbers, moved)
+        last = {n for n, history in self._history.items() if history.moved == self._turn - 1}
+        # From a batch on the loop's body runs again, and so does all that it counts.
+        ahead = moved - optimizers
+        if not self._is_by_loader:
+            ahead = {n for n in ahead if n in living or self._history[n].moved is not None}
+        did = (moved if self._has_stepped else last) - self._set_by_loops - optimizers
+        named = {n: type(living[n]).__name__ for n in living if n in follows | due | new}
+        return Progress(
+            has_stepped=self._has_stepped,
+            lacking=tuple(sorted(lacking)),
+            unknown=tuple(sorted(unknown)),
+            optimizers=tuple(sorted(lacking & optimizers)),
+            ahead=() if self._has_stepped else tuple(sorted(ahead - self._set_by_loops)),
+            did=tuple(sorted(did)),
+            kinds=dict.fromkeys(numbers | optimizers, "") | named,
+            began={n: began[n] for n in sorted(numbers)},
+            before={n: before[n] for n in sorted(numbers) if n in before},
+            now={n: now[n] for n in sorted(numbers) if n in now},
+            stepped=tuple(sorted(stepped)),
+            written=tuple(sorted(map(self._change_after, self._written.written()))),
+            is_open=self._has_stepped and self._is_by_loader,
+            beyond=self._beyond(),
+        )
+
+    def _due_after(self, stepped: frozenset[str]) -> set[str]:
+        """Return what moves in such a turn as this, as far as its moves have shown."""
+        return {
             name
             for name, history in self._history.items()
             if history.is_due(self._turn, stepped)
             and self._is_there(name)
             and self._is_moved_here(name, history)
         }
-        optimizers = set(self._optimizers.values())
-        new = set()
-        if self._turn == self._first_turn:
-            new = {n for n, h in self._history.items() if h.moved is None and self._may_follow(n)}
-            new -= self._made_after_step
-        numbers = {n for n in follows | new if n in began and n not in self._set_by_loops}
-        options = {n for n in due & numbers if is_option(n) and self._history[n].moved}
-        certain = {n for n in options if self._history[n].is_regular(self._turn)}
-        # Of other numbers only counters: what is set again each time lacks nothing.
-        known = {n for n in due if n in self._objects or n in optimizers}
-        # Of tensors that no object calls its state only those that move with the steps count.
-        known = {n for n in known if has_state(living.get(n)) or self._history[n].moved}
-        counters = {n for n in due & numbers if type(began[n]) is int and self._history[n].moved}
-        if self._is_by_loader:
-            known |= counters
-        known = (known - options) | certain
-        unseen = {n for n in known if self._history[n].moved is None}
-        known -= unseen
-        last = {n for n, history in self._history.items() if history.moved == self._turn - 1}
-        now = self._watched.read()
-        before = self._numbers[-2] if len(self._numbers) > 1 else {}
-        # From a batch on the loop's body runs again, and so does all that it counts.
-        ahead = moved - optimizers
-        if not self._is_by_loader:
-            ahead = {n for n in ahead if n in living or self._history[n].moved is not None}
-        lacking = known - moved if self._has_stepped else set()
+
+    def _may_be_new(self) -> set[str]:
+        """Return what has never moved, and may follow a cell's first step."""
+        if self._turn != self._first_turn:
+            return set()
+        new = {n for n, h in self._history.items() if h.moved is None and self._may_follow(n)}
+        return new - self._made_after_step
+
+    def _left(
+        self, due: set[str], new: set[str], numbers: set[str], moved: set[str]
+    ) -> tuple[set[str], set[str]]:
+        """Return what the turn's step lacks, and what it may lack; nothing before a step."""
+        if not self._has_stepped:
+            return set(), set()
+        known, may_lack = self._known(due, numbers)
+        lacking = known - moved
         # From step to step, what moves before the next one looks like what follows this one.
-        may_follow = new | unseen | options | counters
-        unknown = {n for n in may_follow - known - moved if not is_length(n)}
+        unknown = {n for n in (new | may_lack) - known - moved if not is_length(n)}
         for optimizer, is_certain in self._written.missing():
             (lacking if is_certain else unknown).add(self._change_after(optimizer))
-        for optimizer, at, is_certain in self._by_hand.missing() if self._has_stepped else ():
+        for optimizer, at, is_certain in self._by_hand.missing():
             option = f"{self._optimizers.get(optimizer, '')}.param_groups[{at}]['lr']"
             (lacking if is_certain else unknown).add(option)
-        return Progress(
-            self._has_stepped,
-            tuple(sorted(lacking)),
-            tuple(sorted(unknown)) if self._has_stepped else (),
-            tuple(sorted(lacking & optimizers)),
-            () if self._has_stepped else tuple(sorted(ahead - self._set_by_loops)),
-            tuple(sorted((moved if self._has_stepped else last) - self._set_by_loops - optimizers)),
-            {
-                **dict.fromkeys(numbers, ""),
-                **dict.fromkeys(optimizers, ""),
-                **{n: type(living[n]).__name__ for n in living if n in follows | due | new},
-            },
-            {n: began[n] for n in sorted(numbers)},
-            {n: before[n] for n in sorted(numbers) if n in before},
-            {n: now[n] for n in sorted(numbers) if n in now},
-            tuple(sorted(stepped)),
-            tuple(sorted(map(self._change_after, self._written.written()))),
-            self._has_stepped and self._is_by_loader,
-            self._beyond(),
-        )
+        return lacking, unknown
+
+    def _known(self, due: set[str], numbers: set[str]) -> tuple[set[str], set[str]]:
+        """Return what of the due moves for certain, and what may."""
+        living, history = self.living(), self._history
+        known = {n for n in due if n in self._objects or n in self._optimizers.values()}
+        # Of tensors that no object calls its state only those that move with the steps count.
+        known = {n for n in known if has_state(living.get(n)) or history[n].moved}
+        options = {n for n in due & numbers if is_option(n) and history[n].moved}
+        # Of other numbers only counters: what is set again each time lacks nothing.
+        counts = {n for n in due & numbers if type(self._numbers[-1][n]) is int}
+        counters = {n for n in counts if history[n].moved}
+        if self._is_by_loader:
+            known |= counters
+        known = (known - options) | {n for n in options if history[n].is_regular(self._turn)}
+        unseen = {n for n in known if history[n].moved is None}
+        return known - unseen, unseen | options | counters
 
     def _beyond(self) -> tuple[str, ...]:
         """Return what is not looked at, in words."""

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, replace
 
 from nbdist.engine.recovery.decide_follow import FollowReport, decide
-from nbdist.engine.steps.followers.followers import Progress
+from nbdist.engine.steps.followers.progress import Progress
 
 KINDS = {"sched": "StepLR", "ema": "Average", "n": ""}
 
