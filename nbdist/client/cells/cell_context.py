@@ -24,7 +24,7 @@ from nbdist.client.cells.request import CellAttempt
 from nbdist.client.cells.run import Outcome
 from nbdist.client.cells.shown_cell import ShownCell
 from nbdist.client.cells.status import Stacks
-from nbdist.client.cells.trained_cell import OpenCell, TrainedCell
+from nbdist.client.cells.trained_cell import HeardCell, OpenCell, TrainedCell
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
 from nbdist.client.metrics.analysis.clocks import Clocks
@@ -228,23 +228,17 @@ class CellContext:
         telemetry = Telemetry(self._heard_of(processes))
         self._pids_here = lambda: {r.pid for r in cluster.ranks.values() if r.is_here}
         clocks = self._clocks_of(cluster, processes)
-        insight = CellAnalysis(info, clocks)
-        telemetry.subscribe(insight.receive)
-        checks = CellChecks(info, _trained, self._ends)
-        telemetry.subscribe(checks.receive)
+        insight, checks = CellAnalysis(info, clocks), CellChecks(info, _trained, self._ends)
+        cell = HeardCell(info, telemetry, clocks, insight, checks)
         before = tuple(self._cells)
         run = self._tracking().follow(info, telemetry, insight, before) if request.track else None
         if not request.call:
             self.insight, self.checks = insight, checks
-            self._open = OpenCell(info, telemetry, insight, checks)
+            self._open = OpenCell(cell)
             self._cells.append(info)
         return ShownCell(
             self,
-            info,
-            telemetry,
-            insight,
-            clocks,
-            checks,
+            cell,
             run,
             above,
             show=request.show,

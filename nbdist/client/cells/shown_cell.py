@@ -18,13 +18,12 @@ from nbdist.client.board.live_controls import CellActions
 from nbdist.client.board.past import Past, caption
 from nbdist.client.cells.cost_meter import CostMeter
 from nbdist.client.cells.run import Outcome
+from nbdist.client.cells.trained_cell import HeardCell
 from nbdist.client.faults.failures import should_go_on
-from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
 from nbdist.client.metrics.analysis.clocks import Clocks
-from nbdist.client.metrics.checks.checks import CellChecks
 from nbdist.client.metrics.profile.gather import Profiled
 from nbdist.client.metrics.profile.words import HOW_TO_OPEN
-from nbdist.client.metrics.telemetry import CellInfo, Telemetry
+from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.client.output import merge, pages
 from nbdist.client.output.pages import Pages
 from nbdist.client.output.slots import Display, Slots, owns_cell
@@ -68,11 +67,7 @@ class ShownCell:
     def __init__(
         self,
         showing: Surroundings,
-        info: CellInfo,
-        telemetry: Telemetry,
-        insight: CellAnalysis,
-        clocks: Clocks,
-        checks: CellChecks,
+        cell: HeardCell,
         run: "TrackedRun | None",
         above: Sequence[Display],
         *,
@@ -84,11 +79,7 @@ class ShownCell:
 
         Args:
             showing: What it shares with the session's other cells.
-            info: The cell.
-            telemetry: Gets its records.
-            insight: Explains them.
-            clocks: Of the ranks.
-            checks: Notice what goes wrong in its training.
+            cell: The cell, and what hears its records.
             run: Its run, which begins with the first record; None when it is not tracked.
             above: What the notebook's cell shows already.
             show: Whether to show anything; a script reads the result instead.
@@ -96,15 +87,15 @@ class ShownCell:
             actions: What the board's buttons do.
         """
         self._sign_at = time.monotonic() + _SIGN_OF_LIFE_S if show and owns_cell() else math.inf
-        self.telemetry = telemetry
-        self.insight = insight
+        self.telemetry = cell.telemetry
+        self.insight = cell.insight
         self.left = list(above)  # all that stays in the notebook's cell
         self.run_key: str | None = None
         self.slots = Slots(None if show else False, self.left, warns=show)
         self._showing = showing
-        self._ranks = info.ranks
-        self._clocks = clocks
-        self._checks = checks
+        self._ranks = cell.info.ranks
+        self._clocks = cell.clocks
+        self._checks = cell.checks
         self._run = run
         self._show = show
         static = os.environ.get("NBDIST_STATIC") == "1" or not show
@@ -112,8 +103,8 @@ class ShownCell:
         self._pages = pages.here.get() if self.slots.live else None
         if self._pages is not None:
             self._pages.begin(continues=bool(above))
-        shown = info, telemetry, self.slots, static, theme
-        self._board = Board(*shown, name=view, insight=insight, actions=actions)
+        shown = cell.info, cell.telemetry, self.slots, static, theme
+        self._board = Board(*shown, name=view, insight=cell.insight, actions=actions)
         showing.follow_board(self._board, run)
 
     def say(self, notice: str) -> None:

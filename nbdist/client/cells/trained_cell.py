@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
+from nbdist.client.metrics.analysis.clocks import Clocks
 from nbdist.client.metrics.analysis.values import Straggler
 from nbdist.client.metrics.checks.checks import CellChecks
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
@@ -16,6 +17,22 @@ from nbdist.shared.text import counted
 
 _MOST_RUNS = 500
 _WAYS = {"failed": "failed", "interrupted": "was interrupted"}
+
+
+@dataclass(frozen=True, slots=True)
+class HeardCell:
+    """A cell that runs, and what hears its records: they come to `telemetry`."""
+
+    info: CellInfo
+    telemetry: Telemetry
+    clocks: Clocks
+    insight: CellAnalysis
+    checks: CellChecks
+
+    def __post_init__(self) -> None:
+        """Have it explained and checked from its first record on."""
+        self.telemetry.subscribe(self.insight.receive)
+        self.telemetry.subscribe(self.checks.receive)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +56,28 @@ class TrainedCell:
 class OpenCell:
     """A cell that runs, as far as it is needed when it is over."""
 
-    def __init__(
-        self, info: CellInfo, telemetry: Telemetry, insight: CellAnalysis, checks: CellChecks
-    ) -> None:
+    def __init__(self, cell: HeardCell) -> None:
         """Hear the cell's records from here on."""
-        self._info = info
-        self._telemetry = telemetry
-        self._insight = insight
-        self._checks = checks
-        self._steps = UsualSteps(info)
-        telemetry.subscribe(self._steps.receive)
+        self._cell = cell
+        self._steps = UsualSteps(cell.info)
+        cell.telemetry.subscribe(self._steps.receive)
 
     def close(self, ended: str) -> TrainedCell | None:
         """Return the cell, which has `finished` or else; None where it has not trained."""
-        if not self._telemetry.first_record.is_set():
+        if not self._cell.telemetry.first_record.is_set():
             return None
-        figures = self._steps.figures(self._telemetry)
-        name, ranks = self._info.run_name, len(self._info.ranks)
+        figures = self._steps.figures(self._cell.telemetry)
+        name, ranks = self._cell.info.run_name, len(self._cell.info.ranks)
         before = here.newest(name, ranks)
         if ended == "finished" and name is not None and figures is not None:
             here.add(name, figures)
         steps = figures.steps if figures is not None else 0
         return TrainedCell(
-            self._info,
-            self._telemetry,
+            self._cell.info,
+            self._cell.telemetry,
             figures,
-            self._checks.found,
-            self._insight.now().verdicts,
+            self._cell.checks.found,
+            self._cell.insight.now().verdicts,
             before,
             "" if ended == "finished" else f"{_WAYS[ended]} after {counted(steps, 'step')}",
         )
