@@ -1,6 +1,7 @@
 """Ranks that train apart, in real cells: what a cell, a fault and a change of size leave of it."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,15 @@ def train(opt, steps, fails_at=-1):
     return loss.item()
 """
 ASYNC = BEGIN + "opt = nbdist.AsyncSGD(torch.optim.SGD(net.parameters(), lr=0.05){more})\n"
+SERVED = """
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+opt = nbdist.AsyncSGD(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5), server=1)
+def step():
+    model(torch.full((1, 4), 100.0)).sum().backward()
+    opt.step(); opt.zero_grad()
+    opt.finish()
+"""
 
 
 def test_the_synchronous_and_the_asynchronous_way_train_the_same_model_in_two_cells(
@@ -127,3 +137,21 @@ def test_a_dead_rank_of_local_sgd_comes_back_with_a_copy_and_averages_go_on(
     after = session.run("train(opt, 8); opt.end_round(); weights()", timeout_s=60).value_list
     assert after[0] == after[1] == after[2]
     session.scale(2)
+
+
+def test_a_restored_training_of_a_server_goes_on_from_what_was_saved(
+    session: Session, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "saved")
+    session.run(SERVED)
+    saved = session.run(f"step(); nbdist.save({folder!r}).wait(); model.weight[0, 0].item()")
+    session.run(SERVED)
+    told = session.run(f"nbdist.restore({folder!r})").value_list[0]
+    begun = session.run("opt.finish(); model.weight[0, 0].item()").value_list
+    moved = session.run("step(); model.weight[0, 0].item(), opt.staleness.updates").value_list
+
+    assert "what its server's optimizer remembers, as momentum, is not saved" in str(told)
+    assert begun == saved.value_list
+    for weight, updates in moved:
+        assert updates == 2
+        assert weight - begun[0] == pytest.approx(-2.5, rel=1e-3)  # 1, then 1 and half of the first

@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from nbdist.engine.averaging import async_sgd
+from nbdist.engine.averaging import async_sgd, messages, serving
 from nbdist.engine.averaging.async_sgd import AsyncSGD
 from nbdist.engine.averaging.master import Master
 from nbdist.engine.averaging.staleness import Update
+from nbdist.shared.errors import ClusterError
 from tests.group import models
 from tests.group.averaging_ranks import F64, error_of
 
@@ -203,3 +204,46 @@ def scheduled() -> dict[str, Any]:
         opt.zero_grad()
     opt.finish()
     return {"moved": start - float(model.weight.detach()), "updates": opt.staleness.updates}
+
+
+class Own(torch.optim.SGD):
+    """An optimizer with a field of its own, which torch leaves out of copies."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr=lr)
+        self.made = 0
+        self.first = [p for group in self.param_groups for p in group["params"]]
+
+    def step(self, closure: Any = None) -> Any:
+        self.made += 1
+        assert self.first[0] is self.param_groups[0]["params"][0]
+        return super().step(closure)
+
+
+def own_fields() -> list[int]:
+    """What the server's copy of an optimizer has counted."""
+    model = nn.Linear(1, 1, bias=False)
+    opt = AsyncSGD(Own(model.parameters(), lr=0.1))
+    model(torch.ones(1, 1)).sum().backward()
+    opt.step()
+    opt.finish()
+    return everyones([m.optim.made for m in async_sgd.here.masters.values() if m is here_of(opt)])
+
+
+def here_of(opt: AsyncSGD) -> Master | None:
+    return async_sgd.here.masters.get(opt)
+
+
+def failing() -> str:
+    """The server fails in applying an update of a worker; its own next step says so."""
+    model = nn.Linear(1, 1, bias=False)
+    opt = AsyncSGD(torch.optim.SGD(model.parameters(), lr=0.1))
+    with mock.patch.object(messages, "unpack_gradients", side_effect=MemoryError("no room")):
+        while dist.get_rank() == 0 and serving.here._failed is None:
+            time.sleep(0.01)
+        model(torch.ones(1, 1)).sum().backward()
+        try:
+            opt.step()
+        except (ClusterError, RuntimeError) as error:
+            return str(error)
+    raise AssertionError("no error")

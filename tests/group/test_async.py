@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.group.harness import Outcome, try_ranks
+from tests.group.harness import Outcome, run_ranks, try_ranks
 
 
 @cache
@@ -73,3 +73,13 @@ def test_learning_rates_are_each_workers_own_and_an_overflow_sends_nothing() -> 
     for found in seen("scheduled"):
         assert found["moved"] == pytest.approx(wanted, rel=1e-4)
         assert found["updates"] == 6
+
+
+def test_an_optimizers_own_fields_are_the_servers_too() -> None:
+    assert run_ranks(2, "tests.group.async_ranks:own_fields") == [[[2], []]] * 2
+
+
+def test_a_server_that_fails_says_of_what_and_frees_the_worker() -> None:
+    server, worker = run_ranks(2, "tests.group.async_ranks:failing")
+    assert "the server failed in applying an update: MemoryError: no room" in server
+    assert "Connection closed by peer" in worker

@@ -60,6 +60,8 @@ class AsyncSGD(Wrapper):
             gradients already.
     """
 
+    unsaved = "what its server's optimizer remembers, as momentum, is not saved and begins anew"
+
     def __init__(self, optim: Optimizer, server: int = 0, max_staleness: int | None = None) -> None:
         fit.check(optim, "AsyncSGD")
         _check_numbers(server, max_staleness, dist.get_world_size())
@@ -176,9 +178,21 @@ class AsyncSGD(Wrapper):
         if group is not None:
             messages.send_request(group, self.server, messages.LEAVE, self._number, _cell())
 
-    def restart(self) -> None:
-        """Continue after a fault: both sides forget what was under way."""
+    def after_fault(self) -> None:
+        """Continue: both sides forget what was under way."""
         self._is_torn = False
+
+    def restart(self) -> None:
+        """Begin from the weights as they are: the server takes its rank's. All ranks."""
+        master = here.masters.get(self)
+        if master is not None:
+            master.begin_from(self.parameters())
+        self._read, self._seen = 0, Staleness()
+        dist.barrier()  # an update that came first would be applied to the former ones
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Begin from the weights as they are, which a checkpoint has given the model."""
+        self.restart()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the optimizer: on the server's rank the one that steps."""
@@ -187,10 +201,10 @@ class AsyncSGD(Wrapper):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a `state_dict`. Weights are loaded into the model before it is wrapped."""
-        super().load_state_dict(state_dict)
+        inner = {name: value for name, value in state_dict.items() if name != "wrapper"}
+        super().load_state_dict(inner)
         master = here.masters.get(self)
         if master is not None:
-            inner = {name: value for name, value in state_dict.items() if name != "wrapper"}
             master.load_state_dict(inner)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -277,7 +291,7 @@ class Averaging(Component):
         """Continue after a fault, when the groups have been re-created. Main thread, all ranks."""
         optimizers = _live()
         for optimizer in optimizers:
-            optimizer.restart()
+            optimizer.after_fault()
         if optimizers:
             serving.here.restart()
 

@@ -95,13 +95,13 @@ class InRounds(ApartWrapper):
         return self.rounds.length
 
     def own_state(self) -> dict[str, Any]:
-        """Return the number of steps made."""
-        return {"steps": self.steps}
+        """Return the number of steps made, and of those after which all ranks were equal last."""
+        return {"steps": self.steps, "met_at": self._met_at}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Continue at this number of steps."""
         self.steps = int(state["steps"])
-        self._met_at = min(self._met_at, self.steps)
+        self._met_at = int(state.get("met_at", self.steps))
 
     def _averaged(self) -> list[torch.Tensor]:
         return [*self.parameters(), *fit.statistics_of(self.modules).values()]

@@ -59,7 +59,7 @@ class Master:
 
     def __init__(self, optim: Optimizer, workers: Iterable[int], bound: int | None) -> None:
         # A copy with its own parameters: this rank's main thread trains on the model's.
-        self.optim = copy.deepcopy(optim)
+        self.optim = _copied(optim)
         self.workers = frozenset(workers)
         self.bound = bound
         self.version = 0
@@ -133,6 +133,19 @@ class Master:
             for worker in self.workers:
                 self._forget(worker)
 
+    @torch.no_grad()
+    def begin_from(self, weights: Sequence[torch.Tensor]) -> None:
+        """Begin from these weights, with no update made and nothing remembered of any."""
+        with self._lock:
+            self.restart()
+            torch._foreach_copy_([p.detach() for p in self._parameters()], list(weights))
+            self.optim.state.clear()
+            self.version = self._total = self._max = self._dropped = 0
+            self.order.clear()
+            self._newest.clear()
+            self._left.clear()
+            self._reads = dict.fromkeys(self.workers, 0)
+
     def like(self) -> tuple[int, list[torch.Tensor]]:
         """Return the number of parameter groups, and the parameters."""
         return len(self.optim.param_groups), self._parameters()
@@ -193,3 +206,17 @@ class Master:
 
     def _parameters(self) -> list[torch.Tensor]:
         return [p for group in self.optim.param_groups for p in group["params"]]
+
+
+def _copied(optim: Optimizer) -> Optimizer:
+    """Return a copy with parameters of its own.
+
+    torch's optimizers leave all but groups and state out of a copy: a class's own fields, too.
+    """
+    memo: dict[int, object] = {}
+    copied = copy.deepcopy(optim, memo)
+    for name, value in vars(optim).items():
+        # What can be called belongs to the original: a scheduler puts its own `step` there.
+        if not hasattr(copied, name) and not callable(value):
+            setattr(copied, name, copy.deepcopy(value, memo))
+    return copied

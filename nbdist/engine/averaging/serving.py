@@ -59,6 +59,7 @@ class Serving:
         self._masters: WeakValueDictionary[int, Master] = WeakValueDictionary()
         self._threads: dict[int, threading.Thread] = {}  # by worker
         self._ended: dict[int, Exception] = {}  # by worker: why its thread has ended
+        self._failed: Exception | None = None  # of this rank's own, in applying an update
 
     def serve(self, number: int, master: Master) -> None:
         """Answer for this master, as long as it lives. On the server's rank."""
@@ -85,6 +86,7 @@ class Serving:
         """Continue when the groups have been re-created. Main thread, after a fault."""
         for thread in self._threads.values():
             thread.join(10.0)
+        self._failed = None
         for master in list(self._masters.values()):
             master.restart()
         self.start()
@@ -105,8 +107,13 @@ class Serving:
 
         Raises:
             ReleasedError: The groups were aborted, because of a fault elsewhere.
-            ClusterError: A worker's process has ended.
+            ClusterError: The server has failed, or a worker's process has ended.
         """
+        if (error := self._failed) is not None:
+            raise ClusterError(
+                "Asynchronous training cannot continue.",
+                why=f"the server failed in applying an update: {type(error).__name__}: {error}",
+            ) from error
         error = next(iter(self._ended.values()), None)
         if error is None:
             return
@@ -125,13 +132,23 @@ class Serving:
         try:
             while True:
                 request = messages.receive_request(group, worker)
-                answer = self._answer(request)
+                answer = self._answer_or_fail(request)
                 if request.kind != messages.LEAVE:
                     messages.send_answer(group, worker, answer)
         except Exception as error:
             # The groups were aborted, or the worker is gone: no one waits for an answer any longer.
             self._ended[worker] = error
             _log.info("Serving rank %d has ended: %s: %s", worker, type(error).__name__, error)
+            if error is self._failed:  # its worker waits, and would do so for ever
+                for _, backend in torch_backends.backends_of(group):
+                    torch_backends.break_backend(backend)
+
+    def _answer_or_fail(self, request: messages.Request) -> Answer | None:
+        try:
+            return self._answer(request)
+        except Exception as error:
+            self._failed = error
+            raise
 
     def _answer(self, request: messages.Request) -> Answer | None:
         master = self._masters.get(request.number)

@@ -426,6 +426,8 @@ def _replace(
 def _fit_wrapper(
     wrapper: Wrapper, number: int, saved: SavedTraining, rank: int, found: Fit
 ) -> None:
+    if wrapper.unsaved:
+        found.notes.append(f"{wrapper.name}: {wrapper.unsaved}")
     place = rank % len(saved.facts)
     values = saved.facts[place]["wrappers"].get(str(number))
     if values is None:

@@ -37,9 +37,11 @@ class Wrapper(Optimizer):
         optim: The optimizer inside. Whatever looks for optimizers leaves it to its wrapper, by this
             name, which torch's own wrappers use too.
         name: How it was asked for, such as `LocalSGD(SGD, every=8)`.
+        unsaved: What checkpoints do not hold of it, in words; "" where they hold all.
     """
 
     name: str
+    unsaved = ""
 
     # GradScaler then calls `step` also where gradients overflowed, and leaves it to us to leave
     # the update out: ranks that count their steps must count this one.
