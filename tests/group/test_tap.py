@@ -733,3 +733,39 @@ def test_the_operation_that_is_waited_for_is_named_and_not_the_oldest(
     how: str, expected: tuple[str, int, int]
 ) -> None:
     assert run_ranks(2, _named_waits, how)[0] == expected
+
+
+def _many_messages(on_a_thread: bool) -> tuple[int, int]:
+    """Exchange 40 times 128 messages; return how many tensors live, and launches under way."""
+    import gc
+
+    import torch
+    import torch.distributed as dist
+
+    tap = install_tap("full")
+    rank, size = dist.get_rank(), 12_345
+
+    def exchange() -> None:
+        for _ in range(40):
+            kept = [torch.ones(size) for _ in range(128)]
+            works = [(dist.irecv if rank else dist.isend)(x, 1 - rank) for x in kept]
+            for work in works:
+                work.wait()
+            del kept, works, work
+
+    if on_a_thread:
+        thread = threading.Thread(target=exchange)
+        thread.start()
+        thread.join()
+    else:
+        exchange()
+    gc.collect()
+    held = sum(isinstance(o, torch.Tensor) and o.numel() == size for o in gc.get_objects())
+    return held, len(tap.state.under_way)
+
+
+@pytest.mark.parametrize("on_a_thread", [False, True])
+def test_messages_that_have_been_waited_for_are_forgotten(on_a_thread: bool) -> None:
+    for held, under_way in run_ranks(2, _many_messages, on_a_thread):
+        assert held <= (0 if on_a_thread else 64)
+        assert under_way <= (0 if on_a_thread else 64)

@@ -177,6 +177,7 @@ def reset_counts() -> None:
     """Begin to count at zero: the groups have been re-created."""
     counters.reset()
     state.under_way.clear()
+    state.held.clear()
     state.cuda.forget()
 
 
@@ -230,7 +231,7 @@ def _describe(launch: LaunchedCollective, for_ns: int, *, is_certain: bool) -> W
     )
 
 
-def take_counts(step: int) -> tuple[float, float] | None:
+def take_counts() -> tuple[float, float] | None:
     """Return the bytes put in and the collectives since the last call; None with the tap off.
 
     For a step that is not measured: its waits are reset, and not returned. Main thread.
@@ -474,9 +475,12 @@ def _drop(number: int) -> None:
 
 def _hold(launch: LaunchedCollective) -> None:
     """Keep few Works alive, for they hold their tensors; the end of older ones is not seen."""
-    state.held.append(launch)
-    if len(state.held) > MAX_HELD:
-        state.held.popleft().forget()
+    held = state.held
+    held.append(launch)
+    while len(held) > MAX_HELD or (held and held[0].number not in state.under_way):
+        oldest = held.popleft()
+        _drop(oldest.number)
+        oldest.forget()
 
 
 def launch_of(target: Any) -> LaunchedCollective | None:
@@ -518,4 +522,4 @@ def sweep(waited_for: LaunchedCollective | None = None) -> None:
         elif (work := launch.work) is not None and work.is_completed():
             # Not sampled: only its references are dropped.
             under_way.pop(number, None)
-            launch.work = launch.future = launch.outputs = None
+            launch.forget()

@@ -158,6 +158,7 @@ def set_level(level: str) -> None:
     state.level = level
     state.main = threading.main_thread().ident  # this module may have been imported before a fork
     state.under_way.clear()
+    state.held.clear()
     state.begin_sampling()
     known = torch_hooks.collective_ops()
     if level == "off":
@@ -282,7 +283,9 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
             is_sync = returns_nothing or (
                 async_at is not None and len(args) > async_at and not args[async_at]
             )
-            if by_host:
+            # Of a message only a wait of the main thread shows the end.
+            has_end = is_sync or trains or not is_message or peer is None
+            if by_host and has_end:
                 if state.is_sampling and sample(launch):
                     launch.dtype = 0 if payload_at is None else dtype_index(args[payload_at])
                 if is_cuda or not is_sync:

@@ -354,7 +354,7 @@ class Cell:
     def _counted_values(self, now_ns: int) -> dict[str, float]:
         """Return the values of a step that is not measured."""
         values = {"step_s": (now_ns - self._began_ns) / 1e9} if self._is_whole else {}
-        counts = tap.take_counts(self.step)
+        counts = tap.take_counts()
         if counts is not None and not graphs.is_stepping:
             values["bytes"], values["collectives"] = counts
         return values
