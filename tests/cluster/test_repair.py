@@ -41,6 +41,26 @@ def test_a_rank_killed_in_a_cell_is_named_and_replaced(session: Session) -> None
     assert_usable(session)
 
 
+def test_an_object_that_cannot_be_read_costs_its_name_and_not_the_session(session: Session) -> None:
+    """A tree whose hash follows from its state: read from a child, it is hashed before that."""
+    session.run("""
+    class Node:
+        def __init__(self, name, parent=None):
+            self.name, self.parent, self.children = name, parent, set()
+            if parent is not None:
+                parent.children.add(self)
+        def __hash__(self): return hash(self.name)
+    child = Node("child", Node("root"))
+    kept = 5
+    """)
+    told = fail(session, "import os\nif rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()")
+    assert "AttributeError: 'Node' object has no attribute 'name'" in told
+    assert session.run("kept, type(child).__name__").value_list == [
+        (5, "Node"),
+        (5, "Placeholder"),
+    ]
+
+
 def test_a_crash_in_c_tells_its_last_words(session: Session) -> None:
     told = fail(session, "import ctypes\nif rank: ctypes.string_at(0)\ndist.barrier()")
     assert "rank 1 (localhost, cpu) died: killed by SIGSEGV" in told

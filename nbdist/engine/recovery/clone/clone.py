@@ -328,10 +328,11 @@ def _give(
         channel.send(_header(parcel))
         channel.send_buffers([memoryview(s) for s in parcel.streams] + parcel.buffers)
         reply = channel.receive()
-        failures = reply["failures"]
+        failures, broken = reply["failures"], reply["broken"]
         parcel.placeholders |= reply["missing"]
-        if not failures:
+        if not failures and not broken:
             break
+        excluded |= broken
         if attempt == 0:
             kept = [parcel.objects[failure.serial] for failure in failures]
             refused |= {id(one): f.why for one, f in zip(kept, failures, strict=True)}
@@ -340,7 +341,7 @@ def _give(
     else:
         raise ClusterError(
             f"Rank {replacement} cannot build what rank {dist.get_rank()} holds.",
-            why=failures[0].why,
+            why=next(iter((*broken.values(), *(failure.why for failure in failures)))),
             do="%dist restart",
         )
     answer = _answer(parcel, replacement, _seed(sent), step)
@@ -424,13 +425,14 @@ def _load_from(channel: P2PTransfer, place: _CloneContext) -> dict[str, Any]:
             names, streams, buffers[len(names) :], place.anchors, place.namespace
         )
         del buffers
-        channel.send({"failures": loaded.failures, "missing": loaded.missing})
-        if not loaded.failures:
+        reply = {"failures": loaded.failures, "missing": loaded.missing, "broken": loaded.broken}
+        channel.send(reply)
+        if loaded.is_whole:
             return loaded.values
         loaded.values.clear()  # before the next round brings the same once more
     raise ClusterError(
         "This rank cannot build what the others hold.",
-        why=loaded.failures[0].why,
+        why=next(iter((*loaded.broken.values(), *(failure.why for failure in loaded.failures)))),
         do="%dist restart",
     )
 

@@ -34,6 +34,12 @@ class Loaded:
     values: dict[str, Any]
     failures: list[UnpickleFailure]
     missing: dict[str, str]  # by name: what it needs of this process, and this process has not
+    broken: dict[str, str]  # the name at which reading has ended, and why
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all could be built."""
+        return not self.failures and not self.broken
 
 
 @dataclass(slots=True)
@@ -79,7 +85,8 @@ def load(
 ) -> Loaded:
     """Return the names and values of a parcel, and what could not be built.
 
-    After failures dump again, with those objects refused.
+    After failures dump again, with those objects refused, and without names that are broken: an
+    object whose hash follows from its state, say, in a set that leads back to it.
 
     Args:
         names: The parcel's.
@@ -92,14 +99,17 @@ def load(
         unpickler = _Unpickler(streams, buffers, anchors)
         values, missing = {}, dict[str, str]()
         for name in names:
-            values[name] = unpickler.load()
+            try:
+                values[name] = unpickler.load()
+            except Exception as error:  # of the user's class; what follows it cannot be read
+                return Loaded({}, loading.failures, missing, {name: first_line(named(error))})
             if unpickler.missing:
                 missing[name] = f"{', '.join(unpickler.missing)}: {_NOT_HERE}"
                 unpickler.missing.clear()
         for _, serial, finish in sorted(loading.later, key=lambda entry: entry[0]):
             with _noted(serial):
                 finish()
-    return Loaded(values, loading.failures, missing)
+    return Loaded(values, loading.failures, missing, {})
 
 
 def afterwards(finish: Callable[[], None], order: int = 0) -> None:
