@@ -16,6 +16,7 @@ neighbours become two, their least and their greatest, so that spikes and trends
 half the memory. Subscribers see every record. At most `MAX_KEYS` keys have a series.
 """
 
+import heapq
 import logging
 import threading
 import time
@@ -24,7 +25,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from operator import le
+from operator import itemgetter, le
 from typing import Any
 
 from nbdist.shared.wire import DEVICE_KEYS, RUN_KINDS, STEP_KEYS, Batch, Record
@@ -261,8 +262,7 @@ class _History:
             steps.extend(new_steps)
             values.extend(new_values)  # last: readers go by its length
         else:
-            for step, value in zip(new_steps, new_values, strict=True):
-                steps, values = _inserted(steps, values, step, value)
+            steps, values = _merged(steps, values, new_steps, new_values)
             generation += 1
         while len(values) >= self._most:
             steps, values = thin(steps, values)
@@ -274,14 +274,20 @@ class _History:
         return Series(steps, values, len(values), generation, self._seen, self._total)
 
 
-def _inserted(
-    steps: "array[float]", values: "array[float]", step: float, value: float
+def _merged(
+    steps: "array[float]",
+    values: "array[float]",
+    new_steps: Sequence[float],
+    new_values: Sequence[float],
 ) -> tuple["array[float]", "array[float]"]:
-    """Return copies with one late point put in after all points of its step."""
-    at = bisect_right(steps, step)
+    """Return copies with late points put in, each after all points of its step."""
+    late = sorted(zip(new_steps, new_values, strict=True), key=itemgetter(0))
+    first = bisect_right(steps, late[0][0])
+    rest = zip(steps[first:], values[first:], strict=True)
+    merged = list(heapq.merge(rest, late, key=itemgetter(0)))  # of equal ones those of `rest` first
     return (
-        steps[:at] + array("d", [step]) + steps[at:],
-        values[:at] + array("d", [value]) + values[at:],
+        steps[:first] + array("d", [step for step, _ in merged]),
+        values[:first] + array("d", [value for _, value in merged]),
     )
 
 

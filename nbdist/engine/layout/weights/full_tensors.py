@@ -210,5 +210,6 @@ def _from_stage(
     else:
         full = torch.empty(place.shape, dtype=place.dtype, device=spread.mesh.device_type)
     if full.numel():
-        dist.broadcast(full, group=group, group_src=place.stage)
+        # As bytes: gloo knows some dtypes only.
+        dist.broadcast(tensor_bytes.raw(full), group=group, group_src=place.stage)
     return full
