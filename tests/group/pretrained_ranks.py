@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from nbdist.engine.layout.from_pretrained import from_pretrained
 from nbdist.engine.layout.layout import Layout
+from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.weights import from_files, full_tensors, save_pretrained
 from nbdist.shared.errors import NBDistError
 from tests.group import models
@@ -135,6 +136,14 @@ def unreadable(folder: str, target: str) -> dict[str, str]:
     layout.model.register_buffer("odd", torch.zeros(3, dtype=torch.complex128))
     texts["dtype"] = text_of(lambda: layout.save_pretrained(target))
     return texts
+
+
+def with_an_int16_buffer(target: str) -> None:
+    """Save a pipeline with a dtype that gloo sends none of."""
+    model = Stages()
+    for block in model.blocks:
+        block.register_buffer("order", torch.arange(3, dtype=torch.int16))
+    parallelize(model, "pp=2").save_pretrained(target)
 
 
 def fail(*_: object) -> None:

@@ -152,6 +152,16 @@ def test_a_disk_that_fails_is_one_error_and_leaves_what_was_there(
     assert same_as_expected(folders / "stages", target, "stages")
 
 
+def test_stages_give_each_other_weights_of_any_dtype(tmp_path: Path) -> None:
+    run_ranks(2, f"{RANKS}:with_an_int16_buffer", str(tmp_path))
+    data = (tmp_path / "model.safetensors").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    place = json.loads(data[8 : 8 + length])["blocks.3.order"]
+    assert (place["dtype"], place["shape"]) == ("I16", [3])
+    first, end = (8 + length + offset for offset in place["data_offsets"])
+    assert data[first:end] == bytes([0, 0, 1, 0, 2, 0])
+
+
 def test_a_new_head_is_made_where_it_is_asked_for(folders: Path, tmp_path: Path) -> None:
     run_ranks(1, f"{RANKS}:without_head", str(folders / "stages"), str(tmp_path / "body"))
     for found in run_ranks(2, f"{RANKS}:new_head", str(tmp_path / "body")):
