@@ -11,6 +11,8 @@ import pytest
 
 import nbdist
 from nbdist import RankError, Session, UsageError
+from nbdist.client.tracking.past.runs import runs
+from tests.cluster.conftest import Kernel
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +69,15 @@ def test_a_cell_whose_shards_died_with_a_rank_ends_as_without_the_fault(
     assert sorted(sample for mine, other in steps for sample in mine + other) == sorted(
         4 * list(range(64))
     )
+
+
+def test_steps_that_are_made_again_after_a_checkpoint_count_once(
+    notebook: Kernel, tmp_path: Path
+) -> None:
+    notebook.cell(MAKE.format(flag=str(tmp_path / "has-died")))
+    ran = notebook.cell("_ = train()", "--retry 1 --checkpoint every=5")
+    assert "Restored step " in ran.text
+    assert runs(notebook.folder / ".nbdist")[0].steps == 32
 
 
 def test_a_cell_that_fails_before_its_first_checkpoint_takes_no_older_one(
