@@ -4,6 +4,7 @@ Set once: by `%load_ext nbdist` in the notebook's kernel, by a rank when it begi
 program without either is on the notebook's side as long as it has a session.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 from nbdist.shared.errors import UsageError
@@ -11,6 +12,20 @@ from nbdist.shared.errors import UsageError
 Side = Literal["", "notebook", "program", "rank"]
 
 _here: Side = ""  # neither: a script, which may be on any
+
+
+class Notebook:
+    """What the notebook's side tells calls that mean something on both.
+
+    Attributes:
+        checkpoints: Returns the folder of checkpoints without a name; "" where there is no kernel.
+    """
+
+    def __init__(self) -> None:
+        self.checkpoints: Callable[[], str] = lambda: ""
+
+
+notebook = Notebook()
 
 
 def settle(side: Side) -> None:

@@ -25,6 +25,9 @@ PUBLISHED = "published"  # a fact: models that the cell has published, as JSON
 CONTINUES = (
     "continues"  # a fact of a cell that is run again: it trains on what is there, or restored
 )
+# A fact of a cell that trains: the steps that its first optimizer had made before. A training that
+# goes on from a checkpoint makes the steps after it again.
+TRAINED_BEFORE = "trained_before"
 # The iopub messages that show something: a detached cluster's ranks keep them (`journal.py`).
 # What each rank finds in its namespace, of its own or put there by us: nothing else sets them.
 NAMES_OF_A_RANK = frozenset(

@@ -11,6 +11,8 @@ import pytest
 
 import nbdist
 from nbdist import RankError, Session, UsageError
+from nbdist.client.tracking.past.runs import runs
+from tests.cluster.conftest import Kernel
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +71,15 @@ def test_a_cell_whose_shards_died_with_a_rank_ends_as_without_the_fault(
     )
 
 
+def test_steps_that_are_made_again_after_a_checkpoint_count_once(
+    notebook: Kernel, tmp_path: Path
+) -> None:
+    notebook.cell(MAKE.format(flag=str(tmp_path / "has-died")))
+    ran = notebook.cell("_ = train()", "--retry 1 --checkpoint every=5")
+    assert "Restored step " in ran.text
+    assert runs(notebook.folder / ".nbdist")[0].steps == 32
+
+
 def test_a_cell_that_fails_before_its_first_checkpoint_takes_no_older_one(
     session: Session, tmp_path: Path
 ) -> None:
@@ -78,6 +89,28 @@ def test_a_cell_that_fails_before_its_first_checkpoint_takes_no_older_one(
     assert flag.exists()
     assert "Restored" not in resumed[0].text
     assert len(resumed.value_list[0][1]) == 32
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_cell_that_restores_from_elsewhere_does_not_miss_its_newest_checkpoint_unsaid(
+    session: Session, tmp_path: Path, is_there: bool
+) -> None:
+    flag, other = tmp_path / "has-died", str(tmp_path / "other")
+    call = f"    nbdist.restore({other!r}, missing_ok=True)\n    for epoch"
+    session.run(MAKE.format(flag=str(flag)).replace("    for epoch", call))
+    flag.touch()
+    unbroken = session.run("train()", track=False).value_list
+    if is_there:
+        save = f"        nbdist.save({other!r}, wait=True); break\n    whole"
+        session.run(MAKE.format(flag=str(flag)).replace("    whole", save, 1) + "train()")
+        session.run(MAKE.format(flag=str(flag)).replace("    for epoch", call))
+    flag.unlink()
+    resumed = session.run("train()", track=False, retry=1, checkpoint=5)
+    assert flag.exists()
+    said = resumed[0].text
+    assert ("is not used: the cell itself has restored an older one" in said) is is_there
+    assert said.count("Restored step ") == 1
+    assert (resumed.value_list == unbroken) is not is_there
 
 
 def test_some_ranks_cannot_save_what_all_train(session: Session) -> None:

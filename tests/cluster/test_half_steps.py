@@ -551,6 +551,31 @@ def with_peers(
 
 
 # Last in the module, for its session takes the place of the shared one.
+def test_an_average_of_shards_that_died_is_back_when_built_again_and_restored(
+    with_peers: Session, tmp_path: Path
+) -> None:
+    make = (
+        "class Kept(Shadow):\n"
+        "    def state_dict(self): return self.kept\n"
+        "    def load_state_dict(self, state): self.kept = state\n"
+        "ema = Kept(model)"
+    )
+    saved = str(tmp_path / "saved")
+    after = f"ema.update(model); n == 3 and nbdist.save({saved!r}, wait=True)"
+    kind = replace(KINDS["shadow"], make=make, after=after)
+    set_up(with_peers, kind, "zero3")
+    wanted = run_training(with_peers, kind)
+    set_up(with_peers, kind, "zero3", "after", "(1,)", tmp_path, "kill")
+
+    said = fail_training(with_peers, kind, "kill", "(1,)", tmp_path)
+
+    assert "ema that rank 1 held are lost: build it again; nbdist.restore() then brings" in said
+    with_peers.run("ema = Kept(model)", track=False)
+    with_peers.run(f"nbdist.restore({saved!r}); n = 3", track=False)
+    with_peers.retry()
+    assert with_peers.run(TOLD.format(told=kind.told), track=False).value_list == wanted
+
+
 @pytest.mark.parametrize(("name", "place", "layout", "who", "fault"), cases(peers=True))
 def test_shards_of_a_killed_rank_are_right_or_named_where_a_peer_keeps_them(
     with_peers: Session, name: str, place: str, layout: str, who: str, fault: str, tmp_path: Path

@@ -201,10 +201,15 @@ def test_a_fixed_cell_keeps_the_scheduler_that_it_makes(session: Session, tmp_pa
     assert session.run("halving.gamma").value_list == [0.25] * 2
 
 
+@pytest.mark.parametrize("strike", ["raise", "kill rank 0"])
 def test_a_model_that_is_older_than_the_cell_that_starts_over_is_named(
-    session: Session, tmp_path: Path
+    session: Session, tmp_path: Path, strike: str
 ) -> None:
     before = BEFORE.format(flag=str(tmp_path / "flag"))
+    if strike != "raise":
+        before = before.replace("rank == 1", "rank == 0").replace(
+            'raise ValueError("a bad sample")', "__import__('os').abort()"
+        )
     loop = f"for x in train:\n    for _ in '1':\n        {STEP}\n        fail(n == AT)\n"
     text = said(session, before, f"opt = torch.optim.SGD(model.parameters(), lr=0.1)\n{loop}", at=3)
     assert "starts over" in text

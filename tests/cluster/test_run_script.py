@@ -226,6 +226,35 @@ def test_a_cell_has_no_words_and_sys_exit_0_ends_it_well(session: Session) -> No
         session.run("sys.exit(2)")
 
 
+def test_a_script_may_run_coroutines_as_under_torchrun(session: Session, tmp_path: Path) -> None:
+    path = script(
+        tmp_path,
+        """
+        import asyncio
+
+        async def add(n):
+            await asyncio.sleep(0)
+            return n + 1
+
+        async def fail():
+            raise ValueError("within")
+
+        told = [asyncio.run(add(n)) for n in range(2)]
+        asyncio.run(asyncio.wait_for(add(2), 10))
+        try:
+            asyncio.run(fail())
+        except ValueError as error:
+            told.append(str(error))
+        """,
+    )
+    for _ in range(2):
+        session.run_script(path)
+        code = "await asyncio.sleep(0)\n(told, asyncio.get_running_loop().is_running())"
+        assert session.run(code).value_list == [([1, 2, "within"], True)] * 2
+    with pytest.raises(RankError, match="running event loop"):
+        session.run("asyncio.run(add(1))")
+
+
 def test_a_script_that_cannot_run_is_refused_before_it_is_sent(
     session: Session, tmp_path: Path
 ) -> None:
@@ -252,7 +281,8 @@ for _ in range(steps):
     losses.append(loss.item().hex())
 """
 WRITE = """
-import json
+import asyncio, json
+await asyncio.sleep(0)
 with open(f"losses-{rank}.json", "w") as file:
     json.dump(losses, file)
 len(losses)

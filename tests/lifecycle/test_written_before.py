@@ -63,6 +63,9 @@ def test_a_training_goes_on_from_it_and_its_run_is_shown_sent_and_compared_with(
             notebook.on_ranks(BUILD.replace("LAYOUT", layout))
             assert "step 4 lr 0.0001" in notebook.on_ranks(RESTORE)
         assert "kept" in notebook.run("import nbdist; print(nbdist.saved('kept'))")
+        own = notebook.on_ranks("print(nbdist.saved())", "-r 0 --no-track")
+        assert ".nbdist/checkpoints/digits" in own
+        assert notebook.run("print(nbdist.saved())").strip() in own
         assert "Run digits: Step 4: loss 0.766, from 0.671 on rank 0 to 0.862" in (
             notebook.run("%dist board loss --run digits")
         )

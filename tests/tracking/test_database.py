@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from nbdist.client.tracking.folder import try_lock
 from nbdist.client.tracking.past.runs import runs, runs_table
 from nbdist.client.tracking.run import TrackedRun, Tracker
 from nbdist.client.tracking.settings import own_database
@@ -25,6 +26,19 @@ from tests.tracking.conftest import Ranks, cell, client_of
 from tests.tracking.test_embedded import wait_for
 
 _COMMAND = [sys.executable, "-m", "nbdist.client.tracking.shipping.ship"]
+
+
+def test_a_run_that_another_process_sends_is_said_to_be_just_that(home: Path) -> None:
+    begin = Begin(f"{1:020d}-1-1", own_database(home), "nb", "a", 1)
+    writer = SpoolWriter(home / "spool", begin, {})
+    writer.end("FINISHED", 2)
+    writer.close()
+    with try_lock(writer.folder / "ship.lock") as mine:
+        assert mine
+        assert sync(home, 60) == (
+            "Kept in .nbdist/spool: 1 run, because another process is sending it. "
+            "%dist runs --sync tries again."
+        )
 
 
 @pytest.mark.slow

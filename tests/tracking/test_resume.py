@@ -11,7 +11,7 @@ from nbdist.client.tracking.shipping.sender import _newest_of_name
 from nbdist.client.tracking.spool import SpooledRun, spool_of, spooled_runs
 from nbdist.client.tracking.writing import Outcome
 from nbdist.shared.errors import UsageError
-from nbdist.shared.wire import CONTINUES
+from nbdist.shared.wire import CONTINUES, TRAINED_BEFORE
 from tests.tracking.conftest import Ranks, cell, client_of
 
 EXPERIMENT = "02_train"
@@ -125,6 +125,23 @@ def test_an_attempt_that_goes_on_counts_with_the_one_before(tracker: Tracker) ->
     attempt(tracker, 5, "finished", continues)  # and a third one that starts over after all
     (row,) = runs(tracker.folder, EXPERIMENT)
     assert (row.steps, row.attempt) == (5, 3)
+
+
+def test_steps_that_are_made_again_from_a_checkpoint_count_once(tracker: Tracker) -> None:
+    def begin_at(trained: int) -> dict[str, str]:
+        return {CONTINUES: "yes", TRAINED_BEFORE: str(trained)}
+
+    failed = attempt(tracker, 17, "failed", **{TRAINED_BEFORE: "100"})
+    again = attempt(tracker, 8, "failed", failed, **begin_at(110))
+    newest = attempt(tracker, 15, "finished", again, **begin_at(115))
+    (row,) = runs(tracker.folder, EXPERIMENT)
+    assert (row.steps, row.attempt) == (30, 3)
+    curves = SpooledRun(spool_of(tracker.folder) / newest).curves()
+    assert [point[0] for point in curves["loss"]] == list(range(1, 31))
+    assert TRAINED_BEFORE not in row.facts
+
+    attempt(tracker, 9, "finished", newest, **begin_at(200))  # steps of another optimizer
+    assert runs(tracker.folder, EXPERIMENT)[0].steps == 39
 
 
 def test_an_attempt_at_a_resumed_run_goes_on_with_it(tracker: Tracker) -> None:

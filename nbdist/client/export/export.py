@@ -172,7 +172,9 @@ def _require_training(
         )
     if any(map(trains, [*kept, *modules])):
         return
-    training = {cell.number for cell in cells if cell.losses or trains(cell.source)}
+    there = {part.number for part in parts if part.code}
+    # One that is there has trained by code of others, or of a library.
+    training = {cell.number for cell in cells if cell.losses or trains(cell.source)} - there
     if training:
         reasons = {part.number: part.reason for part in parts if part.number in training}
         why = "; ".join(

@@ -108,7 +108,10 @@ def _lost(cloned: Mapping[int, Mapping[str, Any]]) -> list[str]:
         return []
     held = [rank for rank, of_rank in cloned.items() if of_rank["lost"]]
     what = f"The shards of {', '.join(names)} that {name_ranks(held)} held are lost"
-    return [f"{what}: build {'it' if len(names) == 1 else 'them'} again or restore a checkpoint."]
+    them = "it" if len(names) == 1 else "them"
+    # A new rank has placeholders of these, into which nothing can be restored.
+    then = f"nbdist.restore() then brings back what a checkpoint has of {them}"
+    return [f"{what}: build {them} again; {then}."]
 
 
 def _differing(cloned: Mapping[int, Mapping[str, Any]]) -> list[str]:

@@ -198,6 +198,14 @@ def _tracker() -> "Tracker":
     )
 
 
+def checkpoints_folder() -> str:
+    """Return the folder of checkpoints without a name, as cells of the ranks have it."""
+    from nbdist.client.tracking.provenance import notebook_name
+
+    folder = project_folder(_place or current_folder())
+    return str(folder.absolute() / "checkpoints" / notebook_name())
+
+
 @takes_options
 def start(n: int | None = None, **given: Any) -> Session:
     """Start a cluster of ranks, on this machine or on several, and form their process group.

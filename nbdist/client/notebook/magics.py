@@ -14,6 +14,7 @@ from traitlets import All, Bool, Enum, Float, Integer, List, TraitError, Unicode
 
 from nbdist.client.notebook import arguments, assist, export_command
 from nbdist.client.notebook.start_options import all_options, require_value
+from nbdist.shared import side
 from nbdist.shared.errors import Interrupted, UsageError
 from nbdist.shared.options import Option
 
@@ -326,3 +327,10 @@ def register(shell: Any) -> None:
     shell.input_transformers_cleanup.insert(0, _with_body)
     assist.install(shell)
     export_command.watch(shell)
+    side.notebook.checkpoints = _checkpoints_folder
+
+
+def _checkpoints_folder() -> str:
+    from nbdist.client.notebook import current
+
+    return current.checkpoints_folder()

@@ -90,12 +90,29 @@ def attached_run(folder: Path, number: int, kernels: Collection[int], since_s: f
     return None
 
 
+def steps_again(earlier: Mapping[str, Any], trained_before: int | None) -> int:
+    """Return how many steps of a run are made again by what goes on with it from a checkpoint.
+
+    Args:
+        earlier: The summary of that run.
+        trained_before: Steps that the training had made where it goes on; None: not known.
+    """
+    began = earlier.get("trained_before")
+    if began is None or trained_before is None:
+        return 0
+    made = earlier["last_step"] - earlier["first_step"]
+    again = made - (trained_before - began)
+    # Others than one a step of the run: several optimizers, each with steps of its own.
+    return again if 0 <= again <= made else 0
+
+
 def make_begin(
     place: RunPlace,
     info: CellInfo,
     facts: Mapping[str, str],
     before: SpooledRun | None,
     time_ms: int,
+    again: int = 0,
 ) -> Begin:
     """Return the run's first operation.
 
@@ -105,12 +122,11 @@ def make_begin(
         facts: What is known of the ranks so far.
         before: The run it goes on with.
         time_ms: The wall clock of its first record.
+        again: Steps of that run which this one makes again.
     """
-    tags = provenance.source_tags(place.experiment, info.number, place.folder.parent)
-    tags |= {f"nbdist.{key}": facts[key] for key in TAG_FACTS if key in facts}
-    # MLflow draws a run in a colour of its id, and neighbours often come out equal.
-    tags["mlflow.runColor"] = _COLORS[_count(place) % len(_COLORS)]
+    tags = _first_tags(place, info, facts)
     earlier = before.summary() if before else {}
+    last = int(earlier.get("first_step" if info.attached else "last_step", 0))
     failed = failed_attempt(place, info)
     attempt = int(failed.summary().get("attempt", 1)) + (not info.attached) if failed else 1
     if attempt > 1:
@@ -124,12 +140,19 @@ def make_begin(
         artifacts=own_artifacts(place.folder, place.uri, place.experiment),
         continues=before.key if before else None,
         resume=info.resume and not info.attached,
-        first_step=int(earlier.get("first_step" if info.attached else "last_step", 0)),
+        first_step=last - again,
         study=info.study,
         starts_over=failed.key if failed and not before else None,
         attempt=attempt,
         tags=tags,
     )
+
+
+def _first_tags(place: RunPlace, info: CellInfo, facts: Mapping[str, str]) -> dict[str, str]:
+    tags = provenance.source_tags(place.experiment, info.number, place.folder.parent)
+    tags |= {f"nbdist.{key}": facts[key] for key in TAG_FACTS if key in facts}
+    # MLflow draws a run in a colour of its id, and neighbours often come out equal.
+    return tags | {"mlflow.runColor": _COLORS[_count(place) % len(_COLORS)]}
 
 
 def summary_of(begin: Begin, info: CellInfo, status: str) -> dict[str, Any]:

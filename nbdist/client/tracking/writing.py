@@ -24,6 +24,7 @@ from nbdist.client.tracking.begin import (
     continued,
     make_begin,
     own_params,
+    steps_again,
     summary_of,
 )
 from nbdist.client.tracking.curves import curves_of, joined
@@ -34,7 +35,7 @@ from nbdist.client.tracking.series import Point, RunSeries
 from nbdist.client.tracking.shipping.description import TAG, description
 from nbdist.client.tracking.spool import SpoolWriter, spool_of
 from nbdist.client.tracking.story import story
-from nbdist.shared.wire import CONTINUES, PUBLISHED, Record
+from nbdist.shared.wire import CONTINUES, PUBLISHED, TRAINED_BEFORE, Record
 
 Outcome = Literal["finished", "failed", "interrupted"]
 STATUS: dict[Outcome, str] = {
@@ -110,7 +111,13 @@ class RunWriter:
         self._curves_before = before.curves() if before else {}
         summary_before = before.summary() if before else {}
         steps = "steps_before" if info.attached else "steps"
-        self._steps_before = int(summary_before.get(steps, 0))
+        self._trained_before = self._told_trained_before()
+        if info.attached:
+            self._trained_before = summary_before.get("trained_before", self._trained_before)
+        again = 0
+        if keeps_training and not info.attached:
+            again = steps_again(summary_before, self._trained_before)
+        self._steps_before = int(summary_before.get(steps, 0)) - again
         # A run keeps its params, as in MLflow; the newest cell's own stand above them.
         self._params = summary_before.get("params", {}) | params_of(info.params)
         self._facts_written: set[str] = set()
@@ -123,7 +130,7 @@ class RunWriter:
         self._recent_at, self._recent_every_s = 0.0, RECENT_S
         self.models: dict[str, str] = {}  # published ones: what is said, by their folders
         self._models_before: list[str] = summary_before.get("models", [])
-        self.begin = make_begin(place, info, self._facts(), before, time_ms)
+        self.begin = make_begin(place, info, self._facts(), before, time_ms, again)
         self.series = RunSeries(info.ranks, self.begin.first_step)
         self._spool = SpoolWriter(spool_of(place.folder), self.begin, self.summary("running"))
 
@@ -244,7 +251,13 @@ class RunWriter:
         facts.pop(EXPLAINED, None)
         facts.pop(PUBLISHED, None)
         facts.pop(CONTINUES, None)
+        facts.pop(TRAINED_BEFORE, None)
         return facts
+
+    def _told_trained_before(self) -> int | None:
+        by_rank = dict(self._feed.facts).values()
+        told = next((facts[TRAINED_BEFORE] for facts in by_rank if TRAINED_BEFORE in facts), None)
+        return None if told is None else int(told)
 
     def _write_facts(self, settled_only: bool) -> None:
         """Write facts as params, each once: a param that changed would be refused.
@@ -304,6 +317,7 @@ class RunWriter:
             "steps": self._steps_before + series.steps,
             "steps_before": self._steps_before,
             "last_step": series.last_step,
+            "trained_before": self._trained_before,
             "values": series.last,
             "losses_before": series.losses_before,
             "user_keys": series.user_keys,

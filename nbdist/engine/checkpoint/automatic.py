@@ -20,7 +20,7 @@ import torch.distributed as dist
 from nbdist.engine.checkpoint import folder, rest, restore, save, saved, training_state
 from nbdist.engine.checkpoint.agreement import each, from_rank_0, together
 from nbdist.engine.checkpoint.folder import CheckpointFolder
-from nbdist.engine.checkpoint.saved import place_of
+from nbdist.engine.checkpoint.saved import Chosen, place_of
 from nbdist.engine.checkpoint.saving import Saving
 from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.data.position import position, resume
@@ -130,7 +130,7 @@ class Automatic(Component):
         # By the step of the newest, with their versions.
         self._left: list[tuple[torch.Tensor, int]] = []
         self._changed_after = False
-        self._restored = 0  # calls of nbdist.restore before the cell
+        self._restored = 0  # of `save.here.restores`, before the cell
         self._began_at = self._cell_began_at = 0.0
         self._steps = 0
 
@@ -237,17 +237,31 @@ class Automatic(Component):
             return
         assert self._asked is not None
         self._may_go_on, since = False, self._asked.since
-        if save.here.restores > self._restored:  # the cell does so itself
+        does_itself = save.here.restores > self._restored
+        if does_itself:
             resume.here.forget_repeated()
-            return
-        if not any(together(_is_lost)):
+        elif not any(together(_is_lost)):
             return
         place = each(lambda: CheckpointFolder(place_of(None)))
         found = from_rank_0(lambda: saved.newest_since(place, since), place.url)
-        if found is not None:
+        if found is None:
+            return
+        if does_itself:
+            _tell_unused(place.folder(found.name), found)
+        else:
             restore.go_on_from(place, found, repeats=True, among=step_state.here().made() or None)
             resume.here.continues_restored()
             self._continues = True
+
+
+def _tell_unused(folder: str, found: Chosen) -> None:
+    """Say that a cell has restored what is older than its newest checkpoint."""
+    if found.commit.saved_at > save.here.restored_at and dist.get_rank() == 0:
+        print(
+            f"This cell's newest checkpoint, {folder}, is not used: the cell itself has restored "
+            "an older one. To continue from the newest, have it call "
+            "nbdist.restore(missing_ok=True) or nbdist.restore(NAME)."
+        )
 
 
 def _is_lost() -> bool:

@@ -110,7 +110,6 @@ def restore(
     save.require_rank("nbdist.restore")
     what = None if only == "model" else only
     same(f"name={name!r}, which={which!r}, only={save.described(only)}", "nbdist.restore")
-    save.here.restores += 1
     save.here.settle()
     url, folder = _one_of(place_of(name, "nbdist.restore"), which)
     place = each(lambda: CheckpointFolder(url, storage_options), url)
@@ -119,6 +118,8 @@ def restore(
         if missing_ok:
             return None
         raise from_rank_0(lambda: saved.missing(place), url)
+    save.here.restores += 1
+    save.here.restored_at = found.commit.saved_at
     return go_on_from(place, found, only_model=only == "model", what=what)
 
 

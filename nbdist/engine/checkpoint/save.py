@@ -137,7 +137,8 @@ class Saves(Component):
 
     def __init__(self) -> None:
         self.left_out: dict[str, None] = {}  # models that the cell could have saved, too
-        self.restores = 0  # calls of `nbdist.restore` in this process
+        self.restores = 0  # trainings that calls of `nbdist.restore` have brought back here
+        self.restored_at = 0.0  # when the last of them was saved
         self._newest: Saving | None = None
         self._written: list[Saving] = []  # of this cell
         self._known: WeakSet[torch.optim.Optimizer] = WeakSet()  # of which there is a checkpoint

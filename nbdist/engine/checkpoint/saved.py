@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, overload
 
 from nbdist.engine.checkpoint.folder import COMMIT, CheckpointFolder
 from nbdist.engine.checkpoint.manifest import FORMAT, Manifest, best_of, order
+from nbdist.shared import side
 from nbdist.shared.errors import CheckpointError, UsageError
 from nbdist.shared.text import aligned, counted, figure
 
@@ -21,11 +22,16 @@ class DefaultFolder:
     """Where the checkpoints of a process lie that have no name."""
 
     def __init__(self) -> None:
-        self.folder = ".nbdist/checkpoints/notebook"
+        self._told = ""
+
+    @property
+    def folder(self) -> str:
+        """Where those without a name lie, and words beside it."""
+        return self._told or side.notebook.checkpoints() or ".nbdist/checkpoints/notebook"
 
     def lie_beside(self, folder: str) -> None:
-        """Have checkpoints without a name lie in this folder, words beside it; "": as before."""
-        self.folder = folder or self.folder
+        """Have checkpoints without a name lie in this folder; "": as before."""
+        self._told = folder or self._told
 
 
 def place_of(name: str | os.PathLike[str] | None, call: str = "nbdist.save") -> str:
@@ -145,7 +151,7 @@ def saved(
         nbdist.saved("run")[-1].models # {"model": "GPT"}
 
     It reads a small file of each, and neither tensors nor pickles. In a cell of ranks each rank
-    reads by itself; the notebook can ask, too, by a folder or a URL.
+    reads by itself; the notebook can ask, too.
 
     Args:
         name: As of `nbdist.save`.

@@ -100,7 +100,8 @@ class Rank:
         self.output.begin_cell(start.number)
         self.tracks = start.track
         self.published.clear()
-        self.recorder.forget(wire.PUBLISHED, wire.CONTINUES, *model_facts.FACTS)
+        of_cell = (wire.PUBLISHED, wire.CONTINUES, wire.TRAINED_BEFORE)
+        self.recorder.forget(*of_cell, *model_facts.FACTS)
         self.first_seq = self.recorder.begin_cell()
         self.kernel.shell.user_ns.update(
             {name: plain.decode(value) for name, value in start.params.items()}

@@ -22,7 +22,7 @@ from nbdist.engine.layout import layout, parallelize, publish, wrapped
 from nbdist.engine.layout.axes import fsdp, unseen, unused, zero1
 from nbdist.engine.rank import components, control
 from nbdist.engine.recovery import recovery
-from nbdist.engine.steps import keep
+from nbdist.engine.steps import keep, step_state
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training
 from nbdist.engine.training.devices import DeviceStats, Gpu
@@ -51,6 +51,9 @@ class Continuation(Component):
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         """Report it at an optimizer's first step, and which loop starts over."""
         self._report()
+        if wire.TRAINED_BEFORE not in self._recorder.facts:
+            steps = step_state.here().steps.get(optimizer)
+            self._recorder.fact(**{wire.TRAINED_BEFORE: str(steps.whole if steps else 0)})
         is_restored = automatic.here.continues()
         if is_restored or resume.here.continues_trained():
             self._loops.report(optimizer, is_restored=is_restored)

@@ -5,8 +5,8 @@ tracebacks with its lines are a cell's. Meanwhile `__name__` is `"__main__"` as 
 `sys.argv` are the script's, and modules beside it can be imported; one that `-m` has called has its
 package, and modules beside that. Its names stay afterwards.
 
-One thing differs for a script: `dist.destroy_process_group()`, its last line as a rule, leaves the
-session's group alone.
+Two things differ for a script: `dist.destroy_process_group()`, its last line as a rule, leaves the
+session's group alone, and `asyncio.run` runs, though the loop of the rank's kernel does, too.
 
 Modules beside the script are imported again by each run, as by a new process: a user who edits one
 and runs the script again means the new text. Those that cells have imported stay, until the file of
@@ -17,6 +17,7 @@ Main thread.
 """
 
 import ast
+import asyncio
 import functools
 import importlib
 import os
@@ -69,19 +70,12 @@ class Script(Component):
         names, transformers = shell.user_ns, shell.ast_transformers
         own = {"__file__": file} | ({"__package__": package} if called else {})
         before = {name: names[name] for name in own if name in names}
-        modules: tuple[Any, ...] = (dist, c10d)
-        destroy = dist.destroy_process_group
         sys.argv = [file, *asked.argv]
         sys.path.insert(0, folder)
         names.update(own)
         transformers.append(transformer := _Whole(package))
 
-        def leave_the_default(group: dist.ProcessGroup | None = None) -> None:
-            if group is not None and group is not dist.group.WORLD:
-                destroy(group)
-
-        for module in modules:
-            module.destroy_process_group = leave_the_default
+        put_back = _change_functions()
 
         def undo() -> None:
             fresh = sys.modules.keys() - modules_before
@@ -93,9 +87,7 @@ class Script(Component):
             shell.compile.flags = flags  # of `from __future__ import ...`
             if transformer in transformers:
                 transformers.remove(transformer)
-            for module in modules:
-                if module.destroy_process_group is leave_the_default:
-                    module.destroy_process_group = destroy
+            put_back()
 
         self._undo.append(undo)
 
@@ -108,6 +100,54 @@ class Script(Component):
             sys.modules.pop(name, None)
         self._imported.clear()
         importlib.invalidate_caches()
+
+
+def _change_functions() -> Callable[[], None]:
+    """Have two functions do what a script means by them; return what puts them back."""
+    destroy = dist.destroy_process_group
+
+    def leave_the_default(group: dist.ProcessGroup | None = None) -> None:
+        if group is not None and group is not dist.group.WORLD:
+            destroy(group)
+
+    run_beside = functools.partial(_run_beside_the_kernels, asyncio.run)
+    name = "destroy_process_group"
+    own = [(dist, name, leave_the_default), (c10d, name, leave_the_default)]
+    changed: list[tuple[Any, str, Any, Any]] = [
+        (module, name, getattr(module, name), new)
+        for module, name, new in (*own, (asyncio, "run", run_beside))
+    ]
+    for module, name, _, new in changed:
+        setattr(module, name, new)
+
+    def put_back() -> None:
+        for module, name, before, new in changed:
+            if getattr(module, name) is new:
+                setattr(module, name, before)
+
+    return put_back
+
+
+def _run_beside_the_kernels(run: Callable[..., Any], main: Any, **options: Any) -> Any:
+    """Do as `asyncio.run`, which refuses to run where a loop does: the kernel's, of a cell.
+
+    That one stands still meanwhile, as it does while any code of a cell runs. The functions are
+    those of "Extending asyncio" in Python's documentation.
+    """
+    try:
+        kernels, cell = asyncio.get_running_loop(), asyncio.current_task()
+    except RuntimeError:
+        return run(main, **options)
+    if cell is not None:
+        asyncio.tasks._leave_task(kernels, cell)
+    asyncio.events._set_running_loop(None)
+    try:
+        return run(main, **options)
+    finally:
+        asyncio.events._set_running_loop(kernels)
+        asyncio.set_event_loop(kernels)
+        if cell is not None:
+            asyncio.tasks._enter_task(kernels, cell)
 
 
 class ReadFiles:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -136,11 +136,12 @@ def sync(
             env=mlflow_environment(os.environ, credentials),
             start_new_session=True,
         )
+    output, late = b"", ""
     with process:
         try:
             output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            output = b""
+            late = f"MLflow did not accept all of it within {timeout_s:g} s"
         finally:
             # Also on an interrupt: what has been sent is written down, the rest stays.
             process.kill()
@@ -148,9 +149,17 @@ def sync(
     kept = [run for run in unsent(folder) if not run.is_owned()]
     if not kept:
         return f"{counted(len(before), 'run')} sent to MLflow ({counted(sent, 'point')})."
-    why = next((run.state().error for run in kept if run.state().error), "")
+    why = late or _why_kept(folder, kept, has_failed=bool(process.returncode))
     return (
-        f"Kept in {folder.name}/spool: {counted(len(kept), 'run')}, because MLflow did not accept "
-        "all of it"
-        f"{f' ({why})' if why else f' within {timeout_s:g} s'}. %dist runs --sync tries again."
+        f"Kept in {folder.name}/spool: {counted(len(kept), 'run')}, because {why}. "
+        "%dist runs --sync tries again."
     )
+
+
+def _why_kept(folder: Path, kept: Sequence[SpooledRun], *, has_failed: bool) -> str:
+    """Return why MLflow does not have all of some runs after one round, which was not late."""
+    if error := next((run.state().error for run in kept if run.state().error), ""):
+        return f"MLflow did not accept all of it ({error})"
+    if has_failed:
+        return f"the process that sends has failed (see {folder.name}/logs/tracking.log)"
+    return "another process is sending it"

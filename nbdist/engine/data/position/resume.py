@@ -173,11 +173,15 @@ def title() -> str:
 
 def _trained(boundary: step_state.StepBoundary) -> list[tuple["weakref.ref[torch.Tensor]", int]]:
     return [
-        (weakref.ref(group["params"][0]), boundary.steps[one].whole)
+        trained
         for one in boundary.stepped()
-        for group in one.param_groups
-        if group["params"]
+        for trained in _trained_by(one, boundary.steps[one].whole)
     ]
+
+
+def _trained_by(optimizer: Optimizer, steps: int) -> list[tuple["weakref.ref[torch.Tensor]", int]]:
+    groups = (group["params"] for group in optimizer.param_groups)
+    return [(weakref.ref(parameters[0]), steps) for parameters in groups if parameters]
 
 
 def _kept_model(again: _CellRerun, optimizer: Optimizer) -> str:
@@ -210,7 +214,12 @@ def _forget_accounts(again: _CellRerun) -> None:
 
 
 _Handed = tuple[
-    int, bool, bool, list[_LoaderPlan], list[tuple[LoaderPosition, _LoaderPlace]], list[Optimizer]
+    int,
+    bool,
+    bool,
+    list[_LoaderPlan],
+    list[tuple[LoaderPosition, _LoaderPlace]],
+    list[tuple[Optimizer, int]],  # with its steps
 ]
 
 
@@ -401,7 +410,8 @@ class Loops(Component):
 
     def hand_over(self) -> dict[str, list[_Handed]]:
         """Return what a new rank must know to run a cell again: the last, or one that failed."""
-        whole = step_state.here().whole()
+        steps = step_state.here().steps
+        whole = {one: steps[one].whole for one in step_state.here().whole() if one in steps}
         cells = [
             (
                 again.number,
@@ -409,7 +419,7 @@ class Loops(Component):
                 again.has_stepped,
                 again.made,
                 [(one, place) for where, place in again.live if (one := where())],
-                [made for made in whole if weakref.ref(made) in again.optimizers],
+                [(made, n) for made, n in whole.items() if weakref.ref(made) in again.optimizers],
             )
             for again in (self._cell.again(), self._again)
             if again is not None
@@ -428,7 +438,8 @@ class Loops(Component):
                 has_stepped,
                 made,
                 [(weakref.ref(one), place) for one, place in live],
-                [weakref.ref(one) for one in optimizers],
+                [weakref.ref(one) for one, _ in optimizers],
+                [trained for one, steps in optimizers for trained in _trained_by(one, steps)],
             )
             for number, continues, has_stepped, made, live, optimizers in handed["cells"]
         ]

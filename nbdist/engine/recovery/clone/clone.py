@@ -484,6 +484,6 @@ def _refuse_lost(
         error = LostStateError(
             f"The {parts} of `{name}` that rank {replacement} held are lost.",
             why="each rank held a part of its parameters, and that process died",
-            do="build it again in a cell, or restore a checkpoint",
+            do="build it again in a cell; nbdist.restore() then brings back its contents",
         )
         disabled.here.refuse(module, error)

@@ -389,6 +389,16 @@ def test_a_script_that_lost_its_training_is_refused_with_the_cell_that_trains(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_cell_that_is_there_is_no_training_that_a_script_lost(tmp_path: Path) -> None:
+    defined = NotebookCell(1, "%%distributed\ndef train(): optimizer.step()")
+    called = NotebookCell(2, "%%distributed\ntrain()", losses={0: 1.0})
+    with pytest.raises(UsageError) as caught:
+        exported(tmp_path / "train.py", [defined, called], cells="2")
+    assert caught.value.why == "cell 1 would train, and is not among --cells"
+    of_a_library = NotebookCell(1, "%%distributed\nimport library; library.run()", losses={0: 1.0})
+    assert exported(tmp_path / "train.py", [of_a_library], cells="1").script.cells == (1,)
+
+
 def test_steps_of_a_run_that_failed_are_told(tmp_path: Path) -> None:
     cells = [NotebookCell(5, TRAIN, has_lost_steps=True)]
     assert exported(tmp_path / "train.py", cells).script.doubts == (

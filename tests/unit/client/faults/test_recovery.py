@@ -110,7 +110,7 @@ def test_what_is_lost_makes_a_repair_no_longer_whole() -> None:
     assert not done.is_whole
     assert done.lines.count(
         "The shards of model, opt that ranks 1-2 held are lost: "
-        "build them again or restore a checkpoint."
+        "build them again; nbdist.restore() then brings back what a checkpoint has of them."
     )
 
 
