@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbdist.engine.compat import torch_live
+from nbdist.engine.compat.checkpoints import tensor_bytes
 from nbdist.engine.compat.lacking import lacking
 
 _dist: Any = dist  # for names that its types do not tell
@@ -269,7 +270,9 @@ def broadcast_coalesced(
     """
     among = group or dist.group.WORLD
     assert among is not None, "parallelize has checked that there is a process group"
-    _dist._broadcast_coalesced(among, tensors, _BROADCAST_BYTES, source)
+    # As bytes, where they lie in one piece: gloo knows some dtypes only.
+    sent = [tensor_bytes.raw(t) if t.is_contiguous() else t for t in tensors]
+    _dist._broadcast_coalesced(among, sent, _BROADCAST_BYTES, source)
 
 
 def composable_replicate() -> Any:
