@@ -2,6 +2,7 @@
 
 # B batch, T sequence, D model width, V vocabulary
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, reduce
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from nbdist.engine.compat import torch_pipeline
 from nbdist.engine.data.order.shards import data_shard
 from nbdist.engine.layout import wrapped
 from nbdist.engine.layout.axes.pp.schedule_runner import ScheduleRunner
@@ -601,4 +603,27 @@ def evaluations(schedules: list[str]) -> list[float | None]:
                 loss = spread.step(x[:size], y[:size], loss_of)
                 expected = loss_of(alone(x[:size]), y[:size])
             found.append(None if loss is None else abs(float(loss - expected)))
+    return found
+
+
+def received(stage: Any) -> list[Any]:
+    """Return what torch receives micro-batches into, which a stage keeps."""
+    tables = (stage.args_recv_info, stage.grad_recv_info)
+    return [info for table in tables for row in table.values() for info in row or ()]
+
+
+def held_of_a_batch(schedules: list[str]) -> list[int]:
+    """Return how many hidden states live after a step, and after an evaluation."""
+    found = []
+    x, y = batch("gpt", 0, torch.float32)
+    for schedule in schedules:
+        spread = parallelize(make("gpt", torch.float32), "pp=2", Pipeline(schedule, MICRO))
+        for trains in (True, False):
+            with torch.set_grad_enabled(trains):
+                spread.step(x, y, loss_of)
+            gc.collect()
+            infos = (i for stage in torch_pipeline.live_pipelines()[1] for i in received(stage))
+            kept = {id(info.buffer) for info in infos if getattr(info, "buffer", None) is not None}
+            living = [o for o in gc.get_objects() if isinstance(o, Tensor) and id(o) not in kept]
+            found.append(sum(o.ndim == 3 and o.shape[1:] == (T, D) for o in living))
     return found

@@ -357,3 +357,8 @@ def test_two_stages_a_rank_evaluate_as_one_process_does() -> None:
     first, last = run_ranks(2, RANKS + "evaluations", ["interleaved", "zbv"], timeout_s=120)
     assert first[:3] == last[3:] == [None] * 3
     assert max(last[:3] + first[3:]) <= 1e-14
+
+
+def test_nothing_of_a_batch_is_held_after_it() -> None:
+    for held in run_ranks(2, RANKS + "held_of_a_batch", ["1f1b", "gpipe", "interleaved"]):
+        assert held == [0] * 6

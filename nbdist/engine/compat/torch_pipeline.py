@@ -86,6 +86,12 @@ def reset_stage(stage: Any) -> nn.Module:
     return module
 
 
+def release_batch(schedule: Any) -> None:
+    """Let go of what the stages hold of the batch that is over: torch does so in the next step."""
+    for stage in getattr(schedule, "_stages", None) or [schedule._stage]:
+        stage.clear_runtime_states()
+
+
 def reset_schedule(schedule: Any) -> None:
     """Let a schedule begin as in its first step.
 

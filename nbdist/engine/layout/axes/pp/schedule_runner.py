@@ -168,6 +168,7 @@ class ScheduleRunner:
             raise cause from None
         finally:
             self._work = None
+            torch_pipeline.release_batch(schedule)
         return torch.stack(losses).mean() if losses else None
 
     def cut(self, batch: Any) -> list[Any]:
