@@ -8,6 +8,7 @@ After a change, or with another torch, write the table's rows anew and read what
 import os
 from collections.abc import Iterator
 from importlib.metadata import version
+from itertools import product
 
 import pytest
 
@@ -62,7 +63,16 @@ FORWARD_TOO = (
 )
 
 # Also with every backward on a thread beside the main one. Each kind of launch within backward: by
-# DDP's reducer, by hooks in Python, by operators of the graph, and by a schedule that calls it.
+# DDP's reducer, by hooks in Python, by operators of the graph, and by a schedule that calls it. Of
+# each kind `make test` runs one, where the fault leaves most on its way.
+BARE_EVERY_TIME = (
+    ('nbdist.parallelize(model, "ddp")', "forward"),
+    ('nbdist.parallelize(model, "ddp")', "backward"),
+    ("DDP, fp16_compress_hook", "backward"),
+    ('nbdist.parallelize(model, "zero1")', "backward"),
+    ('nbdist.parallelize(model, "fsdp=2 tp=2")', "backward"),
+    ('nbdist.parallelize(model, "pp=2 dp=2")', "backward"),
+)
 ON_BARE_THREADS = (
     'nbdist.parallelize(model, "ddp")',
     "DDP, fp16_compress_hook",
@@ -188,8 +198,12 @@ def test_what_a_fault_leaves_of_a_training_is_what_the_table_says(
     assert outcome == table[strategy, TORCH][place]
 
 
-@pytest.mark.parametrize("place", ["forward", "backward"])
-@pytest.mark.parametrize("strategy", ON_BARE_THREADS)
+def bare_cases() -> Iterator[object]:
+    for case in product(ON_BARE_THREADS, ("forward", "backward")):
+        yield pytest.param(*case, marks=() if case in BARE_EVERY_TIME else (pytest.mark.slow,))
+
+
+@pytest.mark.parametrize(("strategy", "place"), bare_cases())
 def test_a_fault_beside_a_backward_on_another_thread_leaves_what_the_table_says(
     bare_ranks: Ranks, strategy: str, place: str
 ) -> None:
