@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
+from tests.covering import covering
 from tests.group.last_words import crash_file
-from tests.pairwise import pairwise
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
@@ -106,7 +106,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _mark_rest_of_matrices(items: list[pytest.Item]) -> None:
-    """Mark as slow what of a matrix meets no new pair of values."""
+    """Mark as slow what of a matrix is not in its covering sample."""
     matrices: defaultdict[str, dict[tuple[str, ...], pytest.Item]] = defaultdict(dict)
     for item in items:
         if item.get_closest_marker("matrix"):
@@ -114,7 +114,7 @@ def _mark_rest_of_matrices(items: list[pytest.Item]) -> None:
             values = tuple(map(repr, item.callspec.params.values()))
             matrices[item.nodeid.partition("[")[0]][values] = item
     for matrix in matrices.values():
-        for case in matrix.keys() - set(pairwise(matrix)):
+        for case in matrix.keys() - set(covering(matrix)):
             matrix[case].add_marker(pytest.mark.slow)
 
 
