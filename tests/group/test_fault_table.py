@@ -198,9 +198,11 @@ def test_what_a_fault_leaves_of_a_training_is_what_the_table_says(
     assert outcome == table[strategy, TORCH][place]
 
 
-def bare_cases() -> Iterator[object]:
-    for case in product(ON_BARE_THREADS, ("forward", "backward")):
-        yield pytest.param(*case, marks=() if case in BARE_EVERY_TIME else (pytest.mark.slow,))
+def bare_cases() -> list[object]:
+    return [
+        pytest.param(*case, marks=() if case in BARE_EVERY_TIME else (pytest.mark.slow,))
+        for case in product(ON_BARE_THREADS, ("forward", "backward"))
+    ]
 
 
 @pytest.mark.parametrize(("strategy", "place"), bare_cases())
