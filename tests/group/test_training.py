@@ -341,6 +341,9 @@ def _slow_data(workers: int) -> Any:
     import torch
     from torch.utils.data import DataLoader
 
+    from tests.group.loader_ranks import allow_workers
+
+    allow_workers()
     watch = Watch()
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
