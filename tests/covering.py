@@ -18,18 +18,26 @@ def covering(cases: Iterable[Case], gains: Iterable[int] | None = None) -> list[
     Args:
         cases: Each a value of every parameter.
         gains: How many new pairs of values a case must bring to be chosen, in passes over all
-            cases; by default, once, nothing but new ones. A last pass takes what has a new value.
+            cases; by default, once, nothing but new ones; of two parameters, no pair is asked for.
+            Last come those with most values that no other has.
     """
     every = list(cases)
+    parameters = len(every[0]) if every else 0
+    if gains is None:
+        gains = [parameters * (parameters - 1) // 2] if parameters > 2 else []
     chosen: list[Case] = []
     met: set[tuple[object, ...]] = set()
-    parameters = len(every[0]) if every else 0
-    all_pairs = parameters * (parameters - 1) // 2
-    for least, case in itertools.product([*(gains or [all_pairs]), 0], every):
-        pairs = set(itertools.combinations(enumerate(case), 2))
-        values = {(value,) for value in enumerate(case)}
-        if values <= met if least == 0 else len(pairs - met) < least:
-            continue
-        chosen.append(case)
-        met |= pairs | values
+
+    def choose(size: int, least: int) -> None:
+        for case in every:
+            brings = set(itertools.combinations(enumerate(case), size)) - met
+            if len(brings) >= least:
+                chosen.append(case)
+                met.update(itertools.combinations(enumerate(case), 1))
+                met.update(itertools.combinations(enumerate(case), 2))
+
+    for least in gains:
+        choose(2, least)
+    for least in range(parameters, 0, -1):
+        choose(1, least)
     return chosen

@@ -441,6 +441,7 @@ def test_the_first_step_of_all_is_right_after_a_fault_or_named(
     require_right_from_the_first(session, name, place, who, "raise", tmp_path)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("fault", ["raise", "kill"])
 @pytest.mark.parametrize("place", ["backward", "after"])
 def test_a_list_that_the_first_step_makes_lacks_nothing(

@@ -23,6 +23,11 @@ def test_few_cases_meet_each_value() -> None:
     assert len(chosen) == 6
 
 
+def test_of_two_parameters_no_more_cases_are_chosen_than_one_has_values() -> None:
+    chosen = covering(list(itertools.product("abc", "xyzw")))
+    assert chosen == [("a", "x"), ("b", "y"), ("c", "z"), ("a", "w")]
+
+
 def test_with_gains_down_to_one_cases_meet_each_pair_of_values() -> None:
     chosen: list[tuple[object, ...]] = list(covering(CASES, (3, 2, 1)))
     assert pairs_of(chosen) == pairs_of(list(CASES))
