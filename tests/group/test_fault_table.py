@@ -34,11 +34,10 @@ PLACES = {
     "step 1, backward": (1, "backward", 1),
 }
 
-# Run by `make test`; the rest of the matrix is slow.
+# Run by `make test`, beside those of `BARE_EVERY_TIME`; the rest of the matrix is slow.
 EVERY_TIME = (
     'nbdist.parallelize(model, "ddp")',
     "DDP, static_graph",
-    "DDP, fp16_compress_hook",
     "DDP, no_sync",
     "DDP, GradScaler, clip_grad_norm_",
     "DDP, ZeroRedundancyOptimizer",
@@ -49,7 +48,6 @@ EVERY_TIME = (
     "tensor parallel",
     'nbdist.parallelize(model, "dp=2 tp=2")',
     "pipeline, 1F1B",
-    'nbdist.parallelize(model, "pp=2 dp=2")',
     "FullyShardedDataParallel",
 )
 # A fault in forward leaves less on its way than one in backward: of each kind of strategy one.
