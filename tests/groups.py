@@ -14,6 +14,7 @@ import re
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ _seconds: defaultdict[str, float] = defaultdict(float)
 _counts: Counter[str] = Counter()
 
 
+@cache
 def group_of(path: Path) -> str:
     """Return the group of the test file or notebook at `path`."""
     if path.suffix == ".ipynb":
@@ -72,6 +74,12 @@ def group_of(path: Path) -> str:
     if path.is_relative_to(TESTS) and path.parent != TESTS:
         return path.relative_to(TESTS).parts[0]
     return "other"
+
+
+def tests_below(conftest: str, items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests in the folder of a conftest.py, whose hooks are given all there are."""
+    folder = str(Path(conftest).parent) + os.sep
+    return [item for item in items if str(item.path).startswith(folder)]
 
 
 def _place(group: str) -> int:
