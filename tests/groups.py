@@ -14,13 +14,14 @@ import re
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.covering import covering
 from tests.group.last_words import crash_file
-from tests.pairwise import pairwise
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
@@ -65,6 +66,7 @@ _seconds: defaultdict[str, float] = defaultdict(float)
 _counts: Counter[str] = Counter()
 
 
+@cache
 def group_of(path: Path) -> str:
     """Return the group of the test file or notebook at `path`."""
     if path.suffix == ".ipynb":
@@ -72,6 +74,12 @@ def group_of(path: Path) -> str:
     if path.is_relative_to(TESTS) and path.parent != TESTS:
         return path.relative_to(TESTS).parts[0]
     return "other"
+
+
+def tests_below(conftest: str, items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests in the folder of a conftest.py, whose hooks are given all there are."""
+    folder = str(Path(conftest).parent) + os.sep
+    return [item for item in items if str(item.path).startswith(folder)]
 
 
 def _place(group: str) -> int:
@@ -106,7 +114,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _mark_rest_of_matrices(items: list[pytest.Item]) -> None:
-    """Mark as slow what of a matrix meets no new pair of values."""
+    """Mark as slow what of a matrix is not in its covering sample."""
     matrices: defaultdict[str, dict[tuple[str, ...], pytest.Item]] = defaultdict(dict)
     for item in items:
         if item.get_closest_marker("matrix"):
@@ -114,7 +122,7 @@ def _mark_rest_of_matrices(items: list[pytest.Item]) -> None:
             values = tuple(map(repr, item.callspec.params.values()))
             matrices[item.nodeid.partition("[")[0]][values] = item
     for matrix in matrices.values():
-        for case in matrix.keys() - set(pairwise(matrix)):
+        for case in matrix.keys() - set(covering(matrix)):
             matrix[case].add_marker(pytest.mark.slow)
 
 

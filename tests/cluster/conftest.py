@@ -18,6 +18,7 @@ from jupyter_client.manager import KernelManager
 
 import nbdist
 from nbdist import Session
+from tests.groups import tests_below
 from tests.lifecycle.kernels import argv_of, pid_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,11 +35,10 @@ import gc; _ = gc.collect()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            # Sockets of tornado and asyncio warn of each other's deprecations.
-            for category in ("DeprecationWarning", "FutureWarning", "ResourceWarning"):
-                item.add_marker(pytest.mark.filterwarnings(f"ignore::{category}"))
+    for item in tests_below(__file__, items):
+        # Sockets of tornado and asyncio warn of each other's deprecations.
+        for category in ("DeprecationWarning", "FutureWarning", "ResourceWarning"):
+            item.add_marker(pytest.mark.filterwarnings(f"ignore::{category}"))
 
 
 class SharedCluster:

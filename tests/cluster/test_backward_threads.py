@@ -178,7 +178,14 @@ with warnings.catch_warnings():
 }
 
 
-@pytest.mark.parametrize("code", LIBRARIES.values(), ids=LIBRARIES)
+# Accelerate's own backward tells that a library's is seen; Lightning takes seconds to import.
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(LIBRARIES["Accelerate"], id="Accelerate"),
+        pytest.param(LIBRARIES["Lightning"], id="Lightning", marks=pytest.mark.slow),
+    ],
+)
 def test_the_steps_of_other_libraries_are_counted(on_bare_threads: Session, code: str) -> None:
     on_bare_threads.run(code, timeout_s=120, track=False)
     assert [rank.step for rank in on_bare_threads.status().ranks] == [5, 5]

@@ -20,7 +20,7 @@ from nbdist import RankError, Session
 from nbdist.client.cells import interrupts
 from nbdist.shared.errors import Interrupted
 from tests.cluster.conftest import SharedCluster
-from tests.pairwise import pairwise
+from tests.covering import covering
 
 SETUP = """
 import os, pathlib, random, time
@@ -370,11 +370,11 @@ def every_case() -> Iterator[Case]:
 def cases(*, peers: bool) -> list[object]:
     """Return all cases with or without `needs_peers`.
 
-    Those of `make test` meet nearly each pair of values once.
+    Those of `make test` meet each value, and bring four new pairs of values or more.
     """
     every = list(every_case())
     alone = (case for case in every if not needs_peers(case[2], case[4]))
-    chosen = set(pairwise(alone, (7, 5, 3, 2)))
+    chosen = set(covering(alone, (7, 5, 4)))
     slow = (pytest.mark.slow,)
     return [
         pytest.param(*case, marks=() if case in chosen else slow)
@@ -444,6 +444,7 @@ def test_the_first_step_of_all_is_right_after_a_fault_or_named(
     require_right_from_the_first(session, name, place, who, "raise", tmp_path)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("fault", ["raise", "kill"])
 @pytest.mark.parametrize("place", ["backward", "after"])
 def test_a_list_that_the_first_step_makes_lacks_nothing(

@@ -251,17 +251,19 @@ def loops_of(kind: str) -> str:
     return f"{loops}\nends()"
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("who", ["True", "rank == 1"])
+@pytest.mark.parametrize("are_apart", [False, True])
 @pytest.mark.parametrize("loops", LOADERS_LOOPS)
-def test_loops_over_two_loaders_end_as_without_a_fault(session: Session, loops: str) -> None:
+def test_loops_over_two_loaders_end_as_without_a_fault(
+    session: Session, loops: str, are_apart: bool, who: str
+) -> None:
     cell, bad = loops_of(loops), LOADERS_LOOPS[loops][1]
-    for are_apart in (False, True):
-        make = LOADERS.format(bad="None", who="True", are_apart=are_apart)
-        session.run(make)
-        unbroken = session.run(cell, track=False).value_list
-        for who in ("True", "rank == 1"):
-            session.run(LOADERS.format(bad=bad, who=who, are_apart=are_apart))
-            fail(session, cell, track=False)
-            assert session.retry().value_list == unbroken, (are_apart, who)
+    session.run(LOADERS.format(bad="None", who="True", are_apart=are_apart))
+    unbroken = session.run(cell, track=False).value_list
+    session.run(LOADERS.format(bad=bad, who=who, are_apart=are_apart))
+    fail(session, cell, track=False)
+    assert session.retry().value_list == unbroken
 
 
 def test_loops_over_two_loaders_end_as_without_faults_that_follow_each_other(

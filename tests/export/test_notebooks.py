@@ -227,18 +227,23 @@ def exported(cells: list[str], folder: Path) -> Any:
     ],
 )
 def test_a_notebooks_script_begins_with_its_loss(
-    cells: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cells: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.setenv("NBDIST_STATIC", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     told = "".join(output.get("text", "") for output in exported(cells, tmp_path))
     assert "Checked: its first step under torchrun has loss " in told
     assert "as in the notebook." in told
-    ran = torchrun(tmp_path / "train.py", 2)
-    assert ran.returncode == 0, ran.stderr
+    if request.node.get_closest_marker("slow"):  # test_own_group runs one to its end each time
+        ran = torchrun(tmp_path / "train.py", 2)
+        assert ran.returncode == 0, ran.stderr
 
 
-def test_a_script_that_begins_otherwise_is_an_error_with_both_losses(
+@pytest.mark.slow  # as the next one says of a script alone
+def test_a_notebooks_script_that_begins_otherwise_is_an_error_with_both_losses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NBDIST_STATIC", "1")
@@ -255,6 +260,27 @@ def test_a_script_that_begins_otherwise_is_an_error_with_both_losses(
 def script_of(nodes: int = 1) -> Script:
     options = ScriptOptions(2, "cpu", nodes, threads=1)
     return Script("train.py", "", options, (1,), (), (), (), (), False)
+
+
+STEP = """
+import nbdist, torch
+nbdist.init(layouts=["ddp"], threads=1)
+model = nbdist.parallelize(torch.nn.Linear(4, 1), "ddp").model
+torch.nn.init.ones_(model.weight); torch.nn.init.zeros_(model.bias)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loss = model(torch.ones(2, 4)).mean()
+loss.backward(); optimizer.step()
+"""
+
+
+def test_a_script_that_begins_otherwise_is_an_error_with_both_losses(tmp_path: Path) -> None:
+    (path := tmp_path / "train.py").write_text(STEP)
+    with pytest.raises(ExportError) as caught:
+        check(path, script_of(), {0: 4.0, 1: 0.5})
+    assert "train.py begins with loss 4, and the notebook with loss 4 on rank 0, 0.5 on rank 1" in (
+        caught.value.what
+    )
+    assert caught.value.why.startswith("rank 1 of the first step differ")
 
 
 def test_a_script_that_fails_is_told_with_its_error(tmp_path: Path) -> None:

@@ -63,6 +63,11 @@ class Block(nn.Module):
         return x + y
 
 
+def train_on_both(layouts: list[str]) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Train in each layout on the main thread and beside it: starting ranks takes longer."""
+    return {layout: (train(layout, False), train(layout, True)) for layout in layouts}
+
+
 def train(layout: str, is_bare: bool, late_rank: int = -1) -> dict[str, Any]:
     """Train by `CELL`; rank `late_rank` is late in the backwards of the last `LATE` steps but one.
 

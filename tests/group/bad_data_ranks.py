@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, dataloader, get_worker_info
 
 from nbdist.engine.compat.torch_loaders import BatchReport, Made
 from nbdist.engine.component import EndedCell
@@ -103,9 +103,16 @@ class Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
+def allow_workers_that_end() -> None:
+    """Allow workers, and have torch look after them, and wait for their end, for less than 5 s."""
+    allow_workers()
+    dataloader._utils.MP_STATUS_CHECK_INTERVAL = 0.2
+    dataloader._MultiProcessingDataLoaderIter._try_get_data.__defaults__ = (0.2,)
+
+
 def loses_workers(persistent: bool) -> dict[str, Any]:
     """Kill one worker while the loop does something else, and then all while it waits."""
-    allow_workers()
+    allow_workers_that_end()
     log = Lines()
     train = loader(Faulty(40, []), global_batch=4, num_workers=2, persistent_workers=persistent)
     epochs = []
@@ -128,7 +135,7 @@ def loses_workers(persistent: bool) -> dict[str, Any]:
 
 def dies_at(how: str, once: str) -> dict[str, Any]:
     """Reach a sample that kills or hangs its worker, each time or once."""
-    allow_workers()
+    allow_workers_that_end()
     log = Lines()
     data = Faulty(24, [13], how, once)
     options: dict[str, Any] = {"num_workers": 2, "timeout": 1 if how == "hang" else 0}

@@ -5,18 +5,15 @@ Twice in CI a rank of test_verify has ended so, in a broadcast of torch's own (n
 last words of a crash are kept (`last_words.crash_file`); the end of a run names it (tests/groups).
 """
 
-from pathlib import Path
-
 import pytest
 
-from tests.groups import CRASHED
+from tests.groups import CRASHED, tests_below
 
 # What its peer raises; all that is left in the output of one of the two.
 _LOST = {"test_verify.py": ["Connection reset by peer"]}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            causes = [CRASHED, *_LOST.get(item.path.name, [])]
-            item.add_marker(pytest.mark.flaky(reruns=1, only_rerun=causes))
+    for item in tests_below(__file__, items):
+        causes = [CRASHED, *_LOST.get(item.path.name, [])]
+        item.add_marker(pytest.mark.flaky(reruns=1, only_rerun=causes))

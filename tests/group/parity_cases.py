@@ -136,7 +136,6 @@ EVERY_TIME = [
     Case(2, "ddp", accumulate=2, dtype="float64"),
     Case(2, "zero3", model="llama"),
     Case(2, "pp=2", ('Pipeline("interleaved", 4)',), model="llama"),
-    Case(2, "cp=2", (ULYSSES,), model="llama", dtype="float64"),
     Case(4, "hsdp", model="conv"),
 ]
 

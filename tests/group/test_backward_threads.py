@@ -1,19 +1,27 @@
 """A backward on one of autograd's threads, as on a GPU, is seen as the main thread's."""
 
+from functools import cache
+from typing import Any
+
 import pytest
 
-from tests.group.backward_ranks import STEPS, train
+from tests.group.backward_ranks import STEPS, train_on_both
 from tests.group.harness import run_ranks
 
 LAYOUTS = ("ddp", "zero1", "zero2", "zero3", "tp=2", "pp=2", "fsdp=2 tp=2")
 
 
+@cache
+def trained(n: int) -> list[dict[str, Any]]:
+    """Return of each rank, by layout, what it tells of the main thread and of another."""
+    layouts = [layout for layout in LAYOUTS if (layout == "fsdp=2 tp=2") == (n == 4)]
+    return run_ranks(n, train_on_both, layouts)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_steps_losses_collectives_and_lines_are_those_of_the_main_thread(layout: str) -> None:
-    n = 4 if layout == "fsdp=2 tp=2" else 2
-    expected = run_ranks(n, train, layout, False)
-    found = run_ranks(n, train, layout, True)
-    for there, here in zip(expected, found, strict=True):
+    for of_rank in trained(4 if layout == "fsdp=2 tp=2" else 2):
+        there, here = of_rank[layout]
         assert here["losses"] == there["losses"]
         assert here["weights"] == there["weights"]
         assert here["calls"] == there["calls"]

@@ -22,9 +22,8 @@ Case = tuple[Any, ...]  # layout, when it is compiled, backend, policies
 MICRO = Pipeline("1f1b", microbatches=2)
 CASES: list[Case] = [
     ("ddp", "before", "eager"),
-    ("zero3", "before", "aot_eager"),
     ("zero3", "after", "eager", ActivationCheckpoint(selective=True)),
-    ("tp=2", "before", "eager"),
+    ("tp=2", "before", "aot_eager"),
     ("cp=2", "blocks, after", "aot_eager"),
     ("pp=2", "blocks, after", "eager", MICRO),
 ]

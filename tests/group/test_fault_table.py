@@ -8,6 +8,7 @@ After a change, or with another torch, write the table's rows anew and read what
 import os
 from collections.abc import Iterator
 from importlib.metadata import version
+from itertools import product
 
 import pytest
 
@@ -33,11 +34,10 @@ PLACES = {
     "step 1, backward": (1, "backward", 1),
 }
 
-# Run by `make test`; the rest of the matrix is slow.
+# Run by `make test`, beside those of `BARE_EVERY_TIME`; the rest of the matrix is slow.
 EVERY_TIME = (
     'nbdist.parallelize(model, "ddp")',
     "DDP, static_graph",
-    "DDP, fp16_compress_hook",
     "DDP, no_sync",
     "DDP, GradScaler, clip_grad_norm_",
     "DDP, ZeroRedundancyOptimizer",
@@ -48,7 +48,6 @@ EVERY_TIME = (
     "tensor parallel",
     'nbdist.parallelize(model, "dp=2 tp=2")',
     "pipeline, 1F1B",
-    'nbdist.parallelize(model, "pp=2 dp=2")',
     "FullyShardedDataParallel",
 )
 # A fault in forward leaves less on its way than one in backward: of each kind of strategy one.
@@ -62,7 +61,16 @@ FORWARD_TOO = (
 )
 
 # Also with every backward on a thread beside the main one. Each kind of launch within backward: by
-# DDP's reducer, by hooks in Python, by operators of the graph, and by a schedule that calls it.
+# DDP's reducer, by hooks in Python, by operators of the graph, and by a schedule that calls it. Of
+# each kind `make test` runs one, where the fault leaves most on its way.
+BARE_EVERY_TIME = (
+    ('nbdist.parallelize(model, "ddp")', "forward"),
+    ('nbdist.parallelize(model, "ddp")', "backward"),
+    ("DDP, fp16_compress_hook", "backward"),
+    ('nbdist.parallelize(model, "zero1")', "backward"),
+    ('nbdist.parallelize(model, "fsdp=2 tp=2")', "backward"),
+    ('nbdist.parallelize(model, "pp=2 dp=2")', "backward"),
+)
 ON_BARE_THREADS = (
     'nbdist.parallelize(model, "ddp")',
     "DDP, fp16_compress_hook",
@@ -188,8 +196,14 @@ def test_what_a_fault_leaves_of_a_training_is_what_the_table_says(
     assert outcome == table[strategy, TORCH][place]
 
 
-@pytest.mark.parametrize("place", ["forward", "backward"])
-@pytest.mark.parametrize("strategy", ON_BARE_THREADS)
+def bare_cases() -> list[object]:
+    return [
+        pytest.param(*case, marks=() if case in BARE_EVERY_TIME else (pytest.mark.slow,))
+        for case in product(ON_BARE_THREADS, ("forward", "backward"))
+    ]
+
+
+@pytest.mark.parametrize(("strategy", "place"), bare_cases())
 def test_a_fault_beside_a_backward_on_another_thread_leaves_what_the_table_says(
     bare_ranks: Ranks, strategy: str, place: str
 ) -> None:

@@ -400,6 +400,9 @@ def test_what_is_planted_in_a_loop_of_a_framework_is_found_in_its_part(
         pytest.skip(f"{name} is not installed")
     planted, rows = found_in_frameworks[name]
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert {row["samples"] for row in rows} == {1}
+    assert rows[-1]["total"] == STEPS
+    assert all("loss" in row for row in rows)
     _check(planted, rows)
 
 

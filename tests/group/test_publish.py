@@ -11,7 +11,15 @@ RANKS = "tests.group.publish_ranks"
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.mark.parametrize("layout", ["zero3", "tp=2", "pp=2", "ddp"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param("zero3", marks=pytest.mark.slow),  # tracking/test_publish serves what it makes
+        "tp=2",
+        "pp=2",
+        "ddp",
+    ],
+)
 def test_a_spread_model_becomes_one_program_that_rank_0_tells_of(
     tmp_path: Path, layout: str
 ) -> None:

@@ -36,7 +36,8 @@ def test_a_killed_rank_is_replaced_in_every_group_that_it_was_in() -> None:
         assert ranks.run(faults.sum_of_ranks, "new") == [3.0, 3.0, 3.0]
 
 
-@pytest.mark.parametrize("strategy", ["DDP", pytest.param("fully_shard", marks=pytest.mark.slow)])
+@pytest.mark.slow  # of what a fault takes, test_group looks over fifty
+@pytest.mark.parametrize("strategy", ["DDP", "fully_shard"])
 def test_a_hundred_faults_in_a_row_leak_nothing(strategy: str) -> None:
     with cluster(2) as ranks:
         ranks.run(strategies.build, strategy)

@@ -49,8 +49,14 @@ EVERY_TIME = [
 Table = dict[tuple[Case, Case], float]  # (saved, restored): how far apart, in noise floors
 
 
-def measure(root: str, ways: list[Case], others: int) -> Table:
-    """Save in each layout and restore in as many others; returns how far each pair lies apart."""
+def measure(root: str, ways: list[Case], others: range) -> Table:
+    """Save in each layout and restore in others; returns how far each pair lies apart.
+
+    Args:
+        root: The folder of the checkpoints.
+        ways: The layouts.
+        others: How many places further on in `ways` (and round) lies that which has saved.
+    """
     by_ranks = {
         n: [case for case in ways if case.ranks == n] for n in sorted({w.ranks for w in ways})
     }
@@ -65,7 +71,7 @@ def measure(root: str, ways: list[Case], others: int) -> Table:
         with cluster(n) as ranks:
             for case in cases:
                 at = ways.index(case)
-                for chosen in batched([*ways[at:], *ways[:at]][:others], 4):
+                for chosen in batched([ways[(at + o) % len(ways)] for o in others], 4):
                     told = ranks.run(checkpoint_ranks.restore_each, root, chosen, case, MORE)[0]
                     for saved, (is_equal, apart) in zip(chosen, told, strict=True):
                         assert is_equal, f"{saved.way} in {case.way}: weights are not those saved"
@@ -90,13 +96,14 @@ def check(found: Table) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_checkpoint_goes_on_in_other_layouts_and_on_other_ranks(tmp_path: Path) -> None:
-    check(measure(str(tmp_path), EVERY_TIME, 2))
+    # In the same layout test_checkpoint goes on, bit for bit.
+    check(measure(str(tmp_path), EVERY_TIME, range(1, 2)))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_each_layouts_checkpoint_goes_on_in_each_other(tmp_path: Path) -> None:
-    found = measure(str(tmp_path), WAYS, len(WAYS))
+    found = measure(str(tmp_path), WAYS, range(len(WAYS)))
     if os.environ.get("NBDIST_WRITE_RESHARD_TABLE"):
         FILE.write_text(render(found), "utf-8")
     check(found)

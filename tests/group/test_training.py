@@ -341,6 +341,9 @@ def _slow_data(workers: int) -> Any:
     import torch
     from torch.utils.data import DataLoader
 
+    from tests.group.loader_ranks import allow_workers
+
+    allow_workers()
     watch = Watch()
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -541,82 +544,3 @@ def test_where_collectives_are_only_counted_no_step_claims_to_know_its_communica
             own = [row[f"{part}_s"] for part in ("compute", "data", "optimizer", "other")]
             assert sum(own) <= row["step_s"] + 1e-9
             assert row["compute_s"] > 0
-
-
-def _lightning() -> Any:
-    import lightning
-    import torch
-    from torch.utils.data import DataLoader
-
-    watch = Watch("full")
-
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = _model()
-
-        def training_step(self, batch: Any, index: int) -> Any:
-            x, y = batch
-            return torch.nn.functional.mse_loss(self.model(x), y)
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.Adam(self.parameters(), lr=0.01)
-
-    lightning.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    ).fit(Module(), DataLoader(_dataset(), batch_size=8))
-    return watch.rows()
-
-
-def _transformers() -> Any:
-    import tempfile
-
-    import torch
-    from torch import nn
-    from transformers import Trainer, TrainingArguments
-
-    watch = Watch("full")
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = _model()
-
-        def forward(self, x: Any, labels: Any = None) -> Any:
-            return {"loss": (self.model(x) - labels).square().mean()}
-
-    x = torch.randn(24, 4)
-    data = [{"x": row, "labels": row.sum(0, keepdim=True)} for row in x]
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            output_dir=folder,
-            num_train_epochs=2,
-            per_device_train_batch_size=8,
-            use_cpu=True,
-            report_to=[],
-            save_strategy="no",
-            disable_tqdm=True,
-        )
-        Trainer(Model(), arguments, train_dataset=data).train()
-    return watch.rows()
-
-
-@pytest.mark.parametrize("framework", [_lightning, _transformers])
-def test_the_loops_of_frameworks_are_seen_as_any_other(framework: Callable[[], Any]) -> None:
-    pytest.importorskip(framework.__name__.strip("_"))
-    (rows,) = run_ranks(1, framework, timeout_s=110)
-    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
-    for row in rows:
-        assert row["loss"] > 0
-        assert row["samples"] == 8
-        assert row["step_s"] > 0
-    assert rows[2]["total"] == 3
-    assert rows[5]["total"] == 6
-    assert "epoch_began" not in rows[2]
-    assert rows[5]["epoch_began"] == 3

@@ -4,15 +4,14 @@ One worker runs these last, when the other has nothing left (`tests/groups.py`).
 else takes the cores meanwhile, a measurement is made anew: a wrong one is wrong each time.
 """
 
-from pathlib import Path
-
 import pytest
+
+from tests.groups import tests_below
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.flaky(reruns=4, only_rerun="AssertionError"))
-            # Sockets of tornado and asyncio warn of each other's deprecations.
-            for category in ("DeprecationWarning", "FutureWarning", "ResourceWarning"):
-                item.add_marker(pytest.mark.filterwarnings(f"ignore::{category}"))
+    for item in tests_below(__file__, items):
+        item.add_marker(pytest.mark.flaky(reruns=4, only_rerun="AssertionError"))
+        # Sockets of tornado and asyncio warn of each other's deprecations.
+        for category in ("DeprecationWarning", "FutureWarning", "ResourceWarning"):
+            item.add_marker(pytest.mark.filterwarnings(f"ignore::{category}"))

@@ -6,7 +6,17 @@ from tests.group.backward_ranks import LATE, LATE_S, STEPS, train
 from tests.group.harness import run_ranks
 
 
-@pytest.mark.parametrize("layout", ["ddp", "zero1", "zero2", "zero3", "tp=2"])
+# Of each kind of launch one: zero1 launches as ddp, zero2 as zero3.
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "ddp",
+        pytest.param("zero1", marks=pytest.mark.slow),
+        pytest.param("zero2", marks=pytest.mark.slow),
+        "zero3",
+        "tp=2",
+    ],
+)
 def test_who_waits_in_backward_for_a_late_rank_waits_as_long_as_it_is_late(layout: str) -> None:
     ranks = run_ranks(2, train, layout, True, 1)
     waits, late = (rank["steps"][STEPS - 1 - LATE : STEPS - 1] for rank in ranks)

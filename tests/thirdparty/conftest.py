@@ -9,6 +9,7 @@ import pytest
 
 import nbdist
 from nbdist.client.tracking.past.runs import RunRow, runs
+from tests.groups import tests_below
 from tests.lifecycle.kernels import wait_for
 from tests.thirdparty import task
 
@@ -28,11 +29,10 @@ dist.all_reduce(_x)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            # Sockets of tornado and asyncio warn of each other's deprecations.
-            for category in ("DeprecationWarning", "FutureWarning", "ResourceWarning"):
-                item.add_marker(pytest.mark.filterwarnings(f"ignore::{category}"))
+    for item in tests_below(__file__, items):
+        # Sockets of tornado and asyncio warn of each other's deprecations.
+        for category in ("DeprecationWarning", "FutureWarning", "ResourceWarning"):
+            item.add_marker(pytest.mark.filterwarnings(f"ignore::{category}"))
 
 
 @pytest.fixture(scope="module")

@@ -19,17 +19,17 @@ import pytest
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.tracking.settings import mlflow_environment, own_database
 from nbdist.shared.wire import Batch, Record
+from tests.groups import tests_below
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ["GIT_PYTHON_REFRESH"] = "quiet"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            # MLflow's own imports warn of other people's deprecations.
-            for category in ("DeprecationWarning", "FutureWarning", "UserWarning"):
-                item.add_marker(pytest.mark.filterwarnings(f"ignore::{category}"))
+    for item in tests_below(__file__, items):
+        # MLflow's own imports warn of other people's deprecations.
+        for category in ("DeprecationWarning", "FutureWarning", "UserWarning"):
+            item.add_marker(pytest.mark.filterwarnings(f"ignore::{category}"))
 
 
 @pytest.fixture(scope="session")

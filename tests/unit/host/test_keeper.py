@@ -1,9 +1,12 @@
 """The process that holds the channels to hosts, as kernels and terminals find it."""
 
 import asyncio
+import os
+import signal
 import socket
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from nbdist.host import keeper
 from nbdist.shared.errors import ClusterError
 from nbdist.shared.processes import detached
 
-SLOW_TO_END = ("sh", "-c", "trap '' TERM; echo begun; while :; do sleep 0.1; done")
+SLOW_TO_END = ("sh", "-c", "trap '' TERM; echo $$ > \"$0\"; while :; do sleep 0.1; done")
 
 
 def test_a_detached_cluster_that_is_stopped_has_no_name_while_it_ends(
@@ -26,13 +29,17 @@ def test_a_detached_cluster_that_is_stopped_has_no_name_while_it_ends(
         monkeypatch.setenv("XDG_RUNTIME_DIR", sockets)
         link = KeeperLink(tmp_path, lambda event: gone.set() if event["event"] == "gone" else None)
         try:
-            link.open("slow", SLOW_TO_END, {}, tmp_path / "slow.log")
+            pid = tmp_path / "pid"
+            link.open("slow", (*SLOW_TO_END, str(pid)), {}, tmp_path / "slow.log")
             link.detach("mine", {"folder": "here"})
             assert [one.name for one in detached.find()] == ["mine"]
+            while not (pid.exists() and pid.read_text()):
+                time.sleep(0.01)
             link._send({"op": "quit"})
             assert gone.wait(30)
             with pytest.raises(ClusterError, match=r"There is no detached cluster mine\."):
                 detached.choose(detached.find(), "mine")
+            os.kill(int(pid.read_text()), signal.SIGKILL)
         finally:
             link.close()
 

@@ -75,6 +75,7 @@ def test_every_module_of_views_is_in_the_list() -> None:
     assert modules == {view.__name__ for view in listed}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("ranks", [1, 2, 16, 64])
 @pytest.mark.parametrize("name", VIEWS)
 def test_every_view_of_any_number_of_ranks_is_a_picture(name: str, ranks: int) -> None:
@@ -453,6 +454,7 @@ LONG = (
 )
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("ranks", [1, 4, 64])
 @pytest.mark.parametrize("name", VIEWS)
 def test_no_word_leaves_the_picture(name: str, ranks: int) -> None:
@@ -497,6 +499,7 @@ def test_of_many_ranks_that_are_alike_none_is_the_highest() -> None:
     assert [line.rank for line in lines._extremes((*alike[:7], above, *alike[8:]))] == [7, 0]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 @pytest.mark.parametrize("ranks", [2, 8, 16, 64])
 @pytest.mark.parametrize("name", VIEWS)
