@@ -76,7 +76,7 @@ def test_learning_rates_are_each_workers_own_and_an_overflow_sends_nothing() -> 
 
 
 def test_an_optimizers_own_fields_are_the_servers_too() -> None:
-    assert run_ranks(2, "tests.group.async_ranks:own_fields") == [[[2], []]] * 2
+    assert run_ranks(2, "tests.group.async_ranks:own_fields") == [[2, None]] * 2
 
 
 def test_a_server_that_fails_says_of_what_and_frees_the_worker() -> None:

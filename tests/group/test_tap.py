@@ -750,6 +750,7 @@ def _many_messages(on_a_thread: bool) -> tuple[int, int]:
             kept = [torch.ones(size) for _ in range(128)]
             works = [(dist.irecv if rank else dist.isend)(x, 1 - rank) for x in kept]
             for work in works:
+                assert work is not None
                 work.wait()
             del kept, works, work
 
