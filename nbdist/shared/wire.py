@@ -28,11 +28,11 @@ CONTINUES = (
 # A fact of a cell that trains: the steps that its first optimizer had made before. A training that
 # goes on from a checkpoint makes the steps after it again.
 TRAINED_BEFORE = "trained_before"
-# The iopub messages that show something: a detached cluster's ranks keep them (`journal.py`).
 # What each rank finds in its namespace, of its own or put there by us: nothing else sets them.
 NAMES_OF_A_RANK = frozenset(
     {"rank", "local_rank", "world_size", "device", "torch", "dist", "nbdist"},
 )
+# The iopub messages that show something: a detached cluster's ranks keep them (`journal.py`).
 SHOWN = frozenset({OUTPUT, "display_data", "execute_result", "update_display_data", "clear_output"})
 SILENT_KEY = "nbdist_silent"  # true in the reply of a cell that has sent nothing on iopub
 

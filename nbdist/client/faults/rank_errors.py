@@ -5,6 +5,7 @@ Pure: what the ranks replied goes in, one `RankError` comes out.
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from nbdist.client.faults import failure_advice
@@ -92,7 +93,7 @@ def rank_error(
         why=" ".join(dict.fromkeys(g.first.gpu.why for g in groups if g.first.gpu)),
         do=next_step,
         failures=table,
-        causes=tuple(summary.strip() for summary in summed) or (because,),
+        causes=tuple(_cause(group, where or {}) for group in groups) or (because,),
     )
 
 
@@ -192,6 +193,14 @@ def _summary(group: Group, where: Mapping[int, str]) -> str:
         message = _message(first)
         error = f"{first.ename}: {message}" if message else first.ename
     return "  " + "  ".join(part for part in (label, place_of(first), error) if part)
+
+
+def _cause(group: Group, where: Mapping[int, str]) -> str:
+    """Return the summary by which one attempt at a cell is compared with the next."""
+    first = group.first
+    if isinstance(first, Death):
+        group = Group(replace(first, ended=first.ended.unmeasured()), group.ranks)
+    return _summary(group, where).strip()
 
 
 def _message(failure: Failure) -> str:

@@ -135,12 +135,22 @@ def all_options(own: type = NoOptions) -> dict[str, Option]:
 
     Args:
         own: Those of a launcher of another package, if one is chosen.
+
+    Raises:
+        UsageError: That has an option of nbdist's with another default.
     """
     general = options_of(StartOptions)
     del general["own"]
     found = {name: general.pop(name) for name in ("n", "launcher")}
     for owner in (*_OF_LAUNCHERS, own):
-        found |= options_of(owner)
+        its = options_of(owner)
+        if other := [n for n in its if n in found and its[n].default != found[n].default]:
+            raise UsageError(
+                f"The launcher's option {other[0]} has another default than nbdist's own.",
+                why="whoever does not give it would give the other one",
+                do="give the field of its Options another name",
+            )
+        found |= its
     return found | general
 
 

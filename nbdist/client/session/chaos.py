@@ -195,7 +195,8 @@ class Chaos:
             self._cluster.requests.ask(rank, "chaos.fail", busy=True)
         elif fault.kind == "stop":
             self._hold(rank, _HOLD_S)
-        elif fault.kind == "slow":
+        else:
+            assert fault.kind == "slow", fault.kind
             until = time.monotonic() + _HOLD_S
             while time.monotonic() < until and self._hold(rank, _SLOW_STOPPED_S):
                 self._watch.wait_for(_SLOW_RUNNING_S)

@@ -5,7 +5,7 @@
 
 import signal
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -52,6 +52,10 @@ class Ended:
     def to_wire(self) -> dict[str, Any]:
         """Return it as JSON-like fields."""
         return asdict(self)
+
+    def unmeasured(self) -> "Ended":
+        """Return it without what differs from one time to the next: the memory it held."""
+        return replace(self, detail="") if self.kind is EndKind.OOM_KILLER else self
 
     def __str__(self) -> str:
         """Return e.g. `killed by SIGKILL`, which completes "rank 1 died: "."""

@@ -12,4 +12,6 @@ the one for what a user gave; there is the list that a new one is entered in.
     ipc           record batches of Arrow files
     delta         Delta tables, by deltalake
     iceberg       Iceberg tables, by pyiceberg
+    tars          samples in tar files, as webdataset writes them
+    arrow_dataset  pyarrow's datasets; arrow_columns has what all of Arrow's read with
 """

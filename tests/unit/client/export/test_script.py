@@ -9,11 +9,12 @@ from textwrap import dedent
 
 import pytest
 
+from nbdist.client.export import parts
 from nbdist.client.export.cells import NotebookCell
 from nbdist.client.export.parts import parts_of
 from nbdist.client.export.script import Script, ScriptOptions, write
 from nbdist.client.export.sent import Sent, sent
-from nbdist.client.notebook.arguments import parse_distributed
+from nbdist.client.notebook.arguments import distributed_parser, parse_distributed
 
 
 def cells(*sources: str, trouble: dict[int, str] | None = None) -> list[NotebookCell]:
@@ -248,3 +249,9 @@ def test_what_ipython_adds_to_builtins_is_no_builtin_of_a_script(
     monkeypatch.setattr(builtins, "display", display, raising=False)
     text = script(*cells("%%distributed\ndisplay(len([1]))")).text
     assert "from IPython.display import display\n" in text
+
+
+def test_each_option_of_a_cell_is_written_or_said_to_be_left_out() -> None:
+    options = {action.dest for action in distributed_parser()._actions} - {"help"}
+    of_the_notebook = {"run", "no_track", "go_on"}
+    assert options == {"ranks", "params"} | of_the_notebook | parts._WITHOUT.keys()

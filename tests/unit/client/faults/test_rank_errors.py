@@ -23,7 +23,7 @@ from nbdist.client.faults.rank_errors import beside_interrupt, interrupted, rank
 from nbdist.client.faults.rank_state import Inactive
 from nbdist.shared.errors import RankError
 from nbdist.shared.gpu_errors import explain
-from nbdist.shared.processes.ended import Ended
+from nbdist.shared.processes.ended import Ended, EndKind
 from tests.unit.shared.test_gpu_errors import ASSERT, EMBEDDING
 
 INSTALLED = sysconfig.get_path("purelib")
@@ -509,3 +509,12 @@ def test_what_was_a_model_begins_anew_and_other_things_are_made_for_a_retry() ->
     assert "then this one" in model
     assert "retry" not in model
     assert file.endswith("then %dist retry.")
+
+
+def test_ranks_that_the_oom_killer_ends_twice_have_ended_alike() -> None:
+    def error(held: str) -> RankError:
+        ended = Ended(EndKind.OOM_KILLER, 9, detail=f"it held {held}")
+        return rank_error([], asked=[0, 1], deaths=[Death(1, ended)])
+
+    assert "it held 3.2 GB" in text(error("3.2 GB"))
+    assert error("3.2 GB").causes == error("3.4 GB").causes

@@ -4,6 +4,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from nbdist.client.cluster.launchers.shared_options import HostsOptions
 from nbdist.client.notebook.arguments import parse_dist, parser_of
 from nbdist.client.notebook.magics import NBDist
 from nbdist.client.notebook.start_options import StartOptions, all_options, read_options
+from nbdist.shared import options
 from nbdist.shared.errors import UsageError
-from nbdist.shared.options import flag_of, options_of
+from nbdist.shared.options import ClusterOptions, flag_of, options_of
 
 TAKEN = {
     "n": None,
@@ -128,6 +130,21 @@ def test_the_list_has_the_options_of_all_launchers_of_nbdist() -> None:
     of_launchers = [options_of(base.find_options(name)) for name in base.OWN]
     general = options_of(StartOptions).keys() - {"own"}
     assert set().union(*of_launchers) == set(TAKEN) - general
+
+
+def test_what_ranks_read_can_be_asked_of_a_start_by_the_same_name() -> None:
+    asked = {field.name for field in fields(ClusterOptions) if field.metadata}
+    assert asked
+    assert asked <= options_of(StartOptions).keys()
+
+
+def test_an_option_with_another_default_than_nbdists_of_that_name_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Others:
+        nodes: int = options.option(7, "how many")
+
+    with pytest.raises(UsageError, match="nodes has another default than nbdist's own"):
+        all_options(Others)
 
 
 def test_a_launcher_gets_its_own_options_and_all_get_the_general_ones() -> None:
