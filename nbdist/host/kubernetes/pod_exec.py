@@ -89,15 +89,25 @@ def _pass_output(stream: Any) -> int:
         except Exception as error:
             print(f"the stream of the pod ended: {error}", file=sys.stderr)
             return _LOST
-        for channel, descriptor in ((_STDOUT, 1), (_STDERR, 2)):
-            data = stream.read_channel(channel)
-            while data:
-                data = data[os.write(descriptor, data) :]
+        _write_out(stream)
+    _write_out(stream)
     try:
         status = stream.returncode
     except (TypeError, KeyError, ValueError):  # closed without a word
         return _LOST
     return _LOST if status is None else int(status)
+
+
+def _write_out(stream: Any) -> None:
+    """Write what has come of both channels, standard output last.
+
+    To read a channel of which nothing has come takes the next frame, of whichever channel: after an
+    answer of the parent's there may be no other, and it would lie there.
+    """
+    for channel, descriptor in ((_STDERR, 2), (_STDOUT, 1)):
+        data = stream.read_channel(channel)
+        while data:
+            data = data[os.write(descriptor, data) :]
 
 
 if __name__ == "__main__":
