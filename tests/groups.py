@@ -9,11 +9,13 @@ The hooks of a conftest.py hold for its own folder; conftest.py registers this m
 they hold for notebooks/ too.
 """
 
+import fcntl
 import os
 import re
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ TESTS = ROOT / "tests"
 
 # The order of the groups. Unit tests need a process that has started no other yet. Then what one
 # worker runs alone comes early, and files fill the gaps; folders not named here come after these,
-# and last what measures: one worker runs it, while the other has nothing left to do.
+# and last what measures: one worker runs it, each test while the other runs none (`_cores_of`).
 _ORDER = (
     "unit",
     "cluster",
@@ -147,15 +149,30 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Shares(config, log)
 
 
-@pytest.hookimpl(wrapper=True)
+@contextmanager
+def _cores_of(item: pytest.Item) -> Iterator[None]:
+    """Let what measures run while no other worker runs a test; it waits for that."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        yield
+        return
+    with open(__file__, "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if group_of(item.path) == _LAST else fcntl.LOCK_SH)
+        try:
+            yield
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # processes that the test has forked hold it, too
+
+
+# The first, so that no timeout counts the wait.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Give notebooks the static display, whose text is the same in every run.
+    """Give what measures the cores, and notebooks the static display, equal in every run.
 
     nbval starts a notebook's kernel, which inherits this, when its first cell is set up.
     """
-    if item.path.suffix != ".ipynb":
-        return (yield)
-    with pytest.MonkeyPatch.context() as patch:
+    with _cores_of(item), pytest.MonkeyPatch.context() as patch:
+        if item.path.suffix != ".ipynb":
+            return (yield)
         patch.setenv("NBDIST_STATIC", "1")
         # Jupyter looks for its kernels beside the Python that runs the tests.
         patch.setenv("JUPYTER_PREFER_ENV_PATH", "1")

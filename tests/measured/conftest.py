@@ -1,6 +1,6 @@
 """What is measured of real trainings; each file has a cluster of its own.
 
-One worker runs these last, when the other has nothing left (`tests/groups.py`). Where something
+One worker runs these last, each while the other runs no test (`tests/groups.py`). Where something
 else takes the cores meanwhile, a measurement is made anew: a wrong one is wrong each time.
 """
 
