@@ -101,6 +101,7 @@ class Serving:
             thread.join(10.0)
             del self._threads[worker]
         self._ended.clear()
+        self._failed = None
 
     def check(self) -> None:
         """Raise if a thread of this rank has ended: its worker is no longer served.

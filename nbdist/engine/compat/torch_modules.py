@@ -270,7 +270,7 @@ def broadcast_coalesced(
     """
     among = group or dist.group.WORLD
     assert among is not None, "parallelize has checked that there is a process group"
-    # As bytes, where they lie in one piece: gloo knows some dtypes only.
+    # As bytes, where they lie in one piece: a broadcast carries one dtype, and gloo not every one.
     sent = [tensor_bytes.raw(t) if t.is_contiguous() else t for t in tensors]
     _dist._broadcast_coalesced(among, sent, _BROADCAST_BYTES, source)
 

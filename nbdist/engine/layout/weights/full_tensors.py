@@ -178,9 +178,7 @@ def from_rank_0(
                 packed[name] = source[name].detach().to(device_type, place.dtype).contiguous()
             else:
                 packed[name] = torch.empty(place.shape, dtype=place.dtype, device=device_type)
-        # As bytes: a broadcast carries one dtype, and gloo not every one.
-        sent = [tensor_bytes.raw(tensor) for tensor in packed.values() if tensor.numel()]
-        if sent:
+        if sent := [tensor for tensor in packed.values() if tensor.numel()]:
             torch_modules.broadcast_coalesced(sent, _SOURCE)
         yield from packed.items()
 
