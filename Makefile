@@ -33,6 +33,11 @@ on_hosts := notebooks/11_many_hosts.ipynb
 expecting := $(wildcard notebooks/02_*.ipynb notebooks/03_*.ipynb notebooks/06_*.ipynb)
 notebooks := $(filter-out $(on_hosts),$(wildcard notebooks/*.ipynb))
 
+# Deno comes as a wheel and brings TypeScript's checker and a linter. It fetches nothing here.
+deno := DENO_DIR=$(VENV)/.deno DENO_NO_UPDATE_CHECK=1 $(VENV)/bin/deno
+page := nbdist/client/board/live/page
+scripts := --quiet --config $(page)/jsconfig.json $(wildcard $(page)/*.js nbdist/labextension/static/*.js)
+
 # Ray, Spark, SkyPilot and others, whose own pins and ours contradict each other: nbdist is there
 # without its dependencies, but for those that a script with `nbdist.init()` imports.
 tools := .venv-jobs/.nbdist-tools
@@ -43,13 +48,13 @@ help:
 	@echo 'make install   a Python environment in $(VENV), with nbdist and the tutorials'"'"' needs'
 	@echo 'make demo      train on two ranks, headless: 02_train_with_ddp.ipynb'
 	@echo 'make lab       JupyterLab on the notebooks'
-	@echo 'make test      all tests once, in two workers; a quarter of an hour on two cores'
+	@echo 'make test      all tests once, in two workers; some 25 minutes on two cores'
 	@echo 'make test-fast unit tests and one cluster, in a minute and a half'
 	@echo 'make test-browser what drives a real browser; installs Chromium where it may'
 	@echo 'make test-hosts several hosts: namespaces with ssh, Slurm, MPI, a hub; as root it installs these'
 	@echo 'make test-jobs job files by the tools they are for: Ray, Spark, SkyPilot, ... in .venv-jobs'
 	@echo 'make test-all  the same with the slow tests and, where there is a GPU, its test'
-	@echo 'make check     linters, types, who may import whom, and the cells of the notebooks'
+	@echo 'make check     linters and types, of the board'"'"'s page too, who may import whom, the notebooks'"'"' cells'
 	@echo 'make trials    500 random trials of cells, models and faults, resumable; about an hour'
 	@echo 'make bench     every figure that nbdist promises, measured here'
 	@echo 'make docs      the documentation, in site/; a warning is an error'
@@ -117,6 +122,8 @@ check: $(developer)
 	$(py) -m ruff format --check
 	$(py) -m mypy
 	$(VENV)/bin/lint-imports --no-cache
+	$(deno) check --no-remote --no-npm --no-lock $(scripts)
+	$(deno) lint $(scripts)
 	$(py) tests/lint_notebooks.py notebooks
 
 bench: $(developer)
@@ -179,7 +186,7 @@ $(user): $(made) $(pins) pyproject.toml
 	$(call pip_install,notebooks)
 
 $(developer): $(made) $(pins) pyproject.toml
-	$(call pip_install,notebooks$(comma)interactive$(comma)test$(comma)dev)
+	$(call pip_install,notebooks$(comma)test$(comma)dev)
 	@touch $(user)
 
 $(writer): $(made) $(pins) pyproject.toml

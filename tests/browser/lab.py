@@ -33,7 +33,7 @@ _SETTINGS = {
 }
 
 # A synchronous predicate: a Promise would be taken for "true".
-_CONNECTED = """() => {
+CONNECTED = """() => {
   const panel = window.jupyterapp?.shell?.currentWidget;
   const kernel = panel?.sessionContext?.session?.kernel;
   return !!(panel?.context?.isReady && panel?.sessionContext?.isReady
@@ -57,7 +57,6 @@ _RUN = """index => {
   const look = () => states.push({
     is_running: cell.querySelector('.jp-InputPrompt').innerText.includes('*'),
     text: cell.querySelector('.jp-OutputArea')?.innerText ?? '',
-    frame: cell.querySelector('.jp-OutputArea .widget-image')?.src ?? null,
     time_ms: performance.now(),
   });
   const observer = new MutationObserver(look);
@@ -82,10 +81,18 @@ _ENDED = """index => {
 }"""
 
 
-class Lab:
-    """A JupyterLab server. Use as a context manager: server and kernels end with it."""
+# What each front end is started with to have its application asked from tests.
+_EXPOSE = {"jupyterlab": "--LabApp", "notebook": "--JupyterNotebookApp"}
 
-    def __init__(self, folder: Path) -> None:
+
+class Lab:
+    """A server of JupyterLab or of Notebook 7 (`app`: "jupyterlab", "notebook").
+
+    Use as a context manager: server and kernels end with it.
+    """
+
+    def __init__(self, folder: Path, app: str = "jupyterlab") -> None:
+        self.app = app
         self.root = folder / "notebooks"
         self.token = secrets.token_hex(16)
         self._folder = folder
@@ -97,6 +104,10 @@ class Lab:
         settings = self._folder / "settings"
         settings.mkdir()
         (settings / "overrides.json").write_text(json.dumps(_SETTINGS))
+        # Of this tree, which may be newer than what was installed.
+        extensions = self._folder / "labextensions"
+        extensions.mkdir()
+        (extensions / "nbdist").symlink_to(ROOT / "nbdist" / "labextension")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -104,13 +115,14 @@ class Lab:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"),
+                    *(sys.executable, "-m", self.app, "--no-browser", "--allow-root"),
                     *("--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0"),
                     f"--IdentityProvider.token={self.token}",
                     f"--ServerApp.root_dir={self.root}",
                     f"--LabApp.app_settings_dir={settings}",
+                    f"--LabApp.extra_labextensions_path={extensions}",
                     "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-                    "--LabApp.expose_app_in_browser=True",
+                    f"{_EXPOSE[self.app]}.expose_app_in_browser=True",
                 ],
                 env=self._environment(),
                 stdout=log,
@@ -159,6 +171,13 @@ class Lab:
                     raise AssertionError(self._log.read_text()[-2000:]) from None
                 time.sleep(0.1)  # another program's socket: there is no event to wait for
 
+    def address(self, name: str) -> str:
+        """Return where a notebook is opened, in a workspace of its own."""
+        if self.app == "notebook":
+            return f"{self.url}/notebooks/{name}?token={self.token}"
+        workspace = secrets.token_hex(4)
+        return f"{self.url}/lab/workspaces/{workspace}/tree/{name}?token={self.token}"
+
     def write(self, notebook: Any) -> str:
         """Write a notebook (nbformat 4) under a new name; return the name."""
         name = f"{secrets.token_hex(4)}.ipynb"
@@ -187,9 +206,8 @@ class OpenNotebook:
         )
         self.page: Page = self._context.new_page()
         self.page.set_default_timeout(LONGEST_MS)
-        workspace = secrets.token_hex(4)
-        self.page.goto(f"{lab.url}/lab/workspaces/{workspace}/tree/{name}?token={lab.token}")
-        self.page.wait_for_function(_CONNECTED)
+        self.page.goto(lab.address(name))
+        self.page.wait_for_function(CONNECTED)
         self.page.evaluate("() => {window.jupyterapp.shell.collapseLeft()}")
 
     def opened_again(self) -> "OpenNotebook":
@@ -203,7 +221,7 @@ class OpenNotebook:
             "async () => {await window.jupyterapp.shell.currentWidget.sessionContext"
             ".session.kernel.restart()}"
         )
-        self.page.wait_for_function(_CONNECTED)
+        self.page.wait_for_function(CONNECTED)
 
     def run(self, source: str) -> "Cell":
         """Type `source` into a new cell at the end and run it; returns at once."""

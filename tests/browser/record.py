@@ -17,9 +17,9 @@ from playwright.sync_api import sync_playwright
 from tests import groups
 from tests.browser.lab import Lab, OpenNotebook
 
-FRAME_S, LAST_S = 0.5, 5.0
+FRAME_S, LAST_S = 1.0, 5.0  # the board moves more often: half of the frames are half of the file
 COLORS = 128
-WIDTH = 1080  # pixels
+WIDTH = 960  # pixels
 
 START = """
 %load_ext nbdist
@@ -59,7 +59,7 @@ def frames(folder: Path) -> Iterator[Image.Image]:
         notebook = OpenNotebook(lab, browser)
         notebook.run(START).wait()
         cell = notebook.run(TRAIN)
-        cell.output.locator(".widget-image").first.wait_for()
+        cell.output.locator(".nbdist-board").first.wait_for()
         while cell.is_running:
             began = time.monotonic()
             yield Image.open(io.BytesIO(cell.output.first.screenshot())).convert("RGB")

@@ -18,18 +18,18 @@ def test_views_stacks_and_the_interrupt_of_a_rank_are_clicked_while_a_cell_train
     cell = notebook.run(TRAIN)
     output = cell.output
 
-    output.get_by_role("radio", name="Ranks", exact=True).click()
+    output.get_by_role("radio", name="ranks", exact=True).click()
     output.get_by_role("columnheader", name="samples/s").wait_for()
-    output.get_by_role("radio", name="Step", exact=True).click()
+    output.get_by_role("radio", name="step", exact=True).click()
     output.get_by_role("columnheader", name="waits for").wait_for()
     assert output.get_by_role("radio", checked=True).count() == 1
-    assert output.get_by_role("radio", name="Step", checked=True).count() == 1
+    assert output.get_by_role("radio", name="step", checked=True).count() == 1
     output.get_by_role("button", name="Stacks").click()
     output.get_by_text(re.compile(r"Stacks at \d\d:\d\d:\d\d")).wait_for()
-    assert "rank 1: " in output.locator(".nbdist-live pre").inner_text()
+    assert "rank 1: " in output.locator(".nb-answer pre").inner_text()
     cell.picture("buttons-live")
     output.get_by_role("button", name="Close").click()
-    output.locator(".nbdist-live pre").wait_for(state="hidden")
+    output.locator(".nb-answer pre").wait_for(state="hidden")
     assert cell.is_running
 
     output.get_by_role("combobox").select_option("rank 1")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.board.measures import NARROW, TEXT_PT, WIDE
+from nbdist.client.board.drawn.measures import NARROW, TEXT_PT, WIDE
 from nbdist.client.board.palette import LINE_COLORS, PARTS, contrast
 from nbdist.client.board.past import SHARP
 from tests.browser.lab import Cell, OpenNotebook
@@ -54,6 +54,7 @@ def trained(notebook: OpenNotebook) -> Iterator[Cell]:
     """The overview of a short training, as a picture with its table."""
     notebook.run(TRAIN_30).wait()
     board = notebook.run("%dist board overview").wait()
+    notebook.run("1").wait()
     board.output.locator(PICTURE).wait_for()
     yield board
     notebook.page.set_viewport_size({"width": 1280, "height": 1000})

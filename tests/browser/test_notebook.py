@@ -10,6 +10,17 @@ from tests.browser.lab import OpenNotebook
 pytestmark = pytest.mark.browser
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
+BOARD = ".nbdist-board"
+KEPT = "[class^=nbdist-kept]"
+# Points come: how often the board has drawn other ones.
+MOVED = """index => {{
+  const board = window.jupyterapp.shell.currentWidget.content.widgets[index].node
+    .querySelector('.nbdist-board')?.parentElement?.nbdist;
+  if (!board) return false;
+  const last = board.steps()?.[1];
+  if (last !== board.seenStep) [board.seenStep, board.seen] = [last, (board.seen ?? 0) + 1];
+  return board.seen > {0};
+}}"""
 PICTURE = '.nbdist-auto img[width="960"]'  # of a board that has ended, in a wide window
 
 # The height of small letters in the picture, how many pictures are seen, and whether they scroll.
@@ -76,16 +87,14 @@ def test_the_board_opens_by_itself_moves_and_leaves_its_picture(
 ) -> None:
     (notebook.path.parent / "enough").unlink(missing_ok=True)
     cell = notebook.run(TRAIN)
-    cell.output.locator(".widget-image").wait_for()
-    notebook.page.wait_for_function(
-        "index => new Set(window.nbdistStates[index].map(s => s.frame)).size > 3", arg=cell.index
-    )
+    cell.output.locator(BOARD).wait_for()
+    notebook.page.wait_for_function(MOVED.format(3), arg=cell.index)
     assert cell.is_running
     cell.picture("board-live")
-    assert cell.output.locator(".nbdist-kept").is_hidden(), "while its widgets live"
-    early = reopen(notebook)  # the file of now, in a page without these widgets
-    kept = early.cell(cell.index).output.locator(".nbdist-kept")
-    kept.locator("img").wait_for()
+    assert cell.output.locator(KEPT).is_hidden(), "while its widget lives"
+    early = reopen(notebook)  # the file of now, in a page without this widget
+    kept = early.cell(cell.index).output.locator(KEPT)
+    kept.wait_for()
     assert "The board as it was at" in kept.inner_text()
     early.page.get_by_text("Loading widget").wait_for(state="detached")
     assert not early.page.get_by_text("Error displaying widget").is_visible()
@@ -93,12 +102,10 @@ def test_the_board_opens_by_itself_moves_and_leaves_its_picture(
     (notebook.path.parent / "enough").touch()
     cell.wait()
 
-    frames = {s["frame"] for s in cell.states if s["is_running"] and s["frame"]}
-    assert len(frames) >= 3
     sentence = r"Loss and communication time on 2 ranks over [\d,]+ steps\."
     cell.output.locator(PICTURE).wait_for()
     assert cell.output.locator(PICTURE).count() == 1
-    assert cell.output.locator(".widget-image, .jp-OutputArea-output.jupyter-widgets").count() == 0
+    assert cell.output.locator(f"{BOARD}, .jp-OutputArea-output.jupyter-widgets").count() == 0
     cell.output.get_by_text(re.compile(sentence)).wait_for()
     picture, caption = cell.saved_outputs()
     assert picture.data.keys() == {"text/html", "image/png", "text/plain"}
@@ -127,7 +134,7 @@ def test_a_chosen_view_is_live_and_its_buttons_work_between_cells(
     notebook.run('%config NBDist.view = "step"').wait()
     (notebook.path.parent / "enough").unlink(missing_ok=True)
     cell = notebook.run(TRAIN)
-    cell.output.locator(".widget-image").wait_for()
+    cell.output.locator(BOARD).wait_for()
     cell.output.get_by_text("waits for").first.wait_for()
     assert cell.is_running
     cell.picture("view-step-live")
@@ -139,22 +146,21 @@ def test_a_chosen_view_is_live_and_its_buttons_work_between_cells(
     cell.picture("view-step-static")
 
     board = notebook.run("%dist board").wait()
-    board.output.locator(".widget-radio-box input").first.wait_for()
-    before = board.output.locator(PICTURE).get_attribute("src")
-    button = board.output.get_by_role("radio", name="Collectives")
+    button = board.output.get_by_role("radio", name="step")
     button.focus()
-    notebook.page.keyboard.press("Space")
+    notebook.page.keyboard.press("ArrowRight")
     board.output.get_by_role("table").get_by_text("all_reduce").first.wait_for()
-    assert board.output.locator(PICTURE).get_attribute("src") != before
     assert board.output.get_by_role("columnheader", name="busbw").count() == 1
+    assert board.output.locator(PICTURE).is_hidden(), "while its widget lives"
     board.picture("view-collectives")
-    bar, _, words = board.saved_outputs()  # as JupyterLab saves it by itself meanwhile
-    assert "Run %dist board again" in bar.data["text/html"], "where there are no widgets"
-    assert "all_reduce" in words.data["text/plain"]
+    early = reopen(notebook)  # the file as JupyterLab saves it by itself meanwhile
+    early.cell(board.index).output.locator(PICTURE).wait_for()
+    assert "Error displaying widget" not in early.page.locator(".jp-Notebook").inner_text()
+    early.close()
 
     notebook.run("1 + 1").wait()
     board.output.get_by_text("Collectives on 2 ranks over").wait_for()
-    assert board.output.locator(".widget-radio-box").count() == 0
+    assert board.output.locator(BOARD).count() == 0
     assert not any(WIDGET in o.get("data", {}) for o in board.saved_outputs())
     later = reopen(notebook)
     again = later.cell(board.index)
@@ -165,12 +171,11 @@ def test_a_chosen_view_is_live_and_its_buttons_work_between_cells(
     later.close()
 
 
-def test_buttons_that_nobody_uses_go_by_themselves(notebook: OpenNotebook) -> None:
-    notebook.run("from nbdist.client.board import controls\ncontrols.IDLE_S = 2").wait()
+def test_a_past_board_that_nobody_leaves_gives_way_to_its_picture(notebook: OpenNotebook) -> None:
+    notebook.run("from nbdist.client.board.live import past_board\npast_board.IDLE_S = 2").wait()
     board = notebook.run('%config NBDist.view = "overview"\n%dist board').wait()
-    board.output.locator(".widget-radio-box input").first.wait_for()
 
-    board.output.locator(".widget-radio-box").wait_for(state="detached")
+    board.output.locator(BOARD).wait_for(state="detached")
 
     assert not any(WIDGET in o.get("data", {}) for o in board.saved_outputs())
     board.output.get_by_text(re.compile("Loss and communication time on 2 ranks")).wait_for()
@@ -183,7 +188,7 @@ def test_interrupting_a_training_cell_ends_it_and_leaves_the_picture(
 ) -> None:
     (notebook.path.parent / "enough").unlink(missing_ok=True)
     cell = notebook.run(TRAIN)
-    cell.output.locator(".widget-image").wait_for()
+    cell.output.locator(BOARD).wait_for()
     notebook.interrupt()
     cell.wait()
 

@@ -129,11 +129,14 @@ def test_a_run_says_what_it_was(notebook: Notebook) -> None:
 
 def test_a_runs_page_tells_its_story(notebook: Notebook) -> None:
     said = notebook.run("big").data.tags["mlflow.note.content"]
-    assert "Finished after 1,500 steps, loss 1.50, 10.0 ms per step, 15 % of it in" in said
+    assert "Finished after 1,500 steps, last loss 1.50, 10.0 ms per step, 15 % of it in" in said
     assert "**Layout:** ddp on 4 ranks" in said
     assert "**Proof** (`layout.verify`): equal bit for bit over 3 steps" in said
     address = f"get-artifact?path=board.png&run_uuid={notebook.links['big'].run_id}"
-    assert said.endswith(f"![The board]({address})")
+    assert said.split("\n\n")[0] == f"![The board]({address})"
+    of_run = f"#/metric?runs=%5B%22{notebook.links['big'].run_id}%22%5D"
+    for quantity in ("comm_ms", "step_ms", "loss"):
+        assert f"[{quantity}]({of_run}&metric=%22rank_{quantity}%2F00%22&" in said
     assert "board.png" not in notebook.run("stopped").data.tags["mlflow.note.content"]
 
 
@@ -237,6 +240,32 @@ def test_a_cell_without_a_record_leaves_no_trace(tmp_path: Path) -> None:
     assert untrained.finish("finished") is None
     tracker.close(1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_run_is_finished_in_mlflow_with_a_tag_and_goes_on_without(
+    home: Path,
+) -> None:
+    tracker = Tracker(home, experiment="nb")
+
+    def train(outcome: Any, **changes: Any) -> Any:
+        ranks = Ranks(2)
+        run = tracker.follow(cell(run_name="stopped", **changes), ranks.telemetry)
+        ranks.step(3)
+        link = run.finish(outcome, "All ranks have stopped.")
+        assert link is not None
+        assert tracker.flush(60), (home / "logs/tracking.log").read_text()
+        return client_of(home).get_run(link.run_id)
+
+    run = train("interrupted")
+    assert (run.info.status, run.data.tags["nbdist.ended"]) == ("FINISHED", "interrupted")
+    assert "nbdist.error" not in run.data.tags
+    assert run.data.tags["mlflow.note.content"].startswith("Interrupted after 3 steps")
+    (row,) = runs(home)
+    assert row.state == compare(home, [row]).entries[0].state == "interrupted"
+    run = train("finished", resume=True)
+    assert run.info.status == "FINISHED"
+    assert "nbdist.ended" not in run.data.tags
+    tracker.close(5)
 
 
 def test_a_run_that_nobody_finished_ends_with_the_session(home: Path) -> None:

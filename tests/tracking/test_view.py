@@ -131,10 +131,8 @@ def page(ui: tuple[Path, str, str]) -> Iterator["Page"]:
             executable_path=CHROMIUM,
             args=["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"],
         )
-        page = browser.new_context(viewport={"width": 1500, "height": 2000}).new_page()
-        page.add_init_script(
-            "localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1','true')"
-        )
+        # MLflow's assistant opens by itself and takes a quarter of such a window.
+        page = browser.new_context(viewport={"width": 1400, "height": 2000}).new_page()
         page.goto(ui[1])
         page.get_by_text("ddp-w4-lr0.03").first.wait_for(timeout=60_000)
         page.locator(".js-plotly-plot").first.wait_for(timeout=30_000)
@@ -153,15 +151,30 @@ def test_the_page_opens_on_the_charts_that_explain_a_training(page: "Page", tmp_
     for title in ("Summary", "loss", "samples_per_s", "comm_pct", "skew_ms", "wait_pct"):
         page.get_by_text(title, exact=True).first.wait_for(timeout=30_000)
     page.get_by_text("Per rank", exact=True).first.wait_for(timeout=30_000)
-    for title in ("rank_comm_ms/00 vs rank_comm_ms/01", "rank_wait_ms/00 vs rank_wait_ms/01"):
-        page.get_by_text(title).first.wait_for(timeout=30_000)
+    for title in ("comm_ms of each rank", "wait_ms of each rank"):
+        page.get_by_text(title, exact=True).first.wait_for(timeout=30_000)
     keep(page, tmp_path, "mlflow_view.png")
+
+
+@pytest.mark.browser
+def test_beside_the_assistant_two_charts_a_row_are_wide_and_their_titles_whole(
+    page: "Page",
+) -> None:
+    page.get_by_text("MLflow Assistant").wait_for(timeout=30_000)
+    title = page.get_by_text("wait_pct", exact=True).first
+    title.wait_for(timeout=30_000)
+    boxes = [chart.bounding_box() for chart in page.locator(".js-plotly-plot").all()[:4]]
+    known = [box for box in boxes if box is not None]
+    assert len({box["x"] for box in known}) == 2
+    assert min(box["width"] for box in known) > 300
+    assert title.evaluate("t => t.scrollWidth <= t.clientWidth")
 
 
 @pytest.mark.browser
 def test_the_runs_of_a_study_are_in_the_charts_and_nested_by_date(
     page: "Page", tmp_path: Path
 ) -> None:
+    page.locator('[data-component-id$="table_resizer.collapse"]').click()  # the list of runs
     loss = page.locator(".js-plotly-plot").first
     for name in ("lr1", "lr2", "lr3"):
         page.get_by_role("link", name=name, exact=True).first.wait_for(timeout=30_000)
@@ -176,27 +189,47 @@ def test_the_runs_of_a_study_are_in_the_charts_and_nested_by_date(
 
 
 @pytest.mark.browser
-def test_a_runs_page_says_who_made_others_wait_and_shows_the_board(
+def test_a_runs_page_begins_with_the_board_and_says_who_made_others_wait(
     page: "Page", ui: tuple[Path, str, str], tmp_path: Path
 ) -> None:
     _, url, run_id = ui
     page.goto(f"{url.partition('/#')[0]}/#/experiments/1/runs/{run_id}")
     for said in (VERDICT, "Layout:", "ddp on 4 ranks", "equal within round-off over 3 steps"):
         page.get_by_text(said).first.wait_for(timeout=30_000)
-    folded = page.get_by_text("Show more").bounding_box()
-    for said in ("Finished after 100 steps", VERDICT):  # seen without a click
-        box = page.get_by_text(said).first.bounding_box()
-        assert box is not None
-        assert folded is not None
-        assert box["y"] + box["height"] < folded["y"] - 20
     board = page.locator('img[src*="board.png"]')  # MLflow drops its alternative text
     board.wait_for(timeout=30_000)
     page.wait_for_function(
         "board => board.naturalWidth === 960", arg=board.element_handle(), timeout=30_000
     )
+    keep(page, tmp_path, "mlflow_run_folded.png")
+    page.get_by_text("Show more").click()
     keep(page, tmp_path, "mlflow_run.png")
+    texts = ("Finished after 100 steps", VERDICT, "Layout:")
+    below = [board, *(page.get_by_text(text).first for text in texts)]
+    places = [box["y"] for part in below if (box := part.bounding_box())]
+    assert places == sorted(places)
+    assert len(places) == len(below)
     back = page.get_by_role("link", name="Charts of all runs")
     assert back.get_attribute("href") == view_page("1").lstrip("/")
+
+
+@pytest.mark.browser
+def test_a_link_in_a_runs_description_draws_its_ranks_in_one_chart(
+    page: "Page", ui: tuple[Path, str, str], tmp_path: Path
+) -> None:
+    _, url, run_id = ui
+    page.goto(f"{url.partition('/#')[0]}/#/experiments/1/runs/{run_id}")
+    page.get_by_text("Finished after 100 steps").first.wait_for(timeout=30_000)
+    if (more := page.get_by_text("Show more")).is_visible():
+        more.click()
+    with page.context.expect_page() as opened:
+        page.get_by_role("link", name="comm_ms", exact=True).click()
+    chart = opened.value.locator(".js-plotly-plot")
+    chart.first.wait_for(timeout=30_000)
+    for rank in range(4):
+        opened.value.get_by_text(f"(rank_comm_ms/{rank:02d})").first.wait_for(timeout=30_000)
+    assert chart.count() == 1
+    keep(opened.value, tmp_path, "mlflow_ranks.png")
 
 
 def test_ranks_that_stand_beside_the_first_one_get_no_chart_of_their_own() -> None:
@@ -205,6 +238,14 @@ def test_ranks_that_stand_beside_the_first_one_get_no_chart_of_their_own() -> No
     assert loss["selectedMetricKeys"] == ["rank_loss/00", "rank_loss/01"]
     # MLflow adds a chart of each metric that none begins with, also where that one is deleted.
     assert [c["deleted"] for c in charts if c["metricKey"] == "rank_loss/01"] == [True]
+
+
+@pytest.mark.parametrize(("ranks", "whose"), [(2, "each rank"), (17, "the ranks")])
+def test_a_chart_of_ranks_is_titled_by_its_quantity(ranks: int, whose: str) -> None:
+    charts = view_state([{"ranks": range(ranks)}])["compareRunCharts"]
+    (comm,) = [c for c in charts if c["displayName"].startswith("comm_ms")]
+    assert comm["displayName"] == f"comm_ms of {whose}"
+    assert len(comm["selectedMetricKeys"]) == min(ranks, 3)
 
 
 def test_waiting_stands_beside_loss_and_throughput() -> None:

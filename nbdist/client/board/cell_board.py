@@ -1,9 +1,9 @@
 """The board of one cell, from its first record to the picture it leaves.
 
 A cell that logs nothing never loads matplotlib, numpy or ipywidgets: all of it is imported when
-the first record has come, by the drawing thread where there is one.
+the first record has come, by the board's thread where there is one.
 
-Threads: all but `so_far` belongs to the main thread; live.py has the drawing thread.
+Threads: all but `so_far` belongs to the main thread; live.py has the board's thread.
 """
 
 import base64
@@ -15,11 +15,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from nbdist.client.board import palette, verdict_block
-from nbdist.client.board.live import LiveBoard
-from nbdist.client.board.live_controls import CellActions
-from nbdist.client.board.measures import WIDE
-from nbdist.client.board.past import SHARP, Past, caption
-from nbdist.client.board.picture import halved
+from nbdist.client.board.drawn.picture import halved
+from nbdist.client.board.live.actions import CellActions
+from nbdist.client.board.live.live import LiveBoard
+from nbdist.client.board.past import Past, caption
 from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.output.slots import Display, Slots
 
@@ -77,8 +76,8 @@ class Board:
     def wants_to_open(self) -> bool:
         """Return whether `open` has something to show that is not shown yet.
 
-        Costs a microsecond. The first call after the first record starts the drawing thread;
-        it says True some tenths of a second later, when the first frame is there.
+        Costs a microsecond. The first call after the first record starts the board's thread;
+        it says True some tenths of a second later, when its first words are there.
         """
         if not self._is_live or self._is_open or self._is_finished:
             return False
@@ -127,7 +126,7 @@ class Board:
             displays.append(verdict_block.display(verdicts))
         if self._live is not None:
             try:
-                self._live.close(displays, is_seen_again=is_seen_again)
+                self._live.close(is_seen_again=is_seen_again)
             except Exception as error:
                 _log.error("The live board could not be closed", exc_info=error)
         return displays
@@ -139,6 +138,10 @@ class Board:
                 self._live.show_again(left)
         except Exception as error:
             _log.error("A page that was opened again could not be updated", exc_info=error)
+
+    def shows_end(self) -> bool:
+        """Return whether the caller is the first to show what the cell has left."""
+        return self._live is None or self._live.shows_end()
 
     def so_far(self) -> Past | None:
         """Return the board of the cell that runs; None before its first record. Any thread."""
@@ -163,46 +166,26 @@ class Board:
 
     def _drawn(self) -> Display | None:
         past = self._drawable()
-        self._left = _tried(lambda: past.picture(self._name)) if past else None
+        self._left = _tried(lambda: past.picture(self._name, with_table=True)) if past else None
         return self._left
 
     def _drawable(self) -> Past | None:
         return self.past if self.past is not None and self.past.scene.panels else None
 
     def _look_back(self, outcome: str) -> Past | None:
-        from nbdist.client.board.look import look
+        from nbdist.client.board.scene.look import look
 
         try:
             known = self._insight.now() if self._insight is not None else None
             scene = look(self._telemetry, self._info, known)
-            return Past(replace(scene, outcome=outcome), self._theme)
+            paused_at = None
+            if outcome == "running" and self._actions is not None:
+                paused_at = self._actions.halts.paused_at
+            scene = replace(scene, outcome=outcome, paused_at=paused_at)
+            return Past(scene, self._theme, records=self._telemetry)
         except Exception as error:
             _log.error("The board could not read the records", exc_info=error)
             return None
-
-
-def render_png(
-    telemetry: "Telemetry",
-    info: CellInfo,
-    *,
-    width: int = WIDE,
-    background: str | None = None,
-    scale: float = SHARP,
-) -> bytes:
-    """Return the picture of a run as a PNG: the overview.
-
-    Args:
-        telemetry: The run's records.
-        info: The cell it ran in.
-        width: In CSS pixels; the height follows from what there is to see.
-        background: "#rrggbb"; None is transparent, with text that is readable on any.
-        scale: Pixels for one CSS pixel.
-    """
-    from nbdist.client.board.figure import Painter
-    from nbdist.client.board.look import look
-
-    painter = Painter(palette.theme_on(background), width, scale, final=True)
-    return painter.frame(look(telemetry, info))
 
 
 def _tried(draw: Callable[[], Drawn]) -> Drawn | None:

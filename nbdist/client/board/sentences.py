@@ -9,7 +9,7 @@ from nbdist.client.metrics.analysis.values import RECENT
 from nbdist.shared.text import counted
 
 if TYPE_CHECKING:  # for its type alone: the scene loads numpy
-    from nbdist.client.board.scene import Scene
+    from nbdist.client.board.scene.scene import Scene
 
 NOT_EXPLAINED = "What ranks wait for is not known yet: their collectives have not been compared."
 NOT_TIMED = (

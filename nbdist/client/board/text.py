@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nbdist.shared.text import counted, figure
 
 if TYPE_CHECKING:  # for its type alone: the scene loads numpy
-    from nbdist.client.board.scene import Scene
+    from nbdist.client.board.scene.scene import Scene
 
 STYLE = "font: 12px/1.5 var(--jp-ui-font-family, sans-serif); font-variant-numeric: tabular-nums"
 _LISTED = re.compile(r"^(\d*)([-+=.)])")  # what begins a list or a heading
@@ -67,17 +67,16 @@ def markdown(text: str) -> str:
     return "  \n".join(_LISTED.sub(r"\1\\\2", line) for line in lines)
 
 
-def progress(scene: "Scene", elapsed_s: float, pictured: int | None = None) -> str:
+def progress(scene: "Scene", elapsed_s: float) -> str:
     """Return the progress: 812 [00:24, 34.1 steps/s] · 12/100 of this epoch, 00:03 left in it.
 
-    Where the training stalls, that is shown instead of the time left. `pictured` is
-    the step of a picture that is old: where it is another, that is said.
+    Where the training stalls or is paused, that is shown instead of the time left.
 
     A loader knows the end of its pass alone, so nothing is said of the end of the loop.
     """
     done, speed = scene.first_step, scene.steps_per_s
     parts = [clock(elapsed_s)]
-    stands_still = scene.stands_still
+    stands_still = scene.stands_still or scene.is_paused
     if speed and not stands_still:
         parts.append(f"{figure(speed)} steps/s")
     text = f"{done:,} [{', '.join(parts)}]" if scene.last_step else f"[{parts[0]}]"
@@ -85,30 +84,19 @@ def progress(scene: "Scene", elapsed_s: float, pictured: int | None = None) -> s
         text += f" · {scene.epoch}"
         if speed and not stands_still:
             text += f", {clock((scene.epoch.steps - scene.epoch.done) / speed)} left in it"
-    if stands_still:
+    if scene.is_paused:
+        text += f" · paused after step {scene.paused_at:,}"
+    elif stands_still:
         text += f" · no {'step' if scene.last_step else 'record'} for {clock(scene.idle_s)}"
     if scene.is_behind:
         last = next(row.rank for row in scene.reporting if row.step == scene.first_step)
         text += f" · ranks at {scene.first_step:,}–{scene.last_step:,}, rank {last} is last"
-    if pictured is not None and pictured != done:
-        text += f" · picture of step {pictured:,}"
     return text
 
 
-def spoken(sentence: str, *, is_seen: bool = False) -> str:
-    """Return HTML that screen readers speak when it changes (ARIA live region)."""
-    style = f' style="{STYLE}"' if is_seen else ""
-    return f'<div role="status"{style}>{html.escape(sentence)}</div>'
-
-
-def alert(sentence: str) -> str:
-    """Return HTML of a line of text that screen readers speak at once."""
-    return f'<div role="alert" style="{STYLE}">{html.escape(sentence)}</div>'
-
-
-def plain(sentence: str) -> str:
-    """Return HTML of a line of text."""
-    return f'<div style="{STYLE}">{html.escape(sentence)}</div>'
+def spoken(sentence: str) -> str:
+    """Return HTML of a line of text that screen readers speak when it changes."""
+    return f'<div role="status" style="{STYLE}">{html.escape(sentence)}</div>'
 
 
 def tick(value: float, position: int | None = None) -> str:

@@ -1,6 +1,6 @@
 """The verdicts of a board as one block: who makes the others slow, what to do, and the proof.
 
-It is above a live picture and below one that stays, and nowhere else. Pure.
+It is above the live board and below the picture that stays, and nowhere else. Pure.
 """
 
 import html

@@ -336,7 +336,7 @@ def _cut(parts: Sequence[_Part], max_lines: int, whole: str) -> list[_Part]:
         gone = parts[most // 2 : len(parts) - most // 2]
         lines = sum(len(part.lines) for part in gone)
         shown[most // 2 : len(parts) - most // 2] = [
-            _Part("", [f"… {spaced(lines)} lines of {len(gone)} blocks not shown{kept}"])
+            _Part("", [f"… {lines:,} lines of {len(gone)} blocks not shown{kept}"])
         ]
     cap = _fair_share([len(part.lines) for part in shown], max_lines)
     displays = 0
@@ -345,7 +345,7 @@ def _cut(parts: Sequence[_Part], max_lines: int, whole: str) -> list[_Part]:
         if len(lines_left) > cap:
             head = cap // 2
             tail = cap - head - 1
-            note = f"… {spaced(len(lines_left) - head - tail)} lines not shown{kept}"
+            note = f"… {len(lines_left) - head - tail:,} lines not shown{kept}"
             lines_left[head : len(lines_left) - tail] = [note]
         display = part.display
         displays += display is not None
@@ -367,14 +367,9 @@ def _fair_share(lengths: Sequence[int], total: int) -> int:
     return max(lengths, default=0)
 
 
-def spaced(number: int) -> str:
-    """Return a number with its thousands separated: `12 000`."""
-    return f"{number:,}".replace(",", " ")
-
-
 def _clip(line: str) -> str:
     if len(line) > MAX_LINE_CHARS:
-        line = line[:MAX_LINE_CHARS] + f"… {len(line) - MAX_LINE_CHARS} characters more"
+        line = line[:MAX_LINE_CHARS] + f"… {len(line) - MAX_LINE_CHARS:,} characters more"
     # A colour that is still on would run into the next line's label.
     if "\x1b[" in line and not line.endswith(_RESET):
         line += _RESET

@@ -12,7 +12,7 @@ import contextvars
 import os
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,8 +33,26 @@ def owns_cell() -> bool:
 
     A cell of Python may have printed before it came to `Session.run`. Main thread.
     """
+    return str(_request("content").get("code", "")).lstrip().startswith("%%distributed")
+
+
+def is_attended() -> bool:
+    """Return whether the front end says that someone may answer: nbclient and its kind do not.
+
+    Main thread, or a subshell's, of the cell that runs there.
+    """
+    return bool(_request("content").get("allow_stdin", True))
+
+
+def cell_id() -> str | None:
+    """Return the id of the notebook's cell that runs, where its front end tells. Main thread."""
+    return _request("metadata").get("cellId")
+
+
+def _request(part: str) -> dict[str, Any]:
     parent: dict[str, Any] = getattr(kernel_shell(), "get_parent", dict)() or {}
-    return str(parent.get("content", {}).get("code", "")).lstrip().startswith("%%distributed")
+    found: dict[str, Any] = parent.get(part, {})
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +64,18 @@ class Display:
 
 
 class Slot:
-    """One output that changes while the cell runs. Made by `Slots.open`."""
+    """One output that changes while the cell runs. Made by `Slots.open`.
+
+    `shown` is what it shows now, None where nothing is live; `moves` tells whether `show_in` takes
+    that to another place.
+    """
 
     def __init__(self, slots: "Slots", display_id: str) -> None:
         self._slots = slots
         self.display_id = display_id
+        self.shown: Display | None = None
+        self.moves = False
+        self.is_published = True
 
     def update(self, display: Display) -> None:
         """Show `display` in this place; does nothing in static mode or after `settle`."""
@@ -75,6 +100,7 @@ class Slots:
         self._warns = warns
         self._lock = threading.Lock()
         self._open: list[Slot] = []
+        self._elsewhere: Callable[[Sequence[Display]], None] | None = None
         self._passing: str | None = None  # the display id of what is shown until anything else is
         self._settled = False
         # Which cell an output belongs to, ipykernel keeps in context variables. A thread without
@@ -82,24 +108,35 @@ class Slots:
         # subshell, whose outputs front ends drop.
         self._cell = contextvars.copy_context()
 
-    def open(self, shown: Any, beside: Mapping[str, Any] | None = None) -> Slot:
+    def open(
+        self, shown: Any, beside: Mapping[str, Any] | None = None, *, stays: bool = False
+    ) -> Slot:
         """Show a `Display`, or any object that IPython can display (a widget), from now on.
 
         Args:
             shown: What to show.
             beside: Of an object: more forms of it, for front ends that cannot show its own.
+            stays: Whether `show_in` leaves it where it is.
         """
         slot = Slot(self, uuid.uuid4().hex)
         with self._lock:
             if self.live and not self._settled:
-                if isinstance(shown, Display):
+                is_display = isinstance(shown, Display)
+                slot.moves = is_display and not stays
+                slot.shown = shown if is_display else _as_display(shown, beside or {})
+                if slot.moves and self._elsewhere is not None:
+                    slot.is_published = False
+                    self._open.append(slot)
+                    self._show_elsewhere()
+                    return slot
+                if is_display:
                     place, self._passing = self._passing, None
                     slot.display_id = place or slot.display_id
-                    self._publish(shown, slot.display_id, update=place is not None)
+                    self._publish(slot.shown, slot.display_id, update=place is not None)
                 else:
                     # Not an update: some front ends do not show a widget that comes in one.
                     self._clear_passing(wait=True)
-                    self._publish(_as_display(shown, beside or {}), slot.display_id, update=False)
+                    self._publish(slot.shown, slot.display_id, update=False)
                 self._open.append(slot)
         return slot
 
@@ -115,9 +152,48 @@ class Slots:
                 self._passing = uuid.uuid4().hex
                 self._publish(display, self._passing, update=False)
 
+    def show_in(self, elsewhere: Callable[[Sequence[Display]], None]) -> None:
+        """Hand what is shown here, and what comes, to another place: a board that pages find again.
+
+        Jupyter drops the outputs of a cell whose page was opened again. Any thread; `elsewhere` is
+        called under a lock and must not wait.
+        """
+        with self._lock:
+            if not self.live or self._settled or self._elsewhere is not None:
+                return
+            self._elsewhere = elsewhere
+            for slot in self._open:
+                if slot.moves:
+                    self._publish(Display({"text/plain": ""}), slot.display_id, update=True)
+            self._show_elsewhere()
+
+    def _show_elsewhere(self) -> None:
+        assert self._elsewhere is not None
+        moved = [slot.shown for slot in self._open if slot.moves]
+        self._elsewhere([shown for shown in moved if shown is not None])
+
+    def show_anew(self) -> None:
+        """Show all of it once more: a page has cleared the cell's outputs, and updates find none.
+
+        Any thread.
+        """
+        with self._lock:
+            if not self.live or self._settled:
+                return
+            self._elsewhere = None
+            for slot in self._open:
+                if slot.shown is not None:
+                    slot.display_id, slot.is_published = uuid.uuid4().hex, True
+                    self._publish(slot.shown, slot.display_id, update=False)
+
     def _update(self, slot: Slot, display: Display) -> None:
         with self._lock:
-            if self.live and not self._settled:
+            if not self.live or self._settled:
+                return
+            slot.shown = display
+            if slot.moves and self._elsewhere is not None:
+                self._show_elsewhere()
+            else:
                 self._publish(display, slot.display_id, update=True)
 
     def warn(self, display: Display) -> None:
@@ -137,7 +213,7 @@ class Slots:
             self._settled = True
             if not self._open and not finals:
                 self._clear_passing(wait=False)
-            places = self._open
+            places = self._published
             if self._passing is not None:
                 places = [Slot(self, self._passing)]
             if len(places) > len(finals):
@@ -151,6 +227,11 @@ class Slots:
                     self._publish(display, places[index].display_id, update=True)
                 else:
                     self._publish(display, None, update=False)
+
+    @property
+    def _published(self) -> list[Slot]:
+        """The slots that have an output of the cell's."""
+        return [slot for slot in self._open if slot.is_published]
 
     def _publish(self, display: Display, display_id: str | None, *, update: bool) -> None:
         self._cell.copy().run(_publish, display, display_id, update=update)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbdist.client.output.merge import Item, OutputLine, Shown, spaced
+from nbdist.client.output.merge import Item, OutputLine, Shown
 from nbdist.client.output.slots import Display
 from nbdist.shared.text import name_bytes
 
@@ -100,7 +100,7 @@ class Screen:
 
     def lines(self) -> list[str]:
         """Return the lines, the unfinished one last."""
-        between = [f"… {spaced(self._missing)} lines not shown"] if self._missing else []
+        between = [f"… {self._missing:,} lines not shown"] if self._missing else []
         rows = self._rows if self._rows[-1] else self._rows[:-1]
         return [*self._head, *between, *self._tail, *rows]
 

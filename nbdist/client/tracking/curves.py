@@ -175,18 +175,16 @@ def _banded(losses: Mapping[int, tuple[Floats, Floats]], first_step: int) -> lis
         sums[row] = np.bincount(place, y, len(edges) - 1)
         counts[row] = np.bincount(place, None, len(edges) - 1)
     seen = counts.any(axis=0)
+    sums, is_known = sums[:, seen], counts[:, seen] > 0
     with np.errstate(divide="ignore", invalid="ignore"):
-        means = np.where(counts > 0, sums / counts, np.nan)[:, seen]
-    rows = []
-    for step, column, known in zip(edges[:-1][seen], means.T, counts[:, seen].T > 0, strict=True):
-        values = column[known]
-        rows.append(
-            [
-                int(step) + first_step,
-                *map(_finite, (float(values.mean()), float(values.min()), float(values.max()))),
-            ]
-        )
-    return rows
+        means = np.where(is_known, sums / counts[:, seen], np.nan)
+        mean = means.sum(axis=0, where=is_known) / is_known.sum(axis=0)
+    # A rank's NaN is the band's: of the ranks without a step in a place nothing is known there.
+    low_of = means.min(axis=0, where=is_known, initial=np.inf)
+    high_of = means.max(axis=0, where=is_known, initial=-np.inf)
+    steps = (edges[:-1][seen] + first_step).tolist()
+    columns = [[_finite(value) for value in of.tolist()] for of in (mean, low_of, high_of)]
+    return [list(row) for row in zip(steps, *columns, strict=True)]
 
 
 def _thinned(rows: list[list[Any]]) -> list[list[Any]]:

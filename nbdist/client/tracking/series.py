@@ -131,6 +131,7 @@ class RunSeries:
         self._user_keys: set[str] = set()
         self._newest_loss: dict[int, float] = {}  # by rank
         self._losses_before: dict[float, dict[int, float]] = {}  # at the begin of a training
+        self.keys: set[str] = set()  # all metrics that have points
         self.last: dict[str, float] = {}
         self._last_ns = self._newest_ns = self._recent_ns = 0
         self.last_step = first_step
@@ -318,4 +319,5 @@ class RunSeries:
     def _point(self, time_ns: int, step: int, values: dict[str, float]) -> Point:
         step += self._first_step
         self.last_step = max(self.last_step, step)
+        self.keys |= values.keys()
         return Point(time_ns // 1_000_000, step, values)

@@ -23,7 +23,7 @@ from nbdist.client.tracking.hiding import hide_in_code, hide_secrets
 from nbdist.client.tracking.names import asked_name, params_of
 from nbdist.client.tracking.settings import own_artifacts
 from nbdist.client.tracking.spool import Begin, SpoolWriter, spool_of
-from nbdist.client.tracking.writing import STATUS, Outcome
+from nbdist.client.tracking.writing import Outcome, write_end
 
 FINISH_TIMEOUT_S = 5.0
 TABLE = "table.json"  # MLflow's UI shows it as a table
@@ -133,11 +133,11 @@ class Study:
             spool.tags({"mlflow.loggedArtifacts": json.dumps([{"path": TABLE, "type": "table"}])})
         if best:
             spool.tags({"nbdist.best": best[:1000]})
-        if error:
+        if error and outcome == "failed":
             text = hide_secrets(error).strip()
             spool.tags({"nbdist.error": text.splitlines()[0][:250] if text else ""})
         ended_ms = max(self._summary["started_ms"], time.time_ns() // 1_000_000)
-        spool.end(STATUS[outcome], ended_ms)
+        write_end(spool, outcome, ended_ms)
         spool.flush(to_disk=True)  # first, as of a run
         spool.summary(self._summary | {"status": outcome, "updated_ms": ended_ms})
 

@@ -9,11 +9,12 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from nbdist.client.metrics.analysis.values import ExplainedStep, RankStep, Straggler
+from nbdist.client.metrics.changes import changes_of
 from nbdist.client.metrics.recent import recent_steps, values_of_run
 from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.metrics.telemetry import Series as History
@@ -35,14 +36,9 @@ from nbdist.client.tracking.series import Point, RunSeries
 from nbdist.client.tracking.shipping.description import TAG, description
 from nbdist.client.tracking.spool import SpoolWriter, spool_of
 from nbdist.client.tracking.story import story
-from nbdist.shared.wire import CONTINUES, PUBLISHED, TRAINED_BEFORE, Record
+from nbdist.shared.wire import CHANGES, CONTINUES, PUBLISHED, TRAINED_BEFORE, Record
 
 Outcome = Literal["finished", "failed", "interrupted"]
-STATUS: dict[Outcome, str] = {
-    "finished": "FINISHED",
-    "failed": "FAILED",
-    "interrupted": "KILLED",
-}
 SUMMARY_S = 2.0
 MOST_HELD = 1000  # points: a run may have no loss
 RECENT_S = 2.0  # between points of what recent steps are like
@@ -130,6 +126,10 @@ class RunWriter:
         self._recent_at, self._recent_every_s = 0.0, RECENT_S
         self.models: dict[str, str] = {}  # published ones: what is said, by their folders
         self._models_before: list[str] = summary_before.get("models", [])
+        self._changes_before: list[str] = []
+        if not info.attached:  # whose ranks still tell all of this cell's
+            self._changes_before = summary_before.get("changes", [])
+        self._changes_written: list[str] = []
         self.begin = make_begin(place, info, self._facts(), before, time_ms, again)
         self.series = RunSeries(info.ranks, self.begin.first_step)
         self._spool = SpoolWriter(spool_of(place.folder), self.begin, self.summary("running"))
@@ -193,7 +193,8 @@ class RunWriter:
         if end.error:
             text = hide_secrets(_ANSI.sub("", end.error))
             spool.file("error.txt", text.encode())
-            spool.tags({"nbdist.error": text.strip().splitlines()[0][:250] if text else ""})
+            if end.outcome == "failed":
+                spool.tags({"nbdist.error": text.strip().splitlines()[0][:250] if text else ""})
         if end.verdicts:
             said = [verdict.sentence for verdict in end.verdicts]
             spool.tags({"nbdist.verdict": "; ".join(said)[:1000]})
@@ -204,7 +205,7 @@ class RunWriter:
         for name, path in end.files.items():
             spool.file(name, path.read_bytes())
         # A clock that was set back must not let a run end before it began.
-        spool.end(STATUS[end.outcome], max(end.time_ms, self.begin.time_ms))
+        write_end(spool, end.outcome, max(end.time_ms, self.begin.time_ms))
         # Before the summary: a run that it tells as finished must not end as KILLED in MLflow.
         spool.flush(to_disk=True)
         self._write_curves()
@@ -239,6 +240,8 @@ class RunWriter:
             series.last,
             facts,
             [verdict.sentence for verdict in end.verdicts],
+            self._changes(),
+            keys=series.keys,
             attempt=self.begin.attempt,
             has_picture=end.picture is not None,
         )
@@ -250,6 +253,7 @@ class RunWriter:
         facts = merge_facts(by_rank[rank] for rank in sorted(by_rank))
         facts.pop(EXPLAINED, None)
         facts.pop(PUBLISHED, None)
+        facts.pop(CHANGES, None)
         facts.pop(CONTINUES, None)
         facts.pop(TRAINED_BEFORE, None)
         return facts
@@ -267,6 +271,7 @@ class RunWriter:
         by_rank = dict(self._feed.facts)
         self._write_layout(by_rank)
         self._write_models(by_rank)
+        self._write_changes()
         fresh: dict[str, str] = {}
         tags: dict[str, str] = {}
         for key, value in self._facts().items():
@@ -291,6 +296,19 @@ class RunWriter:
             text = hide_secrets(texts[0][:MOST_EXPLAINED])
             self._spool.file("layout.txt", f"{text}\n".encode())
 
+    def _changes(self) -> list[str]:
+        """Return what was changed by hand in this run, in words."""
+        own = (
+            replace(one, step=one.step + self.begin.first_step)
+            for one in changes_of(self._feed.facts)
+        )
+        return [*self._changes_before, *(hide_secrets(str(one)) for one in own)]
+
+    def _write_changes(self) -> None:
+        if (changes := self._changes()) != self._changes_written:
+            self._changes_written = changes
+            self._spool.tags({"nbdist.changes": "; ".join(changes)[:1000]})
+
     def _write_models(self, by_rank: Mapping[int, Mapping[str, str]]) -> None:
         """Take over the models that the cell has published."""
         for facts in by_rank.values():
@@ -313,6 +331,7 @@ class RunWriter:
     def summary(self, status: str) -> Mapping[str, Any]:
         """Return what `%dist runs` shows of this run."""
         begin, info, series, facts = self.begin, self._info, self.series, self._facts()
+        changes = self._changes()
         return summary_of(begin, info, status) | {
             "steps": self._steps_before + series.steps,
             "steps_before": self._steps_before,
@@ -324,9 +343,25 @@ class RunWriter:
             "params": self._params,
             "has_story": self._has_story,
             "models": [*self._models_before, *self.models],
-            "facts": self._params | own_params(info) | params_of(facts) | _versions(begin.tags),
+            "changes": changes,
+            "facts": self._params
+            | own_params(info)
+            | params_of(facts)
+            | ({"by hand": "; ".join(changes)} if changes else {})
+            | _versions(begin.tags),
             "layout": facts.get("layout", ""),
         }
+
+
+def write_end(spool: SpoolWriter, outcome: Outcome, time_ms: int) -> None:
+    """Write how a run or a study ended, as MLflow knows it.
+
+    What a person has interrupted is no failure, and MLflow shows its KILLED in red as one: it is
+    finished, with a tag that says how.
+    """
+    if outcome == "interrupted":
+        spool.tags({"nbdist.ended": "interrupted"})
+    spool.end("FAILED" if outcome == "failed" else "FINISHED", time_ms)
 
 
 def _versions(tags: Mapping[str, str]) -> dict[str, str]:

@@ -7,14 +7,13 @@ numpy, matplotlib nor ipywidgets: `compose` imports what it draws with.
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Protocol
 
-from nbdist.client.board.measures import WIDE
 from nbdist.client.board.tables import ViewTable
 from nbdist.client.board.views import collectives, loss, overview, ranks, step, stragglers
 from nbdist.shared.errors import UsageError
 
 if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
-    from nbdist.client.board.page import Page, Plot
-    from nbdist.client.board.scene import Scene
+    from nbdist.client.board.drawn.page import Page
+    from nbdist.client.board.scene.scene import Scene
 
 
 class View(Protocol):
@@ -24,28 +23,19 @@ class View(Protocol):
         NAME: What people type: `%dist board NAME`.
         HELP: What it shows, in a few words.
         CAPTION: What a picture's caption says is seen; empty where it names the plots there are.
-        HISTORIES: What it draws over the steps: "loss", "comm_s", "step_s", "norm" of the gradient,
-            "own" numbers of the user; or over time: "devices". A live board reads no others, for
-            they are the dear part.
-        HAS_SMOOTHING: Whether it draws a running mean, whose window people choose.
         SHOWS_VERDICTS: Whether it is about verdicts, and says why there is none.
     """
 
     NAME: str
     HELP: str
     CAPTION: str
-    HISTORIES: tuple[str, ...]
-    HAS_SMOOTHING: bool
     SHOWS_VERDICTS: bool
 
-    def plan(self, scene: "Scene", final: bool) -> tuple[object, ...]:
-        """Return what the page is composed for: it is composed again when that changes."""
-
-    def height(self, scene: "Scene", final: bool, width: int = WIDE) -> int:
+    def height(self, scene: "Scene", width: int) -> int:
         """Return the height in CSS pixels of a page so wide, without its head."""
 
-    def compose(self, page: "Page", scene: "Scene") -> "list[Plot]":
-        """Put axes, titles and legends on the page; return the plots that draw upon them."""
+    def compose(self, page: "Page", scene: "Scene") -> None:
+        """Draw it on the page, which is as high as that."""
 
     def sentence(self, scene: "Scene") -> str:
         """Return what is seen: spoken by screen readers, written above a plain table."""

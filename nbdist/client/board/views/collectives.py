@@ -1,36 +1,31 @@
-"""Collectives: the time line of the last steps, and in a picture that stays their table.
-
-While a cell runs the table is HTML below the picture.
-"""
+"""Collectives: the time line of the last steps, and their table."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nbdist.client.board import palette
-from nbdist.client.board.lanes import telling_lanes
-from nbdist.client.board.measures import (
+from nbdist.client.board.drawn.measures import (
     LEGEND_PX,
     LINE_PX,
     MARGIN_PX,
     TEXT_PT,
-    WIDE,
     is_narrow,
     legend_rows,
     wrapped,
 )
+from nbdist.client.board.scene.lanes import telling_lanes
 from nbdist.client.board.tables import NONE, ViewTable, or_dash
 from nbdist.client.board.text import count
 from nbdist.client.metrics.analysis.values import CollectiveRow
 from nbdist.shared.text import counted, figure, milliseconds, name_bytes, name_ranks, name_rate
 
 if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
-    from nbdist.client.board.page import Page, Plot
-    from nbdist.client.board.scene import Scene
+    from nbdist.client.board.drawn.page import Page
+    from nbdist.client.board.scene.scene import Scene
 
 NAME, CAPTION = "collectives", "Collectives"
 HELP = "a table of them, and a time line of the last steps"
-HISTORIES: tuple[str, ...] = ()
-HAS_SMOOTHING, SHOWS_VERDICTS = False, False
+SHOWS_VERDICTS = False
 
 ABOVE_PX, BELOW_PX, NOTE_PX = 46, 26, 18
 LANE_PX, FEW_LANES_PX = 42, 60
@@ -47,36 +42,30 @@ IN_A_NARROW_ONE = 0, 3, 4, 6, 7, 9, 11  # of the columns: what there is room for
 LONGEST = 22, 18, 15, 12  # characters of a cell: the first that fits
 
 
-def plan(scene: "Scene", final: bool) -> tuple[object, ...]:
-    """Return the lanes."""
-    return (tuple(lane.rank for lane in telling_lanes(scene)),)
-
-
-def height(scene: "Scene", final: bool, width: int = WIDE) -> int:
+def height(scene: "Scene", width: int) -> int:
     """Return the height of the page."""
     lanes = len(telling_lanes(scene))
     line = 90
     if lanes:
         notes = NOTE_PX * len(_notes(scene, lanes, width))
         line = _legend_px(width) + ABOVE_PX + _lane_px(lanes) * lanes + BELOW_PX + notes
-    rows = len(scene.analysis.table) if final else 0
+    rows = len(scene.analysis.table)
     table = HEADS_PX + ROW_PX * (min(rows, MOST_ROWS) + (rows > MOST_ROWS)) + 8 if rows else 0
     return line + table
 
 
-def compose(page: "Page", scene: "Scene") -> "list[Plot]":
-    """Put the lanes, and the table below them where the picture stays."""
-    from nbdist.client.board.artists import nothing_yet
-    from nbdist.client.board.plots import timeline
+def compose(page: "Page", scene: "Scene") -> None:
+    """Put the lanes, and the table below them."""
+    from nbdist.client.board.drawn.artists import nothing_yet
+    from nbdist.client.board.drawn.plots import timeline
 
     lanes = len(telling_lanes(scene))
     line = scene.analysis.line
     if not lanes or line is None:
         axes = page.axes(20, 10, page.width - 40, 70)
         nothing_yet(axes, no_collectives(scene), page.theme)
-        if page.is_final and scene.analysis.table:
-            _write_table(page, scene, page.top + 90)
-        return []
+        _write_table(page, scene, page.top + 90)
+        return
     page.legend(timeline.legend(page.theme, SHADES), "left")
     width = page.width - NAMES_PX - RIGHT_PX
     tall = _lane_px(lanes) * lanes
@@ -86,9 +75,8 @@ def compose(page: "Page", scene: "Scene") -> "list[Plot]":
     for said in _notes(scene, lanes, page.width):
         page.write(MARGIN_PX, below + NOTE_PX / 2, said)
         below += NOTE_PX
-    if page.is_final and scene.analysis.table:
-        _write_table(page, scene, below)
-    return [timeline.TimeLinePlot(axes, page.theme, scene, width, page.is_final)]
+    _write_table(page, scene, below)
+    timeline.draw_timeline(axes, page.theme, scene, width)
 
 
 def sentence(scene: "Scene") -> str:
@@ -190,6 +178,8 @@ def _notes(scene: "Scene", lanes: int, width: int) -> list[str]:
 
 def _write_table(page: "Page", scene: "Scene", top: float) -> None:
     table = scene.analysis.table
+    if not table:
+        return
     named = list(zip(table, group_names(table), strict=True))[:MOST_ROWS]
     shown = IN_A_NARROW_ONE if is_narrow(page.width) else tuple(range(len(HEADS)))
     heads = [HEADS[at] for at in shown]

@@ -4,12 +4,11 @@ import math
 from typing import TYPE_CHECKING
 
 from nbdist.client.board import palette
-from nbdist.client.board.measures import (
+from nbdist.client.board.drawn.measures import (
     LEFT_PX,
     LEGEND_PX,
     LINE_PX,
     RIGHT_PX,
-    WIDE,
     is_narrow,
     legend_rows,
 )
@@ -18,35 +17,29 @@ from nbdist.shared.text import figure, name_ranks
 from nbdist.shared.wire import STEP_KEYS
 
 if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
-    from nbdist.client.board.page import Page, Plot
-    from nbdist.client.board.scene import Scene
+    from nbdist.client.board.drawn.page import Page
+    from nbdist.client.board.scene.scene import Scene
 
 NAME, CAPTION = "loss", "Loss"
 HELP = "of each rank, and their mean"
-HISTORIES: tuple[str, ...] = ("loss", "own", "norm")
-HAS_SMOOTHING, SHOWS_VERDICTS = True, False
+SHOWS_VERDICTS = False
 
 LOSS_PX, OWN_PX = 330, 200
 ABOVE_PX, BELOW_PX, GAP_PX = 24, 38, 48
 MEAN = "mean of all"
 
 
-def plan(scene: "Scene", final: bool) -> tuple[object, ...]:
-    """Return which plots there are."""
-    return tuple(_keys(scene)), scene.ranks
-
-
-def height(scene: "Scene", final: bool, width: int = WIDE) -> int:
+def height(scene: "Scene", width: int) -> int:
     """Return the height of the page."""
     own = len(_keys(scene)) - 1
     rows = own if is_narrow(width) else min(own, 1)
     return _legend_px(scene, width) + LOSS_PX + OWN_PX * max(0, rows)
 
 
-def compose(page: "Page", scene: "Scene") -> "list[Plot]":
+def compose(page: "Page", scene: "Scene") -> None:
     """Put the loss over the whole width, and own numbers below it."""
-    from nbdist.client.board.artists import nothing_yet, rank_samples, sample
-    from nbdist.client.board.plots.lines import LinePlot
+    from nbdist.client.board.drawn.artists import nothing_yet, rank_samples, sample
+    from nbdist.client.board.drawn.plots.lines import LinePlot
 
     keys = _keys(scene)
     whole = page.width - LEFT_PX - RIGHT_PX
@@ -54,15 +47,11 @@ def compose(page: "Page", scene: "Scene") -> "list[Plot]":
     axes = page.axes(LEFT_PX, legend_px + ABOVE_PX, whole, LOSS_PX - ABOVE_PX - BELOW_PX)
     if not keys:
         nothing_yet(axes, "No loss has been recorded yet.", page.theme)
-        return []
+        return
     own = keys[1:]
     width_px = int(whole * page.scale)
-    plots: list[Plot] = [
-        LinePlot(
-            axes, scene.panel(keys[0]), scene.ranks, page.theme, width_px, page.is_final,
-            with_mean=_has_mean(scene), smoothing=page.smoothing,
-        )
-    ]  # fmt: skip
+    with_mean = _has_mean(scene)
+    LinePlot(axes, scene.panel(keys[0]), scene, page.theme, width_px, with_mean=with_mean)
     columns = 1 if is_narrow(page.width) else max(1, len(own))
     width = (whole - GAP_PX * (columns - 1)) / columns
     for place, key in enumerate(own):
@@ -70,12 +59,9 @@ def compose(page: "Page", scene: "Scene") -> "list[Plot]":
         left = LEFT_PX + column * (width + GAP_PX)
         top = legend_px + LOSS_PX + OWN_PX * row + 18
         axes = page.axes(left, top, width, OWN_PX - 18 - BELOW_PX)
-        width_px = int(width * page.scale)
-        panel = scene.panel(key)
-        plots.append(LinePlot(axes, panel, scene.ranks, page.theme, width_px, page.is_final))
-    mean = [sample(MEAN, page.theme.text, (), 2.4)] if _has_mean(scene) else []
+        LinePlot(axes, scene.panel(key), scene, page.theme, int(width * page.scale))
+    mean = [sample(MEAN, page.theme.text, (), 2.4)] if with_mean else []
     page.legend([*rank_samples(scene.ranks, page.theme), *mean], "left")
-    return plots
 
 
 def sentence(scene: "Scene") -> str:

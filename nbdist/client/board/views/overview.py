@@ -4,12 +4,11 @@ import math
 from typing import TYPE_CHECKING
 
 from nbdist.client.board import palette
-from nbdist.client.board.measures import (
+from nbdist.client.board.drawn.measures import (
     LEFT_PX,
     LEGEND_PX,
     LINE_PX,
     RIGHT_PX,
-    WIDE,
     fit_beside,
     is_narrow,
     legend_rows,
@@ -19,13 +18,12 @@ from nbdist.shared.text import figure, name_ranks
 from nbdist.shared.wire import STEP_KEYS
 
 if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
-    from nbdist.client.board.page import Page, Plot
-    from nbdist.client.board.scene import Row, Scene
+    from nbdist.client.board.drawn.page import Page
+    from nbdist.client.board.scene.scene import Row, Scene
 
 NAME, CAPTION = "overview", ""
 HELP = "loss, communication, and what a step is made of"
-HISTORIES: tuple[str, ...] = ("loss", "comm_s", "own")
-HAS_SMOOTHING, SHOWS_VERDICTS = False, False
+SHOWS_VERDICTS = False
 
 ROW_PX = 236  # one row of plots
 ABOVE_PX, BELOW_PX = 24, 38  # of a plot: its title; ticks and label
@@ -34,30 +32,22 @@ PER_ROW = 3
 MUCH_DATA_PCT = 20.0  # of a step: from here on the loader is worth a word
 
 
-def plan(scene: "Scene", final: bool) -> tuple[object, ...]:
-    """Return which plots there are."""
-    stack = scene.stack
-    parts = () if stack is None else (*stack.parts, *stack.seen(final))
-    return tuple(panel.key for panel in scene.panels), parts, scene.ranks
-
-
-def height(scene: "Scene", final: bool, width: int = WIDE) -> int:
+def height(scene: "Scene", width: int) -> int:
     """Return the height of the page."""
     rows, _ = _grid(scene, width)
-    return _legends_px(scene, final, width)[1] + rows * ROW_PX
+    return _legends_px(scene, width)[1] + rows * ROW_PX
 
 
-def compose(page: "Page", scene: "Scene") -> "list[Plot]":
+def compose(page: "Page", scene: "Scene") -> None:
     """Put lines and bars side by side, at most three in a row, or below each other."""
-    from nbdist.client.board.artists import part_patch, rank_samples
-    from nbdist.client.board.plots.lines import LinePlot
-    from nbdist.client.board.plots.split import SplitPlot
+    from nbdist.client.board.drawn.artists import part_samples, rank_samples
+    from nbdist.client.board.drawn.plots.lines import LinePlot
+    from nbdist.client.board.drawn.plots.split import draw_split
 
     _, columns = _grid(scene, page.width)
-    parts_px, legends_px = _legends_px(scene, page.is_final, page.width)
+    parts_px, legends_px = _legends_px(scene, page.width)
     stack = scene.stack
     width = (page.width - LEFT_PX - RIGHT_PX - GAP_PX * (columns - 1)) / columns
-    plots: list[Plot] = []
     for index, key in enumerate(_order(scene)):
         row, column = divmod(index, columns)
         left = LEFT_PX + column * (width + GAP_PX)
@@ -65,19 +55,14 @@ def compose(page: "Page", scene: "Scene") -> "list[Plot]":
         axes = page.axes(left, top, width, ROW_PX - ABOVE_PX - BELOW_PX)
         if key is None:
             assert stack is not None  # `_order` has looked
-            plots.append(SplitPlot(axes, page.theme, stack, page.is_final))
+            draw_split(axes, page.theme, stack)
         else:
-            width_px = int(width * page.scale)
-            panel = scene.panel(key)
-            plots.append(LinePlot(axes, panel, scene.ranks, page.theme, width_px, page.is_final))
+            LinePlot(axes, scene.panel(key), scene, page.theme, int(width * page.scale))
     if scene.panels:
         page.legend(rank_samples(scene.ranks, page.theme), "left")
     if stack is not None:
-        parts = [
-            part_patch(name, page.theme, len(scene.rows)) for name in stack.seen(page.is_final)
-        ]
+        parts = part_samples(stack.seen, page.theme, len(scene.rows))
         page.legend(parts, "left" if is_narrow(page.width) else "right", parts_px)
-    return plots
 
 
 def sentence(scene: "Scene") -> str:
@@ -131,10 +116,10 @@ def _whole(value: float) -> str:
     return f"{value:.0f}"
 
 
-def _legends_px(scene: "Scene", final: bool, width: int) -> tuple[int, int]:
+def _legends_px(scene: "Scene", width: int) -> tuple[int, int]:
     """Return where the parts' legend begins, below the ranks' where both do not fit, and ends."""
     ranks = palette.rank_labels(scene.ranks) if scene.panels else []
-    seen = () if scene.stack is None else scene.stack.seen(final)
+    seen = () if scene.stack is None else scene.stack.seen
     parts = [palette.part_label(name) for name in seen]
     if fit_beside(ranks, parts, width):
         return 0, LEGEND_PX

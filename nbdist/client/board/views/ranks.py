@@ -9,19 +9,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nbdist.client.board import palette
-from nbdist.client.board.measures import MARGIN_PX, TITLE_PT, WIDE, is_narrow
+from nbdist.client.board.drawn.measures import MARGIN_PX, TITLE_PT, is_narrow
 from nbdist.client.board.tables import NONE, ViewTable, or_dash
 from nbdist.shared.text import counted, figure, name_bytes, name_ranks
 
 if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
-    from nbdist.client.board.page import Page, Plot
+    from nbdist.client.board.drawn.page import Page
     from nbdist.client.board.scales import Floats
-    from nbdist.client.board.scene import Row, Scene
+    from nbdist.client.board.scene.scene import Row, Scene
 
 NAME, CAPTION = "ranks", "Speed and memory"
 HELP = "each rank's state, speed, memory and device"
-HISTORIES: tuple[str, ...] = ("step_s", "devices")
-HAS_SMOOTHING, SHOWS_VERDICTS = False, False
+SHOWS_VERDICTS = False
 
 MOST_CARDS = 16
 CARD_PX, WORDS_PX, GAP_PX = 138, 58, 26
@@ -55,13 +54,7 @@ _OF_DEVICE = {
 }
 
 
-def plan(scene: "Scene", final: bool) -> tuple[object, ...]:
-    """Return the ranks; for strips, also what is known of them."""
-    lanes = tuple(panel.key for panel in scene.devices)
-    return scene.ranks, _names(scene) if len(scene.ranks) > MOST_CARDS else (), lanes
-
-
-def height(scene: "Scene", final: bool, width: int = WIDE) -> int:
+def height(scene: "Scene", width: int) -> int:
     """Return the height of the page."""
     rows = math.ceil(len(scene.devices) / _lanes_a_row(width))
     return _height_now(scene, width) + rows * _lanes_px(scene)
@@ -75,36 +68,35 @@ def _height_now(scene: "Scene", width: int) -> int:
     return TITLE_PX + CARD_PX * rows
 
 
-def compose(page: "Page", scene: "Scene") -> "list[Plot]":
+def compose(page: "Page", scene: "Scene") -> None:
     """Put a card for each rank, or a strip for each number, and lanes below."""
     if len(scene.ranks) > MOST_CARDS:
-        return [_strips(page, scene), *_lanes(page, scene)]
-    return [*_cards(page, scene), *_lanes(page, scene)]
+        _strips(page, scene)
+    else:
+        _cards(page, scene)
+    _lanes(page, scene)
 
 
-def _cards(page: "Page", scene: "Scene") -> "list[Plot]":
-    from nbdist.client.board.plots.cards import PLOT_PX, Card, SharedLimits
+def _cards(page: "Page", scene: "Scene") -> None:
+    from nbdist.client.board.drawn.plots.cards import PLOT_PX, draw_card, shared_limits
 
     columns = _columns(scene, page.width)
     width = (page.width - LEFT_PX - MARGIN_PX - (GAP_PX + LEFT_PX) * (columns - 1)) / columns
-    shared = SharedLimits()
+    limits = shared_limits(scene)
     page.write(MARGIN_PX, page.top + TITLE_PX / 2, "step time, ms, over the steps", size=TITLE_PT)
-    plots: list[Plot] = []
-    for index, rank in enumerate(scene.rows):
+    for index in range(len(scene.rows)):
         row, column = divmod(index, columns)
         left = LEFT_PX + column * (width + GAP_PX + LEFT_PX)
         top = TITLE_PX + row * CARD_PX + WORDS_PX
         axes = page.axes(left, top, width, PLOT_PX)
-        plots.append(Card(axes, page, rank, index, shared))
-    return plots
+        draw_card(axes, page, scene, index, limits)
 
 
-def _lanes(page: "Page", scene: "Scene") -> "list[Plot]":
-    from nbdist.client.board.plots.lanes_over_time import LanesOverTime
+def _lanes(page: "Page", scene: "Scene") -> None:
+    from nbdist.client.board.drawn.plots.lanes_over_time import draw_lanes
 
     columns = min(_lanes_a_row(page.width), len(scene.devices))
     above, height = _height_now(scene, page.width), _lanes_px(scene)
-    plots: list[Plot] = []
     for index, panel in enumerate(scene.devices):
         row, column = divmod(index, columns)
         each = page.width / columns
@@ -113,8 +105,7 @@ def _lanes(page: "Page", scene: "Scene") -> "list[Plot]":
         axes = page.axes(
             LEFT_PX + column * each, above + row * height + LANES_ABOVE_PX, width, size[1]
         )
-        plots.append(LanesOverTime(axes, panel.key, scene.ranks, page.theme, size, page.is_final))
-    return plots
+        draw_lanes(axes, panel, scene.ranks, page.theme, size)
 
 
 def _lanes_a_row(width: int) -> int:
@@ -205,21 +196,18 @@ def _cell(row: "Row", key: str) -> str:
     return f"{value:.0f}"
 
 
-def _strips(page: "Page", scene: "Scene") -> "Plot":
-    from nbdist.client.board.plots.strips import Strip, StripsPlot
+def _strips(page: "Page", scene: "Scene") -> None:
+    from nbdist.client.board.drawn.plots.strips import Strip, draw_strips
 
     names = _names(scene)
-
-    def read(now: "Scene") -> list[Strip]:
-        return [
-            Strip(name, color, _column(now, get), write)
-            for name, color, get, write in _NUMBERS
-            if name in names
-        ]
-
+    strips = [
+        Strip(name, color, _column(scene, get), write)
+        for name, color, get, write in _NUMBERS
+        if name in names
+    ]
     width = page.width - STRIPS_LEFT_PX - STRIPS_WORDS_PX
     axes = page.axes(STRIPS_LEFT_PX, ABOVE_PX, width, STRIP_PX * max(1, len(names)))
-    return StripsPlot(axes, page.theme, scene.ranks, names, read)
+    draw_strips(axes, page.theme, scene.ranks, strips)
 
 
 def _names(scene: "Scene") -> tuple[str, ...]:

@@ -6,19 +6,18 @@ More ranks than `MOST_BARS` are strips, one a part, with the extremes named.
 from typing import TYPE_CHECKING
 
 from nbdist.client.board import palette
-from nbdist.client.board.measures import LEGEND_PX, LINE_PX, WIDE, legend_rows
+from nbdist.client.board.drawn.measures import LEGEND_PX, LINE_PX, legend_rows
 from nbdist.client.board.sentences import NOT_TIMED
 from nbdist.client.board.tables import NONE, ViewTable
 from nbdist.shared.text import figure, milliseconds
 
 if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
-    from nbdist.client.board.page import Page, Plot
-    from nbdist.client.board.scene import Scene, Stack
+    from nbdist.client.board.drawn.page import Page
+    from nbdist.client.board.scene.scene import Scene, Stack
 
 NAME, CAPTION = "step", "Step-time breakdown"
 HELP = "where a step's time goes on each rank, and who waits for whom"
-HISTORIES: tuple[str, ...] = ()
-HAS_SMOOTHING, SHOWS_VERDICTS = False, False
+SHOWS_VERDICTS = False
 
 MOST_BARS = 16
 HEADS = {"hidden": "hidden communication"}  # of the table
@@ -28,45 +27,37 @@ NAMES_PX, WORDS_PX = 70, 226  # left and right of the bars
 STRIP_NAMES_PX, STRIP_WORDS_PX, STRIPS_ABOVE_PX = 76, 258, 44
 
 
-def plan(scene: "Scene", final: bool) -> tuple[object, ...]:
-    """Return the ranks and the parts."""
-    stack = scene.stack
-    if stack is None:
-        return ()
-    return stack.ranks, tuple(stack.parts), stack.seen(final), bool(stack.waits_for)
-
-
-def height(scene: "Scene", final: bool, width: int = WIDE) -> int:
+def height(scene: "Scene", width: int) -> int:
     """Return the height of the page."""
     stack = scene.stack
     if stack is None:
         return 120
     if len(stack.ranks) > MOST_BARS:
-        return STRIPS_ABOVE_PX + STRIP_PX * (len(stack.seen(final)) + 1) + BELOW_PX
+        return STRIPS_ABOVE_PX + STRIP_PX * (len(stack.seen) + 1) + BELOW_PX
     bars = _bar_px(len(stack.ranks)) * len(stack.ranks)
-    return _legend_px(stack, final, width) + ABOVE_PX + bars + BELOW_PX
+    return _legend_px(stack, width) + ABOVE_PX + bars + BELOW_PX
 
 
-def compose(page: "Page", scene: "Scene") -> "list[Plot]":
+def compose(page: "Page", scene: "Scene") -> None:
     """Put a bar for each rank, or a strip for each part."""
-    from nbdist.client.board.artists import nothing_yet, part_patch
-    from nbdist.client.board.plots.step_bars import LyingBars
+    from nbdist.client.board.drawn.artists import nothing_yet, part_samples
+    from nbdist.client.board.drawn.plots.step_bars import draw_lying_bars
 
     stack = scene.stack
     if stack is None:
         axes = page.axes(20, 10, page.width - 40, 100)
         nothing_yet(axes, "No step has completed yet.", page.theme)
-        return []
+        return
     if len(stack.ranks) > MOST_BARS:
-        return [_strips(page, stack)]
+        _strips(page, stack)
+        return
     words_px = WORDS_PX if stack.waits_for else 76
     width = page.width - NAMES_PX - words_px
     tall = _bar_px(len(stack.ranks)) * len(stack.ranks)
-    above = _legend_px(stack, page.is_final, page.width) + ABOVE_PX
+    above = _legend_px(stack, page.width) + ABOVE_PX
     axes = page.axes(NAMES_PX, above, width, tall)
-    handles = [part_patch(name, page.theme, len(stack.ranks)) for name in stack.seen(page.is_final)]
-    page.legend(handles, "left")
-    return [LyingBars(axes, page.theme, stack, page.is_final)]
+    page.legend(part_samples(stack.seen, page.theme, len(stack.ranks)), "left")
+    draw_lying_bars(axes, page.theme, stack)
 
 
 def sentence(scene: "Scene") -> str:
@@ -118,36 +109,28 @@ def table(scene: "Scene") -> ViewTable:
     return ViewTable("Step time by rank, ms, mean of the last 50", head, tuple(rows))
 
 
-def _strips(page: "Page", stack: "Stack") -> "Plot":
-    from nbdist.client.board.artists import title
-    from nbdist.client.board.plots.strips import Strip, StripsPlot
+def _strips(page: "Page", stack: "Stack") -> None:
+    from nbdist.client.board.drawn.artists import title
+    from nbdist.client.board.drawn.plots.strips import Strip, draw_strips
 
-    seen = stack.seen(page.is_final)
-
-    def read(scene: "Scene") -> list[Strip]:
-        now = scene.stack
-        assert now is not None  # it is why there is this plot
-        whole = Strip("step", page.theme.text, now.whole_ms, _write)
-        return [whole] + [
-            Strip(name, palette.PARTS[name][0], now.parts[name], _write) for name in seen
-        ]
-
-    names = ["step", *seen]
+    strips = [Strip("step", page.theme.text, stack.whole_ms, _write)]
+    for name in stack.seen:
+        strips.append(Strip(name, palette.PARTS[name][0], stack.parts[name], _write))
     width = page.width - STRIP_NAMES_PX - STRIP_WORDS_PX
-    axes = page.axes(STRIP_NAMES_PX, STRIPS_ABOVE_PX, width, STRIP_PX * len(names))
+    axes = page.axes(STRIP_NAMES_PX, STRIPS_ABOVE_PX, width, STRIP_PX * len(strips))
     words = "step time by part, shaded from 0 to its most"
-    if "hidden" in seen:
+    if "hidden" in stack.seen:
         words += f"\nhidden: {palette.part_label('hidden')}"
     title(axes, words, page.theme, pad=4)
-    return StripsPlot(axes, page.theme, stack.ranks, names, read)
+    draw_strips(axes, page.theme, stack.ranks, strips)
 
 
 def _write(value: float) -> str:
     return f"{figure(value)} ms"
 
 
-def _legend_px(stack: "Stack", final: bool, width: int) -> int:
-    labels = [palette.part_label(name) for name in stack.seen(final)]
+def _legend_px(stack: "Stack", width: int) -> int:
+    labels = [palette.part_label(name) for name in stack.seen]
     return LEGEND_PX + LINE_PX * (legend_rows(labels, width) - 1)
 
 

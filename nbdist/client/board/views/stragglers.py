@@ -6,65 +6,55 @@ Where a link is what is slow, links are shown instead.
 from typing import TYPE_CHECKING
 
 from nbdist.client.board import sentences
-from nbdist.client.board.measures import MARGIN_PX, TITLE_PT, WIDE, wrapped
+from nbdist.client.board.drawn.measures import MARGIN_PX, TITLE_PT, wrapped
 from nbdist.client.board.tables import ViewTable
 from nbdist.client.board.text import slower
 from nbdist.client.metrics.analysis.advice import cause_of
 
 if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
-    from nbdist.client.board.page import Page, Plot
-    from nbdist.client.board.scene import Scene
+    from nbdist.client.board.drawn.page import Page
+    from nbdist.client.board.scene.scene import Scene
 
 NAME, CAPTION = "verdicts", "Step time without communication"
 HELP = "which ranks slow the others down, and why"
-HISTORIES: tuple[str, ...] = ()
-HAS_SMOOTHING, SHOWS_VERDICTS = False, True
+SHOWS_VERDICTS = True
 
 LINE_PX, ABOVE_PX, PLOT_PX, BELOW_PX = 18, 34, 180, 38
 LEFT_PX, RIGHT_PX = 44, 132
 LINKS_LEFT_PX = 72
 
 
-def plan(scene: "Scene", final: bool) -> tuple[object, ...]:
-    """Return the ranks, and what a picture that stays says itself."""
-    stack = scene.stack
-    ranks = () if stack is None else stack.ranks
-    return (ranks, scene.is_timed, *_shown(scene), *_lines(scene, final, WIDE))
-
-
-def height(scene: "Scene", final: bool, width: int = WIDE) -> int:
+def height(scene: "Scene", width: int) -> int:
     """Return the height of the page."""
     return (
-        LINE_PX * len(_lines(scene, final, width))
+        LINE_PX * len(_lines(scene, width))
         + 8
         + (ABOVE_PX + PLOT_PX + BELOW_PX) * len(_shown(scene))
     )
 
 
-def compose(page: "Page", scene: "Scene") -> "list[Plot]":
+def compose(page: "Page", scene: "Scene") -> None:
     """Put a bar for each rank, for each link, or both; above them why there is no verdict."""
-    from nbdist.client.board.artists import nothing_yet
-    from nbdist.client.board.plots.links import LinkBars
-    from nbdist.client.board.plots.own_work import OwnWork
+    from nbdist.client.board.drawn.artists import nothing_yet
+    from nbdist.client.board.drawn.plots.links import draw_links
+    from nbdist.client.board.drawn.plots.own_work import draw_own_work
 
-    lines = _lines(scene, page.is_final, page.width)
+    lines = _lines(scene, page.width)
     for place, line in enumerate(lines):
         page.write(MARGIN_PX, page.top + LINE_PX * (place + 0.6), line, size=TITLE_PT)
     top = LINE_PX * len(lines) + 8 + ABOVE_PX
-    plots: list[Plot] = []
     for what in _shown(scene):
         left = LINKS_LEFT_PX if what == "links" else LEFT_PX
         axes = page.axes(left, top, page.width - left - RIGHT_PX, PLOT_PX)
         if scene.stack is None:
             nothing_yet(axes, "No step has completed yet.", page.theme)
         elif what == "links":
-            plots.append(LinkBars(axes, page.theme, scene.ranks))
+            draw_links(axes, page.theme, scene)
         elif not scene.is_timed:
             nothing_yet(axes, "So step time without communication is unknown.", page.theme)
         else:
-            plots.append(OwnWork(axes, page.theme, scene.stack, page.is_final))
+            draw_own_work(axes, page.theme, scene, scene.stack)
         top += ABOVE_PX + PLOT_PX + BELOW_PX
-    return plots
 
 
 def sentence(scene: "Scene") -> str:
@@ -84,7 +74,7 @@ def table(scene: "Scene") -> ViewTable:
 
 def _shown(scene: "Scene") -> tuple[str, ...]:
     """Return what there is to show: "work", "links", or one above the other."""
-    from nbdist.client.board.plots.links import rates_of
+    from nbdist.client.board.drawn.plots.links import rates_of
 
     causes = {verdict.cause for verdict in scene.analysis.verdicts}
     if "link" not in causes or not rates_of(scene):
@@ -92,8 +82,8 @@ def _shown(scene: "Scene") -> tuple[str, ...]:
     return ("links",) if causes == {"link"} else ("work", "links")
 
 
-def _lines(scene: "Scene", final: bool, width: int) -> list[str]:
-    """Return why there is no verdict; one has its block, and live words are HTML."""
-    if not final or scene.analysis.verdicts:
+def _lines(scene: "Scene", width: int) -> list[str]:
+    """Return why there is no verdict; one has its block."""
+    if scene.analysis.verdicts:
         return []
     return [line for said in sentences.verdicts(scene) for line in wrapped(said, width)]

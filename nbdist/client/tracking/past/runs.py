@@ -23,7 +23,7 @@ _MOST_SEARCHED = 1000  # runs, for one of a name
 # Of a summary what a row has as it stands; summaries of earlier versions lack some of the last.
 _SAME_FIELDS = (
     *("name", "cell", "layout", "world_size", "steps", "params", "values"),
-    *("kind", "study", "facts", "attempt", "losses_before"),
+    *("kind", "study", "facts", "attempt", "losses_before", "changes"),
 )
 _OF_A_STUDY: Mapping[str, Any] = {"layout": "", "steps": 0, "values": {}, "user_keys": ()}
 _NO_BOARD_YET = {
@@ -45,7 +45,8 @@ class RunRow:
     `kind` is "study" for the run that holds a sweep's, `study` the key of that one in each of them.
     `facts` are all that may tell it from other runs: params, layout, versions. `attempt` counts
     those at the same cell, from 1: all before it have failed. `losses_before` are the last losses
-    of the trainings in the cell before the one whose loss is in `values`.
+    of the trainings in the cell before the one whose loss is in `values`. `changes` tells what was
+    changed by hand while it trained.
     """
 
     name: str
@@ -71,6 +72,7 @@ class RunRow:
     facts: Mapping[str, str] = field(default_factory=dict)
     attempt: int = 1
     losses_before: Sequence[float] = ()
+    changes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +104,19 @@ class RunsTable:
         if self.older:
             many = "is 1 older run" if self.older == 1 else f"are {self.older} older runs"
             notes.append(f"There {many}; %dist runs NAME, %dist board NAME and %dist ui show them.")
+        if any("loss" in row.values or row.logged for row in self.rows):
+            notes.append(WHAT_LAST_IS)
         if any("step_ms" in row.values for row in self.rows):
             notes.append(WHAT_RECENT_IS)
         if any(row.attempt > 1 for row in self.rows):
             notes.append(WHAT_ATTEMPTS_ARE)
         if any(row.losses_before for row in self.rows):
             notes.append(WHAT_TRAININGS_ARE)
+        notes += [
+            f"{row.name}, changed by hand: {'; '.join(row.changes)}."
+            for row in self.rows
+            if row.changes
+        ]
         kept = [row for row in self.rows if not row.is_sent and row.state != "running"]
         if why := next((row for row in kept if row.waits_for), None):
             notes.append(
@@ -121,6 +130,9 @@ class RunsTable:
         return notes
 
 
+WHAT_LAST_IS = (
+    "Last loss and other last values: of the last step, the mean of the ranks that made it."
+)
 WHAT_TRAININGS_ARE = (
     "last loss: of a cell with several trainings, such as folds, that of each in order. They are "
     "one run; steps and all other numbers are those of the cell."

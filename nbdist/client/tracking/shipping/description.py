@@ -1,10 +1,10 @@
-"""What a run's page in MLflow says of it: verdict, numbers, layout, proof, and the board's picture.
+"""What a run's page in MLflow says of it: the board's picture, numbers, verdict, layout, proof.
 
 MLflow shows the tag `mlflow.note.content` as Markdown. It sanitizes it: a picture may have an
 address and no size, so `board.png` is as large as it is to be shown. Pure.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from nbdist.client.metrics.analysis.values import RECENT
 from nbdist.client.tracking.shipping import view
@@ -12,7 +12,7 @@ from nbdist.shared.text import counted, figure
 
 TAG = "mlflow.note.content"
 RUN_ID, EXPERIMENT_ID = "{run_id}", "{experiment_id}"  # whoever sends the run knows them
-MOST_CHARACTERS = 4000  # below the least limit that MLflow's stores have for a tag
+MOST_CHARACTERS = 4700  # below the least limit that MLflow's stores have for a tag: ids are longer
 _BREAK = "  \n"  # a new line of the same paragraph
 _SIGNS = str.maketrans({sign: "\\" + sign for sign in "\\`*_[]<>#$|~"})
 
@@ -23,7 +23,9 @@ def description(
     values: Mapping[str, float],
     facts: Mapping[str, str],
     verdicts: Sequence[str],
+    changes: Sequence[str] = (),
     *,
+    keys: Collection[str] = (),
     attempt: int = 1,
     has_picture: bool,
 ) -> str:
@@ -35,28 +37,19 @@ def description(
         values: Its last numbers, by their names in MLflow.
         facts: What is known of its ranks, such as `layout` and `proof`, and `world_size`.
         verdicts: Who made others wait, in sentences.
+        changes: What was changed by hand, in words.
+        keys: Its metrics in MLflow.
         attempt: Which attempt at its cell it is; those before it have failed.
         has_picture: Whether `board.png` is among its artifacts.
     """
-    first = [f"**{_escaped(sentence)}**" for sentence in verdicts]
-    if not first and steps >= RECENT and values.get("wait_pct") is not None:
-        first = [f"No rank stands out over the last {RECENT} steps."]
-    numbers = ", ".join([counted(steps, "step"), *_numbers(values)])
-    again = f" in attempt {attempt} ({attempt - 1} failed before)" if attempt > 1 else ""
-    # A run's page folds all behind three lines: numbers take the first one, the verdict follows.
-    said = [_BREAK.join([f"{outcome.capitalize()}{again} after {numbers}.", *first])]
-    ranks = counted(int(facts.get("world_size", 1)), "rank")
-    layout = facts.get("layout")
-    said.append(f"**Layout:** {_escaped(layout)} on {ranks}" if layout else f"**Ranks:** {ranks}")
-    if proof := facts.get("proof"):
-        said.append(f"**Proof** (`layout.verify`): {_escaped(proof)}")
-    text = "\n\n".join(said)[:MOST_CHARACTERS]
-    # A run's page forgets that its site is MLflow's for training, and not the one for language
-    # models; this link leads back.
-    text += f"\n\n[Charts of all runs]({view.page(EXPERIMENT_ID).lstrip('/')})"
-    if has_picture:
-        text += f"\n\n![The board](get-artifact?path=board.png&run_uuid={RUN_ID})"
-    return text
+    links = _links(keys)
+    picture = (
+        [f"![The board](get-artifact?path=board.png&run_uuid={RUN_ID})"] if has_picture else []
+    )
+    room = MOST_CHARACTERS - sum(map(len, [*picture, *links]))  # no address is cut
+    ended = _ended(outcome, steps, values, verdicts, attempt)[:room]
+    made = _made(facts, changes)[: room - len(ended)]
+    return "\n\n".join([*picture, ended, *([made] if made else []), *links])
 
 
 def addressed(text: str, run_id: str, experiment_id: str) -> str:
@@ -64,11 +57,49 @@ def addressed(text: str, run_id: str, experiment_id: str) -> str:
     return text.replace(RUN_ID, run_id).replace(EXPERIMENT_ID, experiment_id)
 
 
+def _ended(
+    outcome: str, steps: int, values: Mapping[str, float], verdicts: Sequence[str], attempt: int
+) -> str:
+    """Return what a run came to, and below it who made others wait."""
+    first = [f"**{_escaped(sentence)}**" for sentence in verdicts]
+    if not first and steps >= RECENT and values.get("wait_pct") is not None:
+        first = [f"No rank stands out over the last {RECENT} steps."]
+    numbers = ", ".join([counted(steps, "step"), *_numbers(values)])
+    again = f" in attempt {attempt} ({attempt - 1} failed before)" if attempt > 1 else ""
+    return _BREAK.join([f"{outcome.capitalize()}{again} after {numbers}.", *first])
+
+
+def _made(facts: Mapping[str, str], changes: Sequence[str]) -> str:
+    """Return what a run's ranks and layout are, and what was changed by hand."""
+    ranks = counted(int(facts.get("world_size", 1)), "rank")
+    layout = facts.get("layout")
+    said = [f"**Layout:** {_escaped(layout)} on {ranks}" if layout else f"**Ranks:** {ranks}"]
+    if changes:
+        said.append(f"**Changed by hand:** {_escaped('; '.join(changes))}")
+    if proof := facts.get("proof"):
+        said.append(f"**Proof** (`layout.verify`): {_escaped(proof)}")
+    return "\n\n".join(said)
+
+
+def _links(keys: Collection[str]) -> list[str]:
+    """Return where a run's ranks stand in one chart, and where all runs do."""
+    pages = view.rank_pages(RUN_ID, EXPERIMENT_ID, keys)
+    ranks = ", ".join(_link(quantity, page) for quantity, page in pages.items())
+    # A run's page forgets that its site is MLflow's for training, and not the one for language
+    # models; this link leads back.
+    back = _link("Charts of all runs", view.page(EXPERIMENT_ID))
+    return [f"**Ranks in one chart:** {ranks}", back] if ranks else [back]
+
+
+def _link(text: str, page: str) -> str:
+    return f"[{text}]({page.lstrip('/')})"
+
+
 def _numbers(values: Mapping[str, float]) -> list[str]:
     """Return a run's numbers with the digits that the board gives them."""
     texts = []
     if "loss" in values:
-        texts.append(f"loss {figure(values['loss'])}")
+        texts.append(f"last loss {figure(values['loss'])}")
     if "step_ms" in values:
         texts.append(f"{figure(values['step_ms'])} ms per step")
     if "comm_pct" in values:

@@ -8,8 +8,9 @@ it in a browser, and an MLflow that does not know it shows its usual page. Tried
 import base64
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from nbdist.client.tracking.flat import MEASURED_BY_DEVICE
 from nbdist.client.tracking.names import metric_name, rank_metric
@@ -24,6 +25,8 @@ _SECTIONS = {"summary": "Summary", "logged": "Logged", "ranks": "Per rank"}
 _ALL_RUNS = ("loss", "samples_per_s", "comm_pct")
 _WAITING = ("skew_ms", "wait_pct")
 _SHOWN_BY_RANK = ("comm_ms", "wait_ms", "step_ms", "loss", "data_ms")
+# In a window of 1,400 px, of which MLflow's own side bars take up to half.
+_CHARTS_A_ROW, _CHART_PX = 2, 300
 
 
 def page(experiment_id: str) -> str:
@@ -35,6 +38,35 @@ def page(experiment_id: str) -> str:
         f"/#/experiments/{experiment_id}/runs?viewStateShareKey={KEY}"
         "&compareRunsMode=CHART&workflowType=machine_learning"
     )
+
+
+def rank_pages(run_id: str, experiment_id: str, keys: Collection[str]) -> dict[str, str]:
+    """Return the parts of the UI's address that draw a run's ranks in one chart, by quantity.
+
+    A run's own page draws a chart of each metric, and nothing that a server keeps changes that.
+
+    Args:
+        run_id: MLflow's.
+        experiment_id: MLflow's.
+        keys: The metrics of the run.
+    """
+    pages = {}
+    for quantity in _SHOWN_BY_RANK:
+        series = [key for key in sorted(keys) if key.startswith(f"rank_{quantity}/")]
+        drawn = [key for key in series if not key.endswith("/argmax")]
+        if len(drawn) > 1:
+            # MLflow 3.17 reads this address only where it begins with the runs.
+            asked = {
+                "runs": [run_id],
+                "metric": drawn[0],
+                "experiments": [experiment_id],
+                "plot_metric_keys": drawn,
+            }
+            texts = {key: json.dumps(value, separators=(",", ":")) for key, value in asked.items()}
+            # Braces stand for ids that are not known yet.
+            query = "&".join(f"{key}={quote(text, safe='{}')}" for key, text in texts.items())
+            pages[quantity] = f"/#/metric?{query}&x_axis=step&workflowType=machine_learning"
+    return pages
 
 
 def view_state(summaries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -67,7 +99,7 @@ def _state(
     charts = [_chart("summary", [key]) for key in _ALL_RUNS]
     charts += [_chart("logged", [key]) for key in user_keys[:_MOST_USER_CHARTS]]
     charts += [_chart("summary", [key]) for key in _WAITING]
-    charts += [_chart("ranks", _rank_keys(quantity, ranks)) for quantity in by_rank]
+    charts += [_ranks_chart(quantity, ranks) for quantity in by_rank]
     # MLflow adds a chart of each metric that leads none, as ranks beside the first one do.
     lead = {chart["metricKey"] for chart in charts}
     beside = {key for chart in charts for key in chart["selectedMetricKeys"]} - lead
@@ -100,12 +132,14 @@ def _state(
                 "isReordered": False,
                 "deleted": False,
                 "isGenerated": False,
+                "columns": _CHARTS_A_ROW,
+                "cardHeight": _CHART_PX,
             }
             for uuid, name in _SECTIONS.items()
             if any(chart["metricSectionId"] == uuid for chart in charts)
         ],
         "viewMaximized": False,
-        "runListHidden": False,
+        "runListHidden": True,  # legends name the runs; a button beside the charts opens it
         "isAccordionReordered": True,
         "useGroupedValuesInCharts": True,
         "hideEmptyCharts": True,
@@ -130,6 +164,13 @@ def _rank_keys(quantity: str, ranks: Sequence[int]) -> list[str]:
     if len(ranks) > MOST_RANK_SERIES:
         return [f"rank_{quantity}/{part}" for part in ("min", "median", "max")]
     return [rank_metric(quantity, rank) for rank in ranks] or [rank_metric(quantity, 0)]
+
+
+def _ranks_chart(quantity: str, ranks: Sequence[int]) -> dict[str, Any]:
+    whose = "each rank" if len(ranks) <= MOST_RANK_SERIES else "the ranks"
+    # MLflow titles a chart of several metrics "a vs b vs ...", but those that it makes of nodes.
+    title = {"displayName": f"{quantity} of {whose}", "nodeLevelSystemMetricConfiguration": {}}
+    return _chart("ranks", _rank_keys(quantity, ranks)) | title
 
 
 def _chart(section: str, keys: list[str]) -> dict[str, Any]:

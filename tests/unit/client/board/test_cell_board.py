@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 import nbdist
-from nbdist.client.board import VIEWS
-from nbdist.client.board import live as live_module
+from nbdist.client.board import VIEWS, figure
 from nbdist.client.board.cell_board import Board
-from nbdist.client.board.controls import VIEW_TYPE
-from nbdist.client.board.figure import Painter
+from nbdist.client.board.live import live as live_module
+from nbdist.client.board.live.widget import BoardWidget
 from nbdist.client.cells.cell_context import CellContext
 from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
 from nbdist.client.metrics.analysis.clocks import Clocks
 from nbdist.client.metrics.analysis.values import Analysis
+from nbdist.client.metrics.detail import Detail
 from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.client.output.slots import Display, Slot, Slots
 from nbdist.shared.background import CoreWaits
@@ -33,9 +33,11 @@ class Shelf(Slots):
         self.shown: list[Any] = []
         self.heard: Callable[[], None] = lambda: None  # called at each update
 
-    def open(self, shown: Any, beside: Mapping[str, Any] | None = None) -> Slot:
+    def open(
+        self, shown: Any, beside: Mapping[str, Any] | None = None, *, stays: bool = False
+    ) -> Slot:
         self.shown.append(shown)
-        return super().open(shown, beside)
+        return super().open(shown, beside, stays=stays)
 
     def _update(self, slot: Slot, display: Display) -> None:
         self.shown.append(display)
@@ -47,6 +49,32 @@ def until_it_wants_to_open(board: Board) -> None:
     while not board.wants_to_open:
         assert time.monotonic() < deadline, "the board never became ready"
         threading.Event().wait(0.01)
+
+
+class Page:
+    """What a board's widget has sent, as a page hears it."""
+
+    def __init__(self) -> None:
+        self.heard: list[dict[str, Any]] = []
+        self._has_news = threading.Condition()
+
+    def send(self, widget: Any, content: dict[str, Any], buffers: object = None) -> None:
+        with self._has_news:
+            self.heard.append(content)
+            self._has_news.notify_all()
+
+    def until(self, is_it: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Wait for a message of which this is true; return it."""
+        with self._has_news:
+            assert self._has_news.wait_for(lambda: any(map(is_it, self.heard)), 30), self.heard[-3:]
+            return next(filter(is_it, self.heard))
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> Page:
+    page = Page()
+    monkeypatch.setattr(BoardWidget, "send", lambda *args: page.send(*args))
+    return page
 
 
 def board_threads() -> list[threading.Thread]:
@@ -72,17 +100,19 @@ def test_a_cell_that_trains_opens_one_board_that_becomes_a_picture_and_a_caption
     assert not board.wants_to_open
     picture, caption = board.finish("finished")
 
-    assert type(slots.shown[0]).__name__ == "VBox"
-    assert slots.shown[2:] == [picture, caption]
+    assert isinstance(slots.shown[0], BoardWidget)
+    assert len(slots.shown) == 2, "and its words for the file"
     assert set(picture.data) == {"text/html", "image/png", "text/plain"}
     assert set(caption.data) == {"text/markdown", "text/plain"}
     sentence = "Loss and communication time on 2 ranks over 80 steps."
+    assert "<details" in picture.data["text/html"], "its numbers, folded"
+    assert re.search(r"<th scope=.row.[^>]*>1</th>", picture.data["text/html"])
     assert picture.data["text/plain"] == caption.data["text/plain"] == sentence
     assert board_threads() == []
 
 
-def test_where_widgets_do_not_live_the_last_picture_stands_below_them_renewed_now_and_then(
-    monkeypatch: pytest.MonkeyPatch,
+def test_where_widgets_do_not_live_words_stand_below_them_renewed_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, page: Page
 ) -> None:
     monkeypatch.setattr(live_module, "KEEP_S", 0.0)
     slots, telemetry = Shelf(), training(2, 30)
@@ -92,38 +122,52 @@ def test_where_widgets_do_not_live_the_last_picture_stands_below_them_renewed_no
     first = slots.shown[1].data
     assert first["text/plain"].splitlines()[1].startswith("30 [")
     assert "Step 30" in first["text/plain"]
-    assert first["image/png"] in first["text/html"]
     renewed = threading.Event()
-    slots.heard = renewed.set
+    slots.heard = lambda: renewed.set() if "Step 50" in slots.shown[-1].data["text/plain"] else None
 
     for rank in range(2):
         telemetry.receive(steps_of(rank, 2, 20, first=31))
 
     assert renewed.wait(30)
-    again = slots.shown[2].data
-    assert "Step 50" in again["text/plain"]
-    assert again["image/png"] != first["image/png"]
-    assert VIEW_TYPE not in again, "an update of the widgets' own output makes their views anew"
     board.finish("finished")
 
 
-def test_between_two_kept_pictures_lies_a_time_that_a_saved_file_can_bear(
-    monkeypatch: pytest.MonkeyPatch,
+def test_what_a_page_zooms_to_is_sent_to_it_while_the_cell_runs_and_kept_for_its_board(
+    page: Page, tmp_path: Path
+) -> None:
+    telemetry = Telemetry(detail=Detail(tmp_path))
+    for at in range(0, 30_000, 500):
+        telemetry.receive(steps_of(0, 1, 500, first=at + 1))
+    board = Board(cell_info(1), telemetry, Shelf(), pictures=True)
+    until_it_wants_to_open(board)
+    board.open()
+    assert board._live is not None
+
+    board._live._hear({"kind": "range", "low": 100, "high": 1099, "page": "a"})
+
+    answer = page.until(lambda heard: heard["kind"] == "range")
+    counts = {name: count for name, _, _, _, _, count in answer["headers"]}
+    assert counts["loss"] == counts["step"] == 1000
+    assert (answer["page"], answer["lost"]) == ("a", "")
+    board.finish("finished")
+    assert board.past is not None
+    assert board.past.records is telemetry
+
+
+def test_between_two_kept_words_lies_a_time_that_a_saved_file_can_bear(
+    monkeypatch: pytest.MonkeyPatch, page: Page
 ) -> None:
     monkeypatch.setattr(live_module, "KEEP_S", 1e6)
     slots, telemetry = Shelf(), training(2, 30)
     board = Board(cell_info(2), telemetry, slots, pictures=True)
     until_it_wants_to_open(board)
     board.open()
-    image = next(w for w in slots.shown[0].children if type(w).__name__ == "Image")
-    drawn = threading.Event()
-    image.observe(lambda _: drawn.set(), "value")
 
     telemetry.receive(steps_of(0, 2, 20, first=31))
-    assert drawn.wait(30)
-    picture, caption = board.finish("finished")
+    page.until(lambda heard: heard["kind"] == "words")
+    board.finish("finished")
 
-    assert slots.shown[2:] == [picture, caption]
+    assert len(slots.shown) == 2
 
 
 def test_while_the_cell_runs_a_subshell_sees_its_board_and_not_the_one_before(
@@ -212,24 +256,29 @@ def test_a_terminal_gets_the_sentence_once_and_no_widgets() -> None:
     assert only.data["text/plain"].endswith("failed after 5 steps.")
 
 
-def test_new_records_change_the_picture_while_the_cell_runs() -> None:
+def test_new_records_travel_while_the_cell_runs_and_old_ones_do_not(page: Page) -> None:
     slots, telemetry = Shelf(), training(2, 30)
     board = Board(cell_info(2), telemetry, slots, pictures=True)
     until_it_wants_to_open(board)
     board.open()
-    image = next(w for w in slots.shown[0].children if type(w).__name__ == "Image")
-    changed = threading.Event()
-    image.observe(lambda _: changed.set(), "value")
+    first = page.until(lambda heard: heard["kind"] == "points")
+    assert {header[4] for header in first["headers"] if header[0] == "loss"} == {30}
 
     for rank in range(2):
         telemetry.receive(steps_of(rank, 2, 20, first=31))
 
-    assert changed.wait(30)
+    def has_all(heard: dict[str, Any]) -> bool:
+        ends = [h[4] for h in heard.get("headers", ()) if h[:2] == ("loss", 1)]
+        return heard["kind"] == "points" and 50 in ends
+
+    new = page.until(has_all)
+    assert [header[3] for header in new["headers"] if header[:2] == ("loss", 1)] == [30]
+    page.until(lambda heard: heard["kind"] == "words" and heard["words"]["step"] == 50)
     board.finish("finished")
 
 
-def test_while_the_cores_are_full_words_go_on_between_pictures(
-    monkeypatch: pytest.MonkeyPatch,
+def test_while_the_cores_are_full_points_go_on_between_words(
+    monkeypatch: pytest.MonkeyPatch, page: Page
 ) -> None:
     asked: list[float] = []
 
@@ -238,86 +287,83 @@ def test_while_the_cores_are_full_words_go_on_between_pictures(
         return 1e6
 
     monkeypatch.setattr(live_module, "pause_s", pause_s)
-    monkeypatch.setattr(live_module, "WORDS_S", 0.01)
-    monkeypatch.setattr(live_module, "STALE_S", 0.0)
     monkeypatch.setattr(CoreWaits, "share", lambda self: 0.9)
     slots, telemetry = Shelf(), training(2, 30)
     board = Board(cell_info(2), telemetry, slots, pictures=True)
     until_it_wants_to_open(board)
     board.open()
-    row, _, image, *_ = slots.shown[0].children
-    drawn, told = threading.Event(), threading.Event()
-    image.observe(lambda _: drawn.set(), "value")
+    page.until(lambda heard: heard["kind"] == "words")
 
     telemetry.receive(steps_of(0, 2, 1, first=31))
-    assert drawn.wait(30)
-    picture = image.value
+    page.until(lambda heard: any(header[4] == 31 for header in heard.get("headers", ())))
 
-    def hear(change: dict[str, str]) -> None:
-        if "32 [" in change["new"] and "picture of step 30" in change["new"]:
-            told.set()
-
-    row.children[1].observe(hear, "value")
-    for rank in range(2):
-        telemetry.receive(steps_of(rank, 2, 1, first=32))
-
-    assert told.wait(30)
-    assert image.value == picture
-    assert asked == [0.9]
     board.finish("finished")
+    assert asked == [0.9]
+    assert [heard["kind"] for heard in page.heard].count("words") == 1
 
 
-def test_a_frame_that_fails_ends_the_board_not_the_cell(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_words_that_fail_end_the_board_and_not_the_cell(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, page: Page
 ) -> None:
     slots, telemetry = Shelf(), training(2, 30)
     board = Board(cell_info(2), telemetry, slots, pictures=True)
     until_it_wants_to_open(board)
+
+    def fail(*_: object) -> None:
+        raise ValueError("no words")
+
+    monkeypatch.setattr(live_module.LiveBoard, "_words_now", fail)
     board.open()
-    line = slots.shown[0].children[0].children[1]
-    said = threading.Event()
-    line.observe(lambda change: said.set() if "stopped" in change["new"] else None, "value")
+    told = page.until(lambda heard: heard["kind"] == "remark")
 
-    def fail(*_: object) -> bytes:
-        raise ValueError("no ink")
-
-    monkeypatch.setattr(Painter, "frame", fail)
-    telemetry.receive(steps_of(0, 2, 1, first=31))
-    assert said.wait(30)
-    monkeypatch.undo()
-
-    assert "The board stopped (ValueError: no ink)" in line.value
+    assert told["text"].startswith("The board stopped (ValueError: no words)")
     assert len([r for r in caplog.records if r.name == "nbdist.board"]) == 1
     assert len(board.finish("finished")) == 2
 
 
-def test_a_board_that_cannot_draw_at_all_says_so_and_leaves_its_caption(
+def test_a_board_that_cannot_begin_says_so_and_leaves_its_picture(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("no ink")
+        raise RuntimeError("no words")
 
-    monkeypatch.setattr(Painter, "frame", fail)
+    monkeypatch.setattr(live_module.LiveBoard, "_words_now", fail)
     slots = Shelf()
     board = Board(cell_info(2), training(2, 30), slots, pictures=True)
     until_it_wants_to_open(board)
     board.open()
 
     assert "training continues" in slots.shown[0].data["text/plain"]
+    _, caption = board.finish("finished")
+    assert caption.data["text/plain"] == "Loss and communication time on 2 ranks over 30 steps."
+
+
+def test_a_picture_that_cannot_be_drawn_leaves_its_caption(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no ink")
+
+    monkeypatch.setattr(figure, "draw", fail)
+    board = Board(cell_info(2), training(2, 30), Shelf(), static=True, pictures=True)
+
     (only,) = board.finish("finished")
     assert only.data["text/plain"] == "Loss and communication time on 2 ranks over 30 steps."
 
 
 def test_a_thread_that_hangs_is_left_behind_in_bounded_time(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, page: Page
 ) -> None:
-    release = threading.Event()
+    release, hangs = threading.Event(), threading.Event()
+
+    def hang(self: object) -> None:
+        hangs.set()
+        release.wait(30)
+
     monkeypatch.setattr(live_module, "STOP_S", 0.05)
-    monkeypatch.setattr(live_module.LiveBoard, "_draw", lambda self: release.wait(30))
+    monkeypatch.setattr(live_module.LiveBoard, "_send_words", hang)
     board = Board(cell_info(2), training(2, 30), Shelf(), pictures=True)
     until_it_wants_to_open(board)
     board.open()
-    threading.Event().wait(live_module.PERIOD_S + 0.2)
+    assert hangs.wait(30)
 
     try:
         (only,) = board.finish("interrupted")
@@ -373,13 +419,13 @@ def test_any_view_is_live_and_leaves_its_picture(name: str) -> None:
     board = Board(cell_info(2), training(2, 60), slots, pictures=True, name=name, insight=known)
     until_it_wants_to_open(board)
     board.open()
-    words = [w.value for w in slots.shown[0].children if type(w).__name__ == "HTML"]
+    state = slots.shown[0].get_state()
 
     picture, caption, _ = board.finish("finished")
 
-    assert any("48 % slower" in said for said in words), "the verdict is said live"
-    assert any("<table" in said for said in words)
-    assert any('role="status"' in said for said in words)
+    assert state["frame"]["view"] == name
+    assert "48 % slower" in state["words"]["verdicts"], "the verdict is said live"
+    assert state["words"]["sentences"][name]
     assert "image/png" in picture.data
     assert board.past is not None
     assert caption.data["text/plain"] == board.past.caption(name)

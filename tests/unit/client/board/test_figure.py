@@ -8,12 +8,18 @@ import pytest
 from PIL import Image
 
 from nbdist.client.board import palette
-from nbdist.client.board.cell_board import render_png
-from nbdist.client.board.figure import Painter
-from nbdist.client.board.look import look
-from nbdist.client.metrics.telemetry import Telemetry
+from nbdist.client.board.figure import draw
+from nbdist.client.board.scene.look import look
+from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.shared.wire import Batch, Record
-from tests.unit.client.board.board_data import cell_info, steps_of, training
+from tests.unit.client.board.board_data import cell_info, training
+
+
+def render_png(
+    telemetry: Telemetry, info: CellInfo, *, background: str | None = None, scale: float
+) -> bytes:
+    """Return the overview of a run."""
+    return draw(look(telemetry, info), palette.theme_on(background), scale=scale)
 
 
 def pixels(png: bytes) -> np.ndarray:
@@ -41,47 +47,17 @@ def test_on_a_known_background_the_picture_is_opaque() -> None:
     assert np.abs(image[2, 2, :3].astype(int) - 0x11).max() < 8
 
 
-def test_axes_are_drawn_a_few_times_while_a_training_grows_step_by_step() -> None:
-    telemetry, painter = Telemetry(), Painter(palette.theme_named("auto"))
-    for step in range(1, 101):
-        for rank in range(2):
-            telemetry.receive(steps_of(rank, 2, 1, first=step))
-        painter.frame(look(telemetry, cell_info(2)))
-
-    assert painter.redraws < 20
-
-
-def test_axes_are_drawn_once_when_the_same_records_are_drawn_again() -> None:
-    telemetry, painter = training(8, 300), Painter(palette.theme_named("auto"))
-
-    first = painter.frame(look(telemetry, cell_info(8)))
-    again = painter.frame(look(telemetry, cell_info(8)))
-
-    assert painter.redraws == 1
-    assert first == again
-
-
-def test_a_frame_shows_records_that_came_after_the_axes_were_drawn() -> None:
-    telemetry, painter = training(2, 100, total=200), Painter(palette.theme_named("auto"))
-    first = painter.frame(look(telemetry, cell_info(2)))
-    redraws = painter.redraws
-    telemetry.receive(steps_of(0, 2, 1, first=101, total=200))
-    telemetry.receive(steps_of(1, 2, 1, first=101, total=200))
-
-    assert painter.frame(look(telemetry, cell_info(2))) != first
-    assert painter.redraws == redraws
-
-
-def test_a_plot_appears_when_the_user_begins_to_log() -> None:
-    telemetry, painter = training(1, 10), Painter(palette.theme_named("auto"))
-    painter.frame(look(telemetry, cell_info(1)))
-    one_row = painter.height
+def test_a_plot_appears_when_the_user_has_logged() -> None:
+    telemetry = training(1, 10)
+    one_row = png_height(telemetry)
     own = {"accuracy": 0.5}
     telemetry.receive(Batch(0, tuple(Record(0, 10 + i, "log", i, i, own) for i in range(3))))
 
-    painter.frame(look(telemetry, cell_info(1)))
+    assert png_height(telemetry) > one_row
 
-    assert painter.height > one_row
+
+def png_height(telemetry: Telemetry) -> int:
+    return len(pixels(render_png(telemetry, cell_info(1), scale=1)))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e300])
@@ -104,9 +80,10 @@ def test_a_loss_that_was_never_finite_is_drawn_all_the_same() -> None:
 def test_pyplot_is_never_loaded() -> None:
     code = (
         "import sys\n"
-        "from nbdist.client.board.cell_board import render_png\n"
+        "import nbdist.client.board.cell_board\n"
         "assert not {'numpy', 'matplotlib', 'ipywidgets', 'PIL'} & set(sys.modules)\n"
         "from tests.unit.client.board.board_data import cell_info, training\n"
+        "from tests.unit.client.board.test_figure import render_png\n"
         "render_png(training(2, 20), cell_info(2), scale=1)\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
@@ -119,7 +96,7 @@ def test_help_and_words_of_every_view_load_no_matplotlib() -> None:
         "from nbdist.client.notebook import arguments\n"
         "assert not {'numpy', 'matplotlib', 'ipywidgets', 'PIL'} & set(sys.modules)\n"
         "from nbdist.client.board import VIEWS, palette\n"
-        "from nbdist.client.board.look import look\n"
+        "from nbdist.client.board.scene.look import look\n"
         "from nbdist.client.board.past import Past\n"
         "from tests.unit.client.board.board_data import analysis_of, cell_info, training\n"
         "past = Past(look(training(2, 60), cell_info(2), analysis_of(2)), palette.theme_on(None))\n"

@@ -7,7 +7,6 @@ from nbdist.client.board.scales import (
     band,
     bulk_limits,
     decimate,
-    grown,
     padded,
     smooth,
 )
@@ -81,17 +80,6 @@ def test_a_constant_series_has_limits_around_it() -> None:
     low, high = bulk_limits([np.full(5, 3.0)]) or (0.0, 0.0)
 
     assert low < 3.0 < high
-
-
-def test_limits_stay_while_they_serve_and_grow_by_a_quarter() -> None:
-    assert grown((0.0, 10.0), (0.0, 9.0)) == (0.0, 10.0)
-    assert grown((0.0, 10.0), (0.0, 12.0)) == (0.0, 15.0)
-    assert grown((0.0, 10.0), (0.0, 2.0)) == (0.0, 2.0)
-
-
-def test_a_limit_that_grows_leaves_the_other_where_it_is() -> None:
-    assert grown((1.0, 5.0), (0.9, 4.5)) == (0.0, 5.0)
-    assert grown((-5.0, 5.0), (-6.0, 2.0)) == (-8.0, 5.0)
 
 
 def test_no_air_is_left_below_a_floor_of_zero() -> None:

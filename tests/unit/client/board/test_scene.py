@@ -3,10 +3,9 @@ from dataclasses import replace
 
 import pytest
 
-from nbdist.client.board import VIEWS, palette, tables, text
-from nbdist.client.board.figure import Painter
-from nbdist.client.board.look import look
-from nbdist.client.board.scene import Epoch, Scene
+from nbdist.client.board import VIEWS, tables, text
+from nbdist.client.board.scene.look import look
+from nbdist.client.board.scene.scene import Epoch
 from nbdist.client.metrics.telemetry import IDLE_S, Telemetry
 from nbdist.shared.wire import Batch, Record
 from tests.unit.client.board.board_data import analysis_of, cell_info, steps_of, training
@@ -100,8 +99,6 @@ def test_the_norm_of_the_gradient_is_one_line_of_the_loss_view_where_it_was_meas
     (line,) = view.norm.lines
     assert line.x.tolist() == [4, 5, 6, 7]  # what one rank alone has told is no norm
     assert line.y.tolist() == [5.0] * 4
-    assert VIEWS["loss"].plan(view, True)[0] == ("loss", "grad_norm")
-    assert VIEWS["overview"].plan(view, True)[0] == ("loss", "comm_s")
     assert look(training(2, 3), cell_info(2)).norm is None
 
 
@@ -217,13 +214,13 @@ def test_losses_that_are_not_finite_are_said_with_all_their_ranks_and_equal_ones
 
 def test_progress_reads_like_tqdm_and_names_the_last_rank() -> None:
     telemetry = training(2, 20, total=100)
-    telemetry.receive(steps_of(0, 2, 40, first=21, total=100))
+    telemetry.receive(steps_of(0, 2, 79, first=21, total=100))
 
     line = text.progress(look(telemetry, cell_info(2)), elapsed_s=75)
 
     assert line.startswith("20 [01:15, ")
     assert "steps/s] · 20/100 of this epoch, 00:0" in line
-    assert line.endswith("ranks at 20–60, rank 1 is last")
+    assert line.endswith("ranks at 20–99, rank 1 is last")
 
 
 def test_a_training_that_stands_still_is_told_no_time_that_is_left() -> None:
@@ -238,6 +235,15 @@ def test_a_training_that_stands_still_is_told_no_time_that_is_left() -> None:
     # Steps of 20 s each are no standstill.
     slow = replace(view, idle_s=12.0, rows=tuple(replace(r, steps_per_s=0.05) for r in view.rows))
     assert text.progress(slow, elapsed_s=75).endswith("left in it")
+
+
+def test_a_pause_is_no_standstill_and_is_over_with_the_next_step() -> None:
+    view = replace(look(training(2, 20, total=100), cell_info(2)), idle_s=12.0, paused_at=20)
+    assert text.progress(view, 75) == "20 [01:15] · 20/100 of this epoch · paused after step 20"
+    assert not view.stands_still
+    went_on = replace(view, paused_at=19)
+    assert not went_on.is_paused
+    assert went_on.stands_still
 
 
 def test_ranks_whose_reports_are_a_moment_apart_are_told_as_abreast() -> None:
@@ -256,21 +262,13 @@ def test_names_from_outside_are_escaped_in_html() -> None:
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_what_is_read_for_one_view_shows_the_same_as_what_is_read_for_all(name: str) -> None:
+def test_without_lines_a_scene_says_the_same(name: str) -> None:
     telemetry, info, known = training(3, 60), cell_info(3), analysis_of(3, slow=1)
 
-    whole, part = look(telemetry, info, known), look(telemetry, info, known, name=name)
+    whole, part = look(telemetry, info, known), look(telemetry, info, known, histories=False)
 
-    def frame(view: Scene) -> bytes:
-        return Painter(palette.theme_named("auto"), name=name).frame(view)
-
-    assert frame(part) == frame(whole)
-    assert VIEWS[name].table(part) == VIEWS[name].table(whole)
+    assert part.panels == ()
+    assert part.paces is None
     assert VIEWS[name].sentence(part) == VIEWS[name].sentence(whole)
-
-
-def test_a_view_without_lines_reads_no_history() -> None:
-    view = look(training(2, 20), cell_info(2), name="step")
-
-    assert view.panels == ()
-    assert view.paces is None
+    if name != "loss":  # which is a table of its lines
+        assert VIEWS[name].table(part) == VIEWS[name].table(whole)

@@ -6,9 +6,9 @@ from typing import get_args
 import pytest
 
 from nbdist.client.board import VIEWS, palette, verdict_block
-from nbdist.client.board.figure import Painter
-from nbdist.client.board.look import look
+from nbdist.client.board.figure import compose
 from nbdist.client.board.past import Past
+from nbdist.client.board.scene.look import look
 from nbdist.client.board.verdict_block import headline, to_html, to_text
 from nbdist.client.metrics.analysis.advice import advice_for
 from nbdist.client.metrics.analysis.values import Cause, Straggler
@@ -78,12 +78,10 @@ def test_a_pictures_head_has_one_line_that_names_ranks_and_causes() -> None:
     both = "ranks 1-2 slow the others down: data loading, a slow link"
     assert headline([SLOW, LINK]) == both
     scene = replace(look(training(4, 60), cell_info(4), analysis_of(4, slow=1)), outcome="finished")
-    painter = Painter(palette.theme_named("auto"), final=True)
-    painter.frame(scene)
-    without = Painter(palette.theme_named("auto"), final=True)
-    without.frame(replace(scene, analysis=analysis_of(4)))
+    theme = palette.theme_named("auto")
+    without = compose(replace(scene, analysis=analysis_of(4)), theme)
 
-    assert painter.height == without.height, "a verdict adds no line"
+    assert compose(scene, theme).height == without.height, "a verdict adds no line"
 
 
 @pytest.mark.parametrize("name", VIEWS)

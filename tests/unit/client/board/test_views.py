@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.text import Text
 from PIL import Image
 
 from nbdist.client.board import VIEWS, palette, sentences, tables, text, views
-from nbdist.client.board.figure import Painter
-from nbdist.client.board.look import look
-from nbdist.client.board.measures import NARROW, WIDE
-from nbdist.client.board.page import Page
-from nbdist.client.board.plots import lines
-from nbdist.client.board.plots.split import SplitPlot
-from nbdist.client.board.scene import Curve, Scene
+from nbdist.client.board.drawn.measures import NARROW, WIDE
+from nbdist.client.board.drawn.page import Page
+from nbdist.client.board.drawn.plots import lines
+from nbdist.client.board.figure import compose, draw
+from nbdist.client.board.scene.look import look
+from nbdist.client.board.scene.scene import Curve, Scene
 from nbdist.client.board.views.collectives import group_names
 from nbdist.client.metrics.analysis.values import Analysis, RankStep, Straggler
 from nbdist.client.metrics.telemetry import Telemetry
@@ -34,9 +34,9 @@ def seen(ranks: int = 4, steps: int = 60, slow: int | None = None) -> Scene:
     return look(training(ranks, steps), cell_info(ranks), analysis_of(ranks, steps, slow=slow))
 
 
-def png(name: str, view: Scene, *, final: bool = True, theme: str = "light") -> np.ndarray:
-    painter = Painter(palette.theme_named(theme), name=name, final=final)
-    return np.asarray(Image.open(io.BytesIO(painter.frame(view))).convert("RGBA"))
+def png(name: str, view: Scene, *, theme: str = "light") -> np.ndarray:
+    drawn = draw(view, palette.theme_named(theme), name=name)
+    return np.asarray(Image.open(io.BytesIO(drawn)).convert("RGBA"))
 
 
 class Cells(HTMLParser):
@@ -126,26 +126,6 @@ def test_every_view_bears_losses_and_times_that_are_no_numbers(name: str) -> Non
 
     assert png(name, view).shape[1] == 960
     assert VIEWS[name].table(view).caption
-
-
-@pytest.mark.parametrize("name", VIEWS)
-def test_a_view_draws_its_axes_once_for_the_same_numbers(name: str) -> None:
-    painter, view = Painter(palette.theme_named("auto"), name=name), seen(8)
-
-    first = painter.frame(view)
-
-    assert painter.frame(view) == first
-    assert painter.redraws == 1
-
-
-@pytest.mark.parametrize("name", VIEWS)
-def test_a_view_shows_the_ranks_of_a_growing_cell(name: str) -> None:
-    telemetry, painter = Telemetry(), Painter(palette.theme_named("auto"), name=name)
-    telemetry.receive(steps_of(0, 2, 3))
-    painter.frame(look(telemetry, cell_info(2)))
-    telemetry.receive(steps_of(1, 2, 3))
-
-    assert painter.frame(look(telemetry, cell_info(2), analysis_of(2, 3)))
 
 
 @pytest.mark.parametrize("name", [name for name in VIEWS if name != "verdicts"])
@@ -253,30 +233,23 @@ def test_the_overview_stacks_the_parts_of_the_step_view_up_to_the_whole_step(
     known: Analysis | None,
 ) -> None:
     view = look(training(2, 60), cell_info(2), known)
-    page = Page(
-        palette.theme_named("light"), 960, VIEWS["overview"].height(view, True), 1.0, ("h",)
-    )
-    (bars,) = [p for p in VIEWS["overview"].compose(page, view) if isinstance(p, SplitPlot)]
+    page = compose(view, palette.theme_named("light"))
 
-    bars.fit(view)
-
-    tops = [high.max() for _, _, _, high in bars._boxes]
+    (axes,) = [axes for axes in page.figure.axes if axes.get_title("left") == "step time, ms"]
+    tops = [np.asarray(patch.get_path().vertices)[:, 1].max() for patch in axes.patches]
     assert view.stack is not None
     assert max(tops) == pytest.approx(float(view.stack.whole_ms.max()))
     (legend,) = [
         found for found in page.figure.legends if found.get_texts()[0].get_text() == "compute"
     ]
-    labels = [palette.part_label(name) for name in view.stack.seen(final=True)]
+    labels = [palette.part_label(name) for name in view.stack.seen]
     assert [words.get_text() for words in legend.get_texts()] == labels
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8, 64])
 def test_the_two_legends_of_the_overview_never_lie_on_each_other(ranks: int) -> None:
     view = seen(ranks)
-    page = Page(
-        palette.theme_named("light"), 960, VIEWS["overview"].height(view, True), 1.0, ("h",)
-    )
-    VIEWS["overview"].compose(page, view)
+    page = compose(view, palette.theme_named("light"))
     page.canvas.draw()
 
     one, other = (legend.get_window_extent() for legend in page.figure.legends)
@@ -308,14 +281,14 @@ def test_two_ranks_that_both_stand_out_have_no_others_to_wait() -> None:
     )
 
 
-def test_the_loss_in_a_picture_says_over_how_many_steps_it_is_a_mean() -> None:
-    long, short = look(training(2, 1500), cell_info(2)), look(training(2, 20), cell_info(2))
-    mean = np.mean([line.y[-50:].mean() for line in long.panel("loss").lines])
+def test_a_picture_says_where_the_loss_ended_as_its_sentence_does() -> None:
+    view = replace(look(training(2, 1500), cell_info(2)), outcome="finished")
+    ends = [line.y[-1] for line in view.panel("loss").lines]
 
-    said = lines._note(long.panel("loss"), long)
+    said = lines._note(view.panel("loss"), view)
 
-    assert said == f"{figure(mean)}, mean of the last 50 steps"
-    assert lines._note(short.panel("loss"), short).endswith(" at the end")
+    assert said == f"{figure(np.mean(ends))} in the last step"
+    assert said.removesuffix(" in the last step") in VIEWS["overview"].sentence(view)
 
 
 def test_ranks_tell_their_rates_and_their_memory() -> None:
@@ -344,7 +317,7 @@ def test_a_rank_on_a_device_tells_that_memory_too() -> None:
 
 def test_a_rank_that_says_nothing_and_one_that_falls_behind_are_told_apart() -> None:
     telemetry = Telemetry()
-    telemetry.receive(steps_of(0, 3, 60))
+    telemetry.receive(steps_of(0, 3, 120))
     telemetry.receive(steps_of(1, 3, 20))
 
     rows = VIEWS["ranks"].table(look(telemetry, cell_info(3))).rows
@@ -424,7 +397,7 @@ def test_captions_hold_no_number_but_ranks_and_steps(name: str) -> None:
 
 
 def test_strips_of_many_ranks_name_the_extremes() -> None:
-    from nbdist.client.board.plots.strips import Strip, extremes
+    from nbdist.client.board.drawn.plots.strips import Strip, extremes
 
     values = np.array([3.0, math.nan, 9.0, 1.0])
 
@@ -435,17 +408,15 @@ def test_strips_of_many_ranks_name_the_extremes() -> None:
     assert extremes((0, 1), even) == "2.00 on all"
 
 
-def words(painter: Painter) -> list[Text]:
-    """Return all that is written in the last frame."""
-    page, plots = painter._page, painter._plots
-    assert page is not None
-    drawn = [artist for plot in plots for artist in getattr(plot, "_artists", [])]
-    drawn += [text for legend in page.figure.legends for text in legend.get_texts()]
-    drawn += [text for axes in page.figure.axes for text in axes.texts]
-    titles = [axes.get_title(loc) for axes in page.figure.axes for loc in ("left", "right")]
-    drawn += [t for axes in page.figure.axes for t in axes.findobj(Text) if t.get_text() in titles]
-    texts = page.figure.texts + [artist for artist in drawn if isinstance(artist, Text)]
-    return [text for text in texts if text.get_text()]
+def words(page: Page) -> list[Text]:
+    """Return all that is written on a page, but for the numbers of axes."""
+    page.canvas.draw()
+    ticks = {id(tick) for axes in page.figure.axes for tick in ticks_of(axes)}
+    return [t for t in page.figure.findobj(Text) if t.get_text() and id(t) not in ticks]
+
+
+def ticks_of(axes: Axes) -> list[Text]:
+    return [text for axis in (axes.xaxis, axes.yaxis) for text in axis.findobj(Text)]
 
 
 LONG = (
@@ -465,12 +436,9 @@ def test_no_word_leaves_the_picture(name: str, ranks: int) -> None:
     )
     verdicts = tuple(replace(v, sentence=LONG) for v in view.analysis.verdicts)
     view = replace(view, analysis=replace(view.analysis, table=table, verdicts=verdicts))
-    painter = Painter(palette.theme_named("light"), name=name, final=True)
-    painter.frame(view)
+    page = compose(view, palette.theme_named("light"), name=name)
 
-    page = painter._page
-    assert page is not None
-    for word in words(painter):
+    for word in words(page):
         box = word.get_window_extent()
         assert -1 <= box.x0 <= box.x1 <= page.width + 1, word.get_text()
         assert -1 <= box.y0 <= box.y1 <= page.height + 1, word.get_text()
@@ -479,10 +447,34 @@ def test_no_word_leaves_the_picture(name: str, ranks: int) -> None:
 def test_a_loss_that_ends_in_no_number_is_said_over_its_plot() -> None:
     telemetry = training(2, 60)
     telemetry.receive(Batch(1, (Record(1, 60, "step", 61, 0, {"loss": math.nan}),)))
-    painter = Painter(palette.theme_named("light"), name="loss", final=True)
-    painter.frame(look(telemetry, cell_info(2)))
+    page = compose(look(telemetry, cell_info(2)), palette.theme_named("light"), name="loss")
 
-    assert "not finite on rank 1" in [word.get_text() for word in words(painter)]
+    assert "not finite on rank 1" in [word.get_text() for word in words(page)]
+
+
+def test_only_what_leaves_a_plot_is_marked_at_its_edge() -> None:
+    scene = look(training(8, 300), cell_info(8))
+    page = compose(scene, palette.theme_named("light"))
+    (axes,) = [axes for axes in page.figure.axes if axes.get_title("left") == "communication, ms"]
+    _, edge = axes.get_ylim()
+
+    marked = [
+        x for line in axes.lines if line.get_marker() == "^" for x in np.asarray(line.get_xdata())
+    ]
+
+    curves = scene.panel("comm_s").lines
+    assert sorted(marked) == sorted(x for line in curves for x in line.x[line.y > edge])
+    assert len(marked) > 8, "more than the first step of each rank"
+
+
+@pytest.mark.parametrize("ranks", [4, 64])
+def test_the_words_beside_bars_and_strips_are_seen(ranks: int) -> None:
+    page = compose(seen(ranks), palette.theme_named("light"), name="step")
+    (axes,) = page.figure.axes
+
+    beside = page.pixels()[:, int(axes.bbox.x1) + 5 :, :3]
+
+    assert (beside < 128).all(axis=2).mean() > 0.01
 
 
 def test_one_rank_alone_is_told_why_it_has_no_collectives() -> None:
@@ -507,11 +499,7 @@ def test_words_and_legends_are_whole_and_do_not_lie_over_each_other(
     name: str, ranks: int, width: int
 ) -> None:
     view = replace(seen(ranks, slow=1), outcome="finished")
-    head = ("200 steps   ·   75.3 steps/s",)
-    height = VIEWS[name].height(view, True, width)
-    page = Page(palette.theme_named("light"), width, height, 1.0, head)
-    for plot in VIEWS[name].compose(page, view):
-        plot.fit(view)
+    page = compose(view, palette.theme_named("light"), width, name=name)
     page.canvas.draw()
     renderer = page.canvas.get_renderer()
 

@@ -18,7 +18,9 @@ class Seen(Slots):
         self.shown: list[str] = []
         self.changed = threading.Event()
 
-    def open(self, shown: Any, beside: Mapping[str, Any] | None = None) -> Slot:
+    def open(
+        self, shown: Any, beside: Mapping[str, Any] | None = None, *, stays: bool = False
+    ) -> Slot:
         slot = Slot(self, "id")
         self._update(slot, shown)
         return slot
@@ -79,7 +81,9 @@ def test_closing_without_any_output_does_not_wait() -> None:
 
 def test_a_page_that_breaks_leaves_the_text_for_the_end() -> None:
     class Broken(Seen):
-        def open(self, shown: Any, beside: Mapping[str, Any] | None = None) -> Slot:
+        def open(
+            self, shown: Any, beside: Mapping[str, Any] | None = None, *, stays: bool = False
+        ) -> Slot:
             self.changed.set()
             raise RuntimeError("no page")
 

@@ -107,7 +107,7 @@ def test_a_long_text_is_cut_in_the_middle_and_says_where_the_whole_is() -> None:
     assert len(shown) == 200
     assert shown[0].endswith("line 0")
     assert shown[-1].endswith("line 4999")
-    assert [s for s in shown if "4 801 lines not shown; the whole is kept: cell-3-rank-0.txt" in s]
+    assert [s for s in shown if "4,801 lines not shown; the whole is kept: cell-3-rank-0.txt" in s]
 
 
 def test_a_rank_that_floods_does_not_push_out_the_others() -> None:

@@ -66,7 +66,7 @@ def test_many_lines_keep_their_head_and_tail_and_say_what_is_missing() -> None:
     assert shown[:2] == ["0", "1"]
     assert shown[-1] == "12039"
     missing = [line for line in shown if line.startswith("…")]
-    assert missing == ["… 12 001 lines not shown"]
+    assert missing == ["… 12,001 lines not shown"]
     assert len(shown) - 1 + 12_001 == 12_040
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.board.compare_plot import picture
+from nbdist.client.board.drawn.compare_plot import picture
 from nbdist.client.board.palette import theme_named
 from nbdist.client.metrics.telemetry import Series
 from nbdist.client.tracking.curves import MOST_POINTS, curves_of, joined

@@ -1,0 +1,1 @@
+"""The plots of the board's views, each drawn upon axes of its own. They load matplotlib."""

@@ -1,0 +1,1 @@
+"""What a board shows, as plain values: read from a cell's telemetry, kept in a file."""
