@@ -79,8 +79,18 @@ def spawn(role: str, spec: dict[str, Any], log: int, listener: socket.socket | N
     return process.pid
 
 
+def signal_child(pid: int, number: int) -> None:
+    """Send a signal to a child, which is not collected yet, and to all that it has started."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        os.kill(pid, number)  # it has just been forked, and leads no group yet
+    except PermissionError:
+        return  # macOS: a group of zombies
+
+
 def signal_group(pid: int, number: int) -> None:
-    """Send a signal to a child's process group; nothing if that is gone."""
+    """Send a signal to what a child that has ended had started; nothing if that is gone."""
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):

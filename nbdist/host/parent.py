@@ -39,6 +39,7 @@ from typing import Any, Final
 from nbdist.host import children, oom, warm
 from nbdist.host.guest import Guest
 from nbdist.host.link import JsonLines, over_stdio
+from nbdist.shared.options import HASH_SEED
 from nbdist.shared.processes import lifeline
 
 LEAVE_S: Final = 20.0  # after SIGTERM: schedulers kill after 30 s
@@ -117,7 +118,7 @@ class Parent:
     def end_children(self) -> None:
         """Kill every child's process group, and collect them."""
         for pid in list(self._children):
-            children.signal_group(pid, signal.SIGKILL)
+            children.signal_child(pid, signal.SIGKILL)
         deadline = time.monotonic() + 2.0
         while self._children and time.monotonic() < deadline:
             self._reap()
@@ -184,7 +185,7 @@ class Parent:
             pid = request["pid"]
             if pid in self._children:
                 if request.get("group"):
-                    children.signal_group(pid, request["signal"])
+                    children.signal_child(pid, request["signal"])
                 else:
                     os.kill(pid, request["signal"])
         elif self._guest is not None and op in ("hello", "listen", "reach"):
@@ -269,6 +270,10 @@ def _make(arguments: list[str]) -> Parent:
 
 def main(arguments: list[str]) -> None:
     """Run as `python -m nbdist.host.parent FD KERNEL_PID fork|spawn`, or `... stdio fork|spawn`."""
+    # The order of a set of texts follows from it: ranks of all hosts must have the same.
+    if arguments[0] == "stdio" and os.environ.get("PYTHONHASHSEED") != HASH_SEED:
+        os.environ["PYTHONHASHSEED"] = HASH_SEED
+        os.execv(sys.executable, [sys.executable, "-m", "nbdist.host.parent", *arguments])
     if os.getpgrp() != os.getpid():  # srun has made it a group's leader, which cannot do this
         os.setsid()
     # debugpy, which ipykernel imports, would warn of modules frozen in Python; no rank debugs.

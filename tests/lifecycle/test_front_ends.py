@@ -88,6 +88,31 @@ def test_nbconvert_executes_a_notebook_with_ranks(
     assert_nothing_left(tmp_path)
 
 
+TRAIN = """%%distributed --no-track
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(20):
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()"""
+
+
+@pytest.mark.slow
+def test_a_board_that_nbconvert_asks_for_is_a_picture_in_the_file(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    cells = [new_code_cell(source) for source in (START, TRAIN, "%dist board")]
+    spec = {"name": "python3", "language": "python", "display_name": "Python 3"}
+    nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": spec}), tmp_path / "in.ipynb")
+    words = ["nbconvert", "--to", "notebook", "--execute", "--output", "done.ipynb", "in.ipynb"]
+    run(["jupyter", *words], environment | {"NBDIST_STATIC": "0"}, tmp_path)
+    *_, board = nbformat.read(tmp_path / "done.ipynb", as_version=4).cells
+    forms = [set(output.data) for output in board.outputs]
+    assert any("image/png" in form for form in forms)
+    assert "<table" in "".join(output.data.get("text/html", "") for output in board.outputs)
+    assert not any("widget-view" in name for form in forms for name in form)
+
+
 @pytest.mark.slow  # which runs a notebook by nbclient, as nbconvert does
 def test_papermill_runs_a_notebook_with_other_parameters(
     tmp_path: Path, environment: dict[str, str]

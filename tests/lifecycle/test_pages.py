@@ -14,7 +14,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from tests.lifecycle.kernels import Notebook
 
 VIEW = "application/vnd.jupyter.widget-view+json"
-KEEPS_OFTEN = "from nbdist.client.board import live\nlive.KEEP_S = 0.5"
+KEEPS_OFTEN = "from nbdist.client.board.live import live\nlive.KEEP_S = 0.5"
 TRAIN = """%%distributed --no-track
 import itertools, pathlib, time
 model = torch.nn.Linear(4, 1)
@@ -84,6 +84,11 @@ def widgets_of(page: BlockingKernelClient) -> list[dict[str, Any]]:
     return [widget["state"] for widget in answer["content"]["data"]["states"].values()]
 
 
+def boards_of(page: BlockingKernelClient) -> list[dict[str, Any]]:
+    """Return the states of boards of cells that run, or have been seen again."""
+    return [state for state in widgets_of(page) if "left" in state.get("history", ())]
+
+
 def said_beside(page: BlockingKernelClient, code: str) -> tuple[str, str]:
     """Run a cell in a subshell, as a console does; return its message's id and what it showed."""
     page.control_channel.send(page.session.msg("create_subshell_request", {}))
@@ -110,19 +115,19 @@ def test_a_training_goes_on_in_a_page_that_is_opened_meanwhile_and_its_end_is_sh
     assert "kernel subshells" in info["supported_features"]
     console, said = said_beside(page, "%dist board")
     assert "Step " in said
-    boxes = [state["_dom_classes"] for state in widgets_of(page) if "_dom_classes" in state]
-    assert any("nbdist-live" in classes for classes in boxes)
+    [board] = boards_of(page)
+    assert board["words"]["step"] > 0
+    assert {name for name, *_ in board["history"]["headers"]} >= {"loss", "step"}
+    assert board["history"]["left"] is None
 
     (tmp_path / "enough").touch()
     heard += hear_until(notebook.client, ends(cell))
     of_others = [m for m in heard if m["parent_header"].get("msg_id") != console]
     assert_updates_find_their_place(of_others, cell)
-    [box] = [state for state in widgets_of(page) if "nbdist-live" in state.get("_dom_classes", ())]
-    assert len(box["children"]) == 2, "what the cell has left, and a style"
-    left = next(state for state in widgets_of(page) if state["_model_name"] == "OutputModel")
-    texts = [output["data"]["text/plain"] for output in left["outputs"]]
-    assert "ranks 0-1 │ the end" in texts
-    assert any("image/png" in output["data"] for output in left["outputs"])
+    [board] = boards_of(page)
+    left = board["history"]["left"]
+    assert "ranks 0-1 │ the end" in [output["data"]["text/plain"] for output in left]
+    assert any("image/png" in output["data"] for output in left)
     page.stop_channels()
 
     next_cell = notebook.run("print('next')")

@@ -281,11 +281,14 @@ def test_a_rank_whose_python_is_broken_is_named_by_the_start(unstarted: Notebook
     assert_nothing_is_left(unstarted)
 
 
+# Whoever is forked leads its session late, as on a busy machine: one that is ended before is, too.
 LATE = """
-import pathlib, sys
+import os, pathlib, sys, time
 if "nbdist.host.parent" in sys.orig_argv:
     import ipyparallel.util as util
     real, often = util.select_random_ports, pathlib.Path({often!r})
+    lead = os.setsid
+    os.setsid = lambda: time.sleep(0.5) or lead()
 
     def taken_meanwhile(n):
         left = int(often.read_text())

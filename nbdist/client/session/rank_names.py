@@ -4,7 +4,7 @@ Any thread. Rank 0 answers on its control thread, also while a cell runs; only C
 the GIL, or a stopped process, makes it silent.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbdist.client.cluster.requests import PendingReply, Requests
@@ -37,6 +37,15 @@ class RankNames:
             return self._requests.ask(0, "names.describe", busy=True, path=path)
 
         return self._answer(("describe", path), ask, _TIMEOUT_S) or ""
+
+    def layout_words(self) -> Sequence[str]:
+        """Return what the text of a layout is written of."""
+
+        def ask() -> PendingReply:
+            return self._requests.ask(0, "layout.words", busy=True)
+
+        answer: Sequence[str] = self._answer(("layout", ""), ask, _TIMEOUT_S) or ()
+        return answer
 
     def _answer(
         self, key: tuple[str, str], ask: Callable[[], PendingReply], timeout_s: float

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,7 +19,10 @@ from nbdist.client.board.past import Past
 from nbdist.client.board.views import require_view
 from nbdist.client.cells import interrupts
 from nbdist.client.cells.cell_context import CellContext
+from nbdist.client.cells.halts import TIMEOUT_S, Changed, Paused, Peeked
 from nbdist.client.cells.interrupts import Interrupts
+from nbdist.client.cells.params import require_params
+from nbdist.client.cells.replays import Replayed
 from nbdist.client.cells.request import CellRequest, check_syntax, find_module, read_script
 from nbdist.client.cells.retries import CellAttempts
 from nbdist.client.cells.status import Stacks, Status
@@ -27,12 +31,14 @@ from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.memory import ClusterMemory
 from nbdist.client.faults.recovery import restart
 from nbdist.client.metrics.analysis.values import Straggler
+from nbdist.client.metrics.changes import Change
+from nbdist.client.metrics.checks.settings import Setting, require_rules, states_of
+from nbdist.client.metrics.checks.table import Checks
 from nbdist.client.metrics.cost import Cost
 from nbdist.client.metrics.profile.chosen import parse_steps
 from nbdist.client.metrics.profile.gather import Profiled
 from nbdist.client.output.result import CellResult
 from nbdist.client.session.chaos import Chaos, ChaosPlan
-from nbdist.client.session.params import require_params
 from nbdist.client.session.probe import LinkProbe, choose_pairs, links
 from nbdist.client.session.rank_names import RankNames
 from nbdist.client.session.scale import scale
@@ -103,6 +109,24 @@ class Session:
         """
         return self._showing.alarms
 
+    def checks(self, setting: Setting | None = None) -> Checks:
+        """Return the rules on silent mistakes: their states, what they found, what they cost.
+
+        Args:
+            setting: `off`, `warn` or `raise` for all rules from the next cell on, or a dict of
+                these by the names of rules, and `all` for the others. None changes nothing.
+
+        Raises:
+            UsageError: There is no such state or rule.
+        """
+        if setting is not None:
+            self._showing.states = states_of(setting)
+        rules = self._showing.rules()
+        if rules.cost is None or not self.is_running:
+            return rules
+        us = [line.us for line in self.cost.lines if (line.part, line.where) == ("checks", "rank")]
+        return replace(rules, cost=replace(rules.cost, rank_us=us[0])) if us else rules
+
     @property
     def profile(self) -> Profiled | None:
         """The recording of the last cell with `profile`: `said`, `text`, and the file `trace`."""
@@ -162,6 +186,8 @@ class Session:
         checkpoint: int = 0,
         profile: str | int | None = None,
         go_on: bool = False,
+        guard: bool = False,
+        ignore: Sequence[str] = (),
     ) -> CellResult:
         """Run a cell on the ranks and wait until all have settled.
 
@@ -184,6 +210,8 @@ class Session:
                 steps to warm up, or a range such as `10-14`. `Session.profile` is what came of it.
             go_on: This is the cell that failed last, fixed: its loops over loaders continue
                 where they were, and so does its MLflow run.
+            guard: Leave a step out, on all ranks, where a gradient of any is not finite.
+            ignore: Rules that say nothing of this cell, by the names that `checks` lists.
 
         Returns:
             Output, value and error of each rank.
@@ -208,6 +236,8 @@ class Session:
             show=show,
             prompt=prompt,
             every=checkpoint,
+            guard=guard,
+            ignore=require_rules(ignore),
         )
         if resume and track and run_name is not None:
             self._showing.require_run(run_name)
@@ -228,6 +258,8 @@ class Session:
         retry: int = 0,
         checkpoint: int = 0,
         is_module: bool = False,
+        guard: bool = False,
+        ignore: Sequence[str] = (),
     ) -> CellResult:
         """Run a script on the ranks as one cell, as torchrun would: an exported one, or any other.
 
@@ -248,6 +280,8 @@ class Session:
             checkpoint: Save the training every so many steps.
             is_module: `path` is the name of a module, which is run as `python -m` does: relative
                 imports work, and modules are found from the folder that holds its package.
+            guard: As in `run`, and so is `ignore`.
+            ignore: Rules that say nothing of it.
 
         Raises:
             UsageError: It cannot be read; else as `run`.
@@ -270,6 +304,8 @@ class Session:
             show=show,
             prompt=prompt,
             every=checkpoint,
+            guard=guard,
+            ignore=require_rules(ignore),
             script=str(file),
             module=module,
             argv=tuple(arguments),
@@ -291,6 +327,8 @@ class Session:
         prompt: int | None = None,
         retry: int = 0,
         profile: str | int | None = None,
+        guard: bool = False,
+        ignore: Sequence[str] = (),
     ) -> SweepResult:
         """Run a cell once for each value of a list, or for each combination of several lists'.
 
@@ -308,6 +346,8 @@ class Session:
             prompt: The number that tracebacks give the cell.
             retry: Run again what failed, so many times at most.
             profile: Steps of each run to record.
+            guard: Leave a step out where a gradient of any rank is not finite.
+            ignore: Rules that say nothing of the runs.
 
         Returns:
             One result a run; printed, their table.
@@ -328,6 +368,8 @@ class Session:
             track=track,
             show=show,
             prompt=prompt,
+            guard=guard,
+            ignore=require_rules(ignore),
         )
         with self._alone():
             return sweep(self._attempts, self._showing, request, lists, retry)
@@ -406,6 +448,30 @@ class Session:
         answer = self._of_layout("layout.verify", handle=handle)
         return answer["ok"], answer["text"]
 
+    def replay(self, step: int | None = None) -> Replayed:
+        """Look into a step that `--guard` or `skip_nonfinite` has left out; changes nothing.
+
+        Its forward runs again on all ranks that have left it out, with its batch, the random
+        numbers and, where they fit into memory, the weights that it began with.
+
+        Args:
+            step: Its number in the cell; None takes the newest that was left out.
+
+        Returns:
+            Which gradients are not finite by rank and module, the first module whose output is
+            not, and for which samples; printed, in sentences.
+
+        Raises:
+            UsageError: No such step is kept; the text says which are.
+        """
+        if step is not None and not is_whole(step):
+            raise UsageError(f"step is the number of a step, not {step!r}.")
+        self._require_usable()
+        everyone = tuple(range(self.world_size))
+        with self._alone():
+            found = self._attempts.call("checks.replay", everyone, step=step)
+        return Replayed.of({rank: found[rank].value for rank in found})
+
     def explained_bytes(self) -> tuple[str, float]:
         """Return the newest layout's name, and the bytes a rank sends a step as it explains them.
 
@@ -456,8 +522,8 @@ class Session:
         """Let `note` hear what ranks are sent from here on: code, or values, and which ranks."""
         self._note_sent = note
 
-    def note_trained(self, note: Callable[[Mapping[int, float]], None]) -> None:
-        """Let `note` hear of the first losses of each training from here on, by rank."""
+    def note_trained(self, note: Callable[[Mapping[int, float], Sequence[Change]], None]) -> None:
+        """Let `note` hear of each training from here on: first losses by rank, and changes."""
         self._showing.note_trained = note
 
     def probe(self) -> LinkProbe:
@@ -513,6 +579,68 @@ class Session:
         self._require_running()
         return Stacks.ask(self._cluster, parse_ranks(ranks, self.world_size))
 
+    def pause(self, timeout_s: float = TIMEOUT_S) -> Paused:
+        """Let the training of the running cell stand still, all ranks after the same step.
+
+        `peek` and `change` work there, at once. An interrupt ends the cell as ever; a rank that
+        dies meanwhile ends the pause. A cell's `timeout_s` counts on. Any thread.
+
+        Args:
+            timeout_s: How long to wait until all ranks have come to the end of one step.
+
+        Raises:
+            ClusterError: No cell runs, or they did not come there: then all go on.
+        """
+        self._require_running()
+        return self._showing.halts_of(self._cluster).pause(timeout_s)
+
+    def resume(self) -> str:
+        """Let a training go on that was paused; returns a sentence. Any thread.
+
+        Raises:
+            ClusterError: None is paused.
+        """
+        self._require_running()
+        return self._showing.halts_of(self._cluster).resume()
+
+    def peek(self, expression: str, timeout_s: float = TIMEOUT_S) -> Peeked:
+        """Evaluate an expression on all ranks after the same step of the running cell.
+
+        It has the names of cells, as a line after `optimizer.step()` at their top level, and no
+        gradients. It may run collectives. Random generators are put back afterwards; what else it
+        changes stays so. What it raises is in `errors`, and the training goes on. Any thread.
+
+        Args:
+            expression: Such as `model.layer3.weight.norm()`.
+            timeout_s: How long to wait for the end of a step; then the expression takes its time.
+
+        Raises:
+            ClusterError: As `pause`, or a rank ended the cell meanwhile.
+            UsageError: It is no expression.
+        """
+        self._require_running()
+        return self._showing.halts_of(self._cluster).peek(expression, timeout_s)
+
+    def change(self, *, timeout_s: float = TIMEOUT_S, **values: Any) -> Changed:
+        """Set values on all ranks after the same step of the running cell, or on none.
+
+        `lr` is that of all groups of the optimizers that have stepped in the cell; other names are
+        those of its `params`. The run, its board and an exported script tell of it. A retry of the
+        cell begins with the new parameters. Any thread.
+
+            session.change(lr=0.01)
+
+        Args:
+            timeout_s: As `pause`.
+            values: By name.
+
+        Raises:
+            ClusterError: As `pause`.
+            UsageError: A name is none of these, or its value is not plain.
+        """
+        self._require_running()
+        return self._showing.halts_of(self._cluster).change(values, timeout_s)
+
     def start_chaos(self, plan: ChaosPlan) -> Chaos:
         """Make ranks fail on purpose while cells run, instead of by the plan before.
 
@@ -531,17 +659,13 @@ class Session:
             self._chaos.stop()
         return self._chaos
 
-    def show_board(
-        self, view: str | None = None, *, run: str | None = None, interactive: bool = False
-    ) -> None:
+    def show_board(self, view: str | None = None, *, run: str | None = None) -> None:
         """Display the board of the last cell that trained, or of a run.
 
         Args:
             view: Which of its views: overview, loss, step, collectives, ranks or verdicts. None
                 shows the one that boards open on.
             run: A run of this notebook, of any day: its name, or its number in `%dist runs`.
-            interactive: Show what can be hovered over, zoomed and hidden: the view, or without one
-                loss, step and collectives. Needs plotly (the extra `interactive`).
 
         Raises:
             ClusterError: No cell has trained yet.
@@ -549,7 +673,7 @@ class Session:
         """
         if view is not None:
             require_view(view)
-        self._showing.show_board(view, run, interactive=interactive)
+        self._showing.show_board(view, run)
 
     def board(self) -> Past:
         """Return the board of the cell that trains, or has trained last. Any thread.

@@ -1,6 +1,7 @@
 """Answer the terminals of the same user, also while a cell runs.
 
-They ask for status, stacks and the board, and stop the ranks; see `shared/processes/terminal.py`.
+They ask for status, stacks, checks and the board, pause and change a training, and stop the
+ranks; see `shared/processes/terminal.py`.
 
 Threads: `nbdist-terminal` takes connections, from the start of a session to its stop. Each is
 answered on a thread of its own, `nbdist-answer`, which asks the session what a subshell may ask
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 
 from nbdist.client.board import VIEWS
 from nbdist.client.board.past import Past
+from nbdist.client.cells.params import read_param
 from nbdist.shared.errors import NBDistError, UsageError
 from nbdist.shared.processes import user_socket
 
@@ -41,8 +43,23 @@ class RequestHandler(Protocol):
     def stacks(self, ranks: str = "all") -> object:
         """Return where ranks are."""
 
+    def checks(self) -> object:
+        """Return the rules on silent mistakes, and what they found."""
+
     def board(self) -> Past:
         """Return the board of the cell that trains, or has trained last."""
+
+    def pause(self) -> object:
+        """Let the training stand still."""
+
+    def resume(self) -> str:
+        """Let it go on."""
+
+    def peek(self, expression: str) -> object:
+        """Evaluate an expression on all ranks after the same step."""
+
+    def change(self, **values: Any) -> object:
+        """Set values on all ranks after the same step."""
 
     def interrupt_and_stop(self) -> None:
         """Interrupt the cell, then end all ranks."""
@@ -51,18 +68,20 @@ class RequestHandler(Protocol):
 class TerminalRequests:
     """Listens for one session, from its making until `close`."""
 
-    def __init__(self, session: RequestHandler, folder: Path | None) -> None:
+    def __init__(self, session: RequestHandler, folder: Path | None, notebook: str = "") -> None:
         """Begin to listen.
 
         Args:
             session: What is asked.
             folder: The notebook's, by which a person knows it.
+            notebook: Its file's name, where that is known.
 
         Raises:
             OSError: There is no place for the socket.
         """
         self._session = session
         self._folder = "a folder that is gone" if folder is None else str(folder)
+        self._notebook = notebook
         self._closed = threading.Event()
         self._free = threading.BoundedSemaphore(_MOST_ANSWERS)
         self._stopping = threading.Lock()
@@ -131,13 +150,27 @@ class TerminalRequests:
     def _ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         match asked:
             case {"ask": "who"}:
-                return {"folder": self._folder, "describe": self._session.describe}
+                return {
+                    "folder": self._folder,
+                    "notebook": self._notebook,
+                    "describe": self._session.describe,
+                }
             case {"ask": "status"}:
                 return {"text": str(self._session.status())}
             case {"ask": "stacks", "ranks": str(ranks)}:
                 return {"text": str(self._session.stacks(ranks))}
+            case {"ask": "checks"}:
+                return {"text": str(self._session.checks())}
             case {"ask": "board", "view": str(view), "png": bool(with_png)}:
                 return self._board(view, with_png=with_png)
+            case {"ask": "pause"}:
+                return {"text": str(self._session.pause())}
+            case {"ask": "continue"}:
+                return {"text": self._session.resume()}
+            case {"ask": "peek", "expression": str(expression)}:
+                return {"text": str(self._session.peek(expression))}
+            case {"ask": "change", "words": list(words)}:
+                return {"text": str(self._session.change(**_read(words)))}
             case {"ask": "stop"}:
                 with self._stopping:  # the second finds all ranks ended
                     self._session.interrupt_and_stop()
@@ -153,3 +186,11 @@ class TerminalRequests:
         board = self._session.board()
         png = base64.b64encode(board.png(view)).decode("ascii") if with_png else ""
         return {"text": board.summary(view), "png": png, "runs": board.elapsed_s is not None}
+
+
+def _read(words: list[Any]) -> dict[str, Any]:
+    """Return the values of words such as `lr=0.01`."""
+    try:
+        return dict(read_param(str(word), "change") for word in words)
+    except ValueError as error:
+        raise UsageError(str(error)) from None

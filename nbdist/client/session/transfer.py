@@ -18,6 +18,7 @@ from nbdist.shared.text import begin_with_ranks
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 600.0
+_NO_NAME = re.compile(r'rank (\d+): NameError: there is no variable (".*")')
 _BY_NAME = re.compile(r"Can't get attribute '([\w.]+)' on <module '__main__'")
 _INTERRUPT_TIMEOUT_S = 3.0
 
@@ -99,8 +100,9 @@ def _answers(futures: _Futures, what: str, timeout_s: float) -> dict[int, Any]:
 
 def _failed(what: str, reason: str) -> TransferError:
     """Return the error for a rank that failed with `reason`. Pure."""
-    if what == "pull" and "there is no variable" in reason:
-        return TransferError(f"{what} failed: {reason}; a %%distributed cell sets one.")
+    if what == "pull" and (no_name := _NO_NAME.match(reason)):
+        rank, name = no_name.groups()
+        return TransferError(f"Rank {rank} has no variable {name}; a %%distributed cell sets one.")
     by_name = _BY_NAME.search(reason) if what == "push" else None
     if by_name is None:
         return TransferError(f"{what} failed: {reason}")

@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-PARTS = ("tap", "hooks", "boundary", "random", "checks", "peers")
+PARTS = ("tap", "hooks", "boundary", "random", "checks", "peers", "guard")
 _THREADS = {
     "nbdist-records": "records",
     "nbdist-output": "output",

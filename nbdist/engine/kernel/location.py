@@ -73,21 +73,33 @@ class Location:
 
         Returns:
             `file_line` ("file:line" in the cell), `line`, and `function`: the innermost function
-            that is not nbdist's, "" for the cell's own lines.
+            that is not nbdist's, "" for the cell's own lines. `cell`: the prompt's number of
+            another cell, whose function the running one is in; else 0.
         """
         main = threading.main_thread().ident
         frame = sys._current_frames().get(main) if main is not None else None
         place = self.cell_place(frame)
         if place is None:
             return None
+        other = self._other_cell(frame, place[0])
         while frame is not None and _is_wrapping(frame):
             frame = frame.f_back
         function = frame.f_code.co_qualname if frame is not None else ""
         return {
             "file_line": describe(place),
             "line": place[1],
+            "cell": other,
             "function": "" if function == "<module>" else function.replace(".<locals>", ""),
         }
+
+    def _other_cell(self, frame: FrameType | None, file: str) -> int:
+        """Return the prompt's number of a cell, unless its file is the running cell's: 0."""
+        running = file
+        while frame is not None:
+            if origins.is_cell(frame.f_code.co_filename):
+                running = frame.f_code.co_filename  # the outermost is last
+            frame = frame.f_back
+        return 0 if running == file else self.prompt_of(file)
 
 
 def describe(place: Place | None) -> str | None:

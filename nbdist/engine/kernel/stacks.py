@@ -54,10 +54,19 @@ def _main_stack(frame: FrameType) -> str:
     frames = list(traceback.walk_stack(frame))  # innermost first
     cells = [i for i, (f, _) in enumerate(frames) if origins.is_cell(f.f_code.co_filename)]
     if cells:
-        return _format(frames[: cells[-1] + 1])
+        return _name_other_cells(_format(shown := frames[: cells[-1] + 1]), shown)
     # An event loop with nothing to do waits in `select`.
     is_idle = location.here.running is None and frame.f_code.co_filename == selectors.__file__
     return "idle" if is_idle else _format(frames)
+
+
+def _name_other_cells(text: str, frames: list[tuple[FrameType, int]]) -> str:
+    """Return a stack with `cell 2` for the file of each cell that is not the running one."""
+    *others, running = (f.f_code.co_filename for f, _ in frames)
+    for file in {*others} - {running}:
+        if (prompt := location.here.prompt_of(file)) and origins.is_cell(file):
+            text = text.replace(f'File "{file}"', f"cell {prompt}")
+    return text
 
 
 def _format(frames: Iterable[tuple[FrameType, int]]) -> str:

@@ -22,7 +22,7 @@ from nbdist.engine.layout import parallelize
 from nbdist.engine.rank.script import Script
 from nbdist.engine.recovery import small_values
 from nbdist.engine.recovery.snapshots import peers, snapshot
-from nbdist.engine.steps import step_state
+from nbdist.engine.steps import guard, halt, step_state
 from nbdist.engine.tap.tap import Tap
 from nbdist.engine.training import torch_profile, training
 from nbdist.engine.training.devices import DeviceStats
@@ -59,6 +59,8 @@ def of_rank(
         SharedBatches(),
         Tap(),
         training.here,
+        guard.here,  # after those that count steps
+        halt.here,  # likewise
         TorchModes(),
         torch_profile.here,
         chaos.here,
@@ -79,6 +81,7 @@ def of_script() -> tuple[Component, ...]:
         resume.here,
         step_state.here(),
         training.here,
+        guard.here,
     )
 
 

@@ -27,7 +27,8 @@ def state() -> dict[str, Any]:
     it is `refused`).
 
     Where it is: `cell` (number of the cell that runs, or None), `doing` ("idle", "computing",
-    "waiting" or "loading data"), `where` (None outside of cells; see `location.here.main_thread`),
+    "waiting", "paused" or "loading data"), `where` (None outside of cells; see
+    `location.here.main_thread`),
     `waiting` (None, or the fields of `tap.Waiting` of the main thread's wait).
 
     How far, since the groups were formed: `counts` (collectives by group, and the cell's calls of
@@ -39,6 +40,7 @@ def state() -> dict[str, Any]:
     from nbdist.engine.group import meeting
     from nbdist.engine.group import state as group_state
     from nbdist.engine.recovery.snapshots import snapshot
+    from nbdist.engine.steps import halt
     from nbdist.engine.tap import tap
     from nbdist.engine.training import training
 
@@ -54,6 +56,7 @@ def state() -> dict[str, Any]:
         "doing": _doing(
             is_busy=location.here.running is not None or place is not None,
             is_waiting=waiting is not None,
+            is_paused=halt.here.is_paused,
             is_loading=training.here.is_loading(),
         ),
         "where": place,
@@ -70,9 +73,11 @@ def state() -> dict[str, Any]:
     }
 
 
-def _doing(*, is_busy: bool, is_waiting: bool, is_loading: bool) -> str:
+def _doing(*, is_busy: bool, is_waiting: bool, is_paused: bool, is_loading: bool) -> str:
     if is_waiting:
         return "waiting"
+    if is_paused:
+        return "paused"
     if is_loading:
         return "loading data"
     return "computing" if is_busy else "idle"
@@ -93,7 +98,7 @@ def stacks() -> dict[str, str]:
 
 
 def abort(generation: int) -> int:
-    """Free the main thread from a collective it waits in; returns how many links were cut.
+    """Free the main thread from a collective, or a pause; returns how many links were cut.
 
     The group is unusable afterwards, until all ranks have re-formed it.
 
@@ -101,9 +106,12 @@ def abort(generation: int) -> int:
         generation: The one meant; a late order does nothing.
     """
     from nbdist.engine.group import group
+    from nbdist.engine.steps import halt
 
     fd_reserve.here.release()
-    return group.abort(generation)
+    cut = group.abort(generation)
+    halt.here.end()  # it goes on to its next collective, and fails there
+    return cut
 
 
 def died(ranks: list[int]) -> None:

@@ -1,7 +1,8 @@
 """Look up names on this rank, for Tab and Shift+Tab, without running code.
 
 On the control thread, at any moment, also while a cell runs. Only dictionaries are read: no
-property, `__getattr__`, `__dir__` or `__repr__` of the user's runs, and no collective with it.
+property, `__getattr__`, `__dir__` or `__repr__` of the user's runs, and no collective with it. Of
+a module its own `__dir__` is asked for the names, as it may import them when they are first used.
 """
 
 import builtins
@@ -27,6 +28,7 @@ _ROUTINES = (
     types.ClassMethodDescriptorType,
 )
 _MISSING = object()
+_NOT_IMPORTED = property()  # what a module fetches when it is first used is computed, too
 
 
 def members(path: str) -> dict[str, str]:
@@ -111,11 +113,12 @@ def _attribute(value: Any, name: str) -> Any:
 
 def _attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of a value and of its class as they are stored."""
+    if isinstance(value, types.ModuleType):  # whose class has nothing to look up
+        return {name: _own(value).get(name, _NOT_IMPORTED) for name in dir(value)}
     found: dict[str, Any] = {}
     owner = value if isinstance(value, type) else type(value)
-    if not isinstance(value, types.ModuleType):  # whose class has nothing to look up
-        for base in reversed(type.__getattribute__(owner, "__mro__")):
-            found |= type.__getattribute__(base, "__dict__")
+    for base in reversed(type.__getattribute__(owner, "__mro__")):
+        found |= type.__getattribute__(base, "__dict__")
     return found | _own(value) | _module_attributes(value)
 
 

@@ -97,4 +97,4 @@ class PrintedNumbers:
             f"{name} {figure(value)}" for name, value in numbers.items() if self._is_mine[name]
         )
         if text:
-            print(f"step {step}: {text}" if step else text, flush=True)
+            print(f"step {step:,}: {text}" if step else text, flush=True)

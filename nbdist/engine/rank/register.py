@@ -19,10 +19,17 @@ from nbdist.engine.data.position import resume
 from nbdist.engine.group.links import link_stats
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.layout import layout, parallelize, publish, wrapped
-from nbdist.engine.layout.axes import fsdp, unseen, unused, zero1
-from nbdist.engine.rank import components, control
+from nbdist.engine.layout.axes import (
+    fsdp,
+    uncalled,
+    unseen,
+    unused,
+    whole_matrices,
+    zero1,
+)
+from nbdist.engine.rank import at_halt, components, control
 from nbdist.engine.recovery import recovery
-from nbdist.engine.steps import keep, step_state
+from nbdist.engine.steps import guard, halt, keep, step_state
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training
 from nbdist.engine.training.devices import DeviceStats, Gpu
@@ -75,10 +82,12 @@ class Registration:
             return
         self._is_done = True
         # First, and so before steps are counted: a refused step has not begun.
+        uncalled.install()
         unused.install()
         unseen.install()
         fsdp.install()
         zero1.install()
+        whole_matrices.install()
         services.here.layout_shard = layout.data_shard
         services.here.pace = training.here.pace
         resume.here.install()
@@ -94,6 +103,12 @@ def connect(rank: "Rank", device: torch.device) -> None:
     training.here.set_enabled(options.hooks, grad_norm=options.grad_norm)
     recovery.install()
     keep.here.look_in(lambda: rank.kernel.shell.user_ns)
+    halt.here.step = training.here.current_step if options.hooks else lambda: None
+    halt.here.unseen = training.here.unseen
+    guard.here.step, guard.here.log = halt.here.step, training.here.log
+    guard.here.evidence.find_model = model_facts.model_of
+    guard.here.evidence.loss = training.here.newest_loss
+    halt.here.actions = at_halt.actions(rank)
     parallelize.here.report = recorder.fact
     publish.here.place = publish.PublishTarget(
         Path(rank.logs).parent.parent / "models",

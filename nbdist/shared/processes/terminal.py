@@ -1,7 +1,7 @@
-"""Ask this user's running clusters from a terminal: `nbdist status | stacks | board | stop`.
+"""Ask this user's running clusters from a terminal: `nbdist status | peek | stop` and more.
 
 Finds the sockets on which kernels listen (`user_socket`), removes those of kernels that have ended,
-and chooses the cluster that is meant.
+and chooses the cluster that is meant: of several, that of the notebook in this folder.
 """
 
 import base64
@@ -19,6 +19,7 @@ _FIND_TIMEOUT_S = 2.0
 _ASK_TIMEOUT_S = 20.0  # ranks have 5 s to say what they do, and 5 for their stacks
 _BOARD_TIMEOUT_S = 30.0  # the first picture on a machine builds matplotlib's font cache
 _WATCH_S = 3.0
+_STEP_TIMEOUT_S = 2000.0  # the next step may take a minute, and an expression's collective 30
 _STOP_TIMEOUT_S = 60.0  # a cell that runs is interrupted, and settles first
 
 
@@ -31,15 +32,23 @@ class Found:
     folder: str = ""
     describe: str = ""
     trouble: str = ""
+    notebook: str = ""  # its file's name, where that is known
 
     def __str__(self) -> str:
         if self.trouble:
             return f"kernel {self.pid}: {self.trouble}"
-        return f"kernel {self.pid}: {self.describe}, in {self.folder}"
+        place = f"{self.folder}/{self.notebook}" if self.notebook else self.folder
+        return f"kernel {self.pid}: {self.describe}, in {place}"
+
+    def is_in(self, folder: Path | None) -> bool:
+        """Return whether its notebook is in this folder, which is a resolved one."""
+        return bool(self.folder) and Path(self.folder).resolve() == folder
 
 
 def status(pid: int | None) -> str:
     """Return what each rank does, of kernel `pid` or of all this user's clusters.
+
+    In a notebook's folder that is the cluster of this one, and the others are listed.
 
     Raises:
         ClusterError: There is none, or it does not answer.
@@ -48,20 +57,49 @@ def status(pid: int | None) -> str:
     free = [] if pid is not None else [one for one in detached.find() if one.kernel is None]
     if pid is not None or (len(found) < 2 and not free):
         return _text(choose(found, pid), "status", _ASK_TIMEOUT_S)
+    here = _folder_here()
+    own = [one for one in found if one.is_in(here)]
     blocks = []
-    for cluster in found:
+    for cluster in own or found:
         try:
             said = "" if cluster.trouble else f"\n{_text(cluster, 'status', _ASK_TIMEOUT_S)}"
         except ClusterError as error:
             said = f"\n{error}"
         blocks.append(f"{cluster}{said}")
+    if own and (others := [str(one) for one in found if one not in own]):
+        blocks.append("\n".join(["In other folders:", *others]))
     blocks += [f"detached {one}" for one in free]
     return "\n\n".join(blocks)
 
 
 def stacks(pid: int | None, ranks: str) -> str:
     """Return what ranks do and their stacks; raises as `status`, and where several are meant."""
-    return _text(choose(find(), pid), "stacks", _ASK_TIMEOUT_S, ranks=ranks)
+    return _text(_meant(pid), "stacks", _ASK_TIMEOUT_S, ranks=ranks)
+
+
+def checks(pid: int | None) -> str:
+    """Return the rules on silent mistakes, and what they found; raises as `stacks`."""
+    return _text(_meant(pid), "checks", _ASK_TIMEOUT_S)
+
+
+def pause(pid: int | None) -> str:
+    """Let the training stand still, all ranks after the same step; raises as `stacks`."""
+    return _text(_meant(pid), "pause", _STEP_TIMEOUT_S)
+
+
+def go_on(pid: int | None) -> str:
+    """Let a training go on that is paused; raises as `stacks`."""
+    return _text(_meant(pid), "continue", _ASK_TIMEOUT_S)
+
+
+def peek(pid: int | None, expression: str) -> str:
+    """Return what an expression gives on all ranks after the next step; raises as `stacks`."""
+    return _text(_meant(pid), "peek", _STEP_TIMEOUT_S, expression=expression)
+
+
+def change(pid: int | None, words: Sequence[str]) -> str:
+    """Set values such as `lr=0.01` on all ranks after the same step; raises as `stacks`."""
+    return _text(_meant(pid), "change", _STEP_TIMEOUT_S, words=list(words))
 
 
 def board(pid: int | None, view: str, png: Path | None = None) -> tuple[str, bool]:
@@ -76,7 +114,7 @@ def board(pid: int | None, view: str, png: Path | None = None) -> tuple[str, boo
         ClusterError: As `stacks`, or no cell has trained yet.
         NBDistError: The picture cannot be written.
     """
-    said = _ask(choose(find(), pid), "board", _BOARD_TIMEOUT_S, view=view, png=png is not None)
+    said = _ask(_meant(pid), "board", _BOARD_TIMEOUT_S, view=view, png=png is not None)
     if png is not None:
         try:
             png.write_bytes(base64.b64decode(said["png"]))
@@ -115,7 +153,7 @@ def stop(pid: int | None, name: str | None = None) -> str:
             why=f"they are\n{listed}",
             do="nbdist stop NAME",
         )
-    return _text(choose(found, pid), "stop", _STOP_TIMEOUT_S)
+    return _text(choose(found, pid, _folder_here()), "stop", _STOP_TIMEOUT_S)
 
 
 def find() -> list[Found]:
@@ -135,7 +173,8 @@ def _look(path: Path) -> Found | None:
     pid = int(path.stem)
     try:
         said = _exchange(path, {"ask": "who"}, _FIND_TIMEOUT_S)
-        return Found(pid, path, str(said["folder"]), str(said["describe"]))
+        folder, describe = str(said["folder"]), str(said["describe"])
+        return Found(pid, path, folder, describe, notebook=str(said.get("notebook", "")))
     except (ConnectionRefusedError, FileNotFoundError):
         detached.remove_dead(path)
         return None
@@ -143,8 +182,24 @@ def _look(path: Path) -> Found | None:
         return Found(pid, path, trouble=f"does not answer ({error or type(error).__name__})")
 
 
-def choose(found: Sequence[Found], pid: int | None) -> Found:
+def _meant(pid: int | None) -> Found:
+    return choose(find(), pid, _folder_here())
+
+
+def _folder_here() -> Path | None:
+    try:
+        return Path.cwd()
+    except OSError:  # it is gone
+        return None
+
+
+def choose(found: Sequence[Found], pid: int | None, here: Path | None = None) -> Found:
     """Return the cluster that is meant.
+
+    Args:
+        found: All there are.
+        pid: The kernel that was asked for, if one was.
+        here: This folder: of several clusters, that of its only notebook with one is meant.
 
     Raises:
         ClusterError: None is, or more than one.
@@ -155,12 +210,16 @@ def choose(found: Sequence[Found], pid: int | None) -> Found:
             do="%dist start in a notebook.",
         )
     chosen = [cluster for cluster in found if pid in (None, cluster.pid)]
+    if len(own := [cluster for cluster in chosen if cluster.is_in(here)]) == 1:
+        chosen = own
     listed = "\n".join(f"     {cluster}" for cluster in found)
     if not chosen:
         raise ClusterError(f"Kernel {pid} has no cluster of yours.", why=f"there are\n{listed}")
     if len(chosen) > 1:
         raise ClusterError(
-            f"{len(chosen)} clusters are running.", why=f"they are\n{listed}", do="add --pid PID"
+            f"{len(chosen)} clusters are running.",
+            why=f"they are\n{listed}",
+            do="add --pid PID, or ask in the notebook's folder",
         )
     return chosen[0]
 

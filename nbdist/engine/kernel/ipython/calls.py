@@ -40,11 +40,17 @@ ANY_TIME = {
     "control.died": "nbdist.engine.rank.control:died",
     "control.interrupt": "nbdist.engine.kernel.interrupts:here.order",
     "control.interrupt_children": "nbdist.engine.kernel.cleanup:interrupt_children",
+    "halt.hold": "nbdist.engine.steps.halt:here.hold",
+    "halt.go_on_to": "nbdist.engine.steps.halt:here.go_on_to",
+    "halt.look": "nbdist.engine.steps.halt:here.look",
+    "halt.act": "nbdist.engine.steps.halt:here.act",
+    "halt.end": "nbdist.engine.steps.halt:here.end",
     "leaving.hold": "nbdist.engine.checkpoint.automatic:leaving.hold",
     "leaving.go_on_to": "nbdist.engine.checkpoint.automatic:leaving.go_on_to",
     "leaving.outcome": "nbdist.engine.checkpoint.automatic:leaving.outcome",
     "names.members": "nbdist.engine.rank.names:members",
     "names.describe": "nbdist.engine.rank.names:describe",
+    "layout.words": "nbdist.engine.layout.plan.mesh:words",
     "chaos.fail": "nbdist.engine.kernel.chaos:here.fail",
     "chaos.interrupt": "nbdist.engine.kernel.chaos:here.interrupt",
     "records.resend": "nbdist.engine.rank.boot:resend",
@@ -53,6 +59,7 @@ ANY_TIME = {
 CELLS = {
     "layout.verify": "nbdist.engine.layout.verify_magic:verify",
     "layout.traffic": "nbdist.engine.layout.verify_magic:traffic",
+    "checks.replay": "nbdist.engine.checks.replay:replay",
     "group.probe": "nbdist.engine.group.links.probe:measure",
 }
 

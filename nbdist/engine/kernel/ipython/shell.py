@@ -2,6 +2,7 @@
 
 A compat module, as `kernel.py` is. Tried with ipykernel 7.4, IPython 9.18. The parts used:
 
+- `show_in_pager`, a hook of the shell;
 - `shell.compile`, see `cell_compiler`;
 - `display_pub` and `displayhook`: their hooks;
 - `raw_input` and `getpass` of the kernel, `sys.breakpointhook`, which ipykernel may have taken,
@@ -67,6 +68,7 @@ def install(
     _lend_streams(kernel, lent)
     _hide_interactive_prompt()
     kernel.shell.compile = cell_compiler.CellCompiler()
+    _print_pages(kernel)
     _refuse_input(kernel)
     _refuse_exit(kernel)
     refuse_magics(kernel.shell)
@@ -237,6 +239,15 @@ def _is_within(owner: object) -> bool:
     return False
 
 
+def _print_pages(kernel: Any) -> None:
+    """Print what `name?` shows: its page would go with the reply, of which there are many."""
+
+    def print_page(_: Any, data: Any, *args: Any, **more: Any) -> None:
+        print(data["text/plain"] if isinstance(data, dict) else data)
+
+    kernel.shell.set_hook("show_in_pager", print_page, 0)
+
+
 def _refuse_input(kernel: Any) -> None:
     """Make `input()`, `getpass()` and `breakpoint()` raise an error with the alternative."""
 
@@ -268,7 +279,7 @@ def refuse_magics(shell: Any) -> None:
             do="put the line into a cell of its own",
         )
 
-    def refuse_cell(line: str, cell: str) -> None:
+    def refuse_cell(line: str, cell: str = "") -> None:
         raise UsageError(
             "%%distributed is for the notebook, and this cell runs on the ranks already.",
             do="keep one %%distributed, as the cell's first line",
@@ -276,6 +287,7 @@ def refuse_magics(shell: Any) -> None:
 
     shell.register_magic_function(refuse_line, "line", "dist")
     shell.register_magic_function(refuse_cell, "cell", "distributed")
+    shell.register_magic_function(refuse_cell, "line", "%distributed")  # below the first line
 
 
 def _refuse_exit(kernel: Any) -> None:

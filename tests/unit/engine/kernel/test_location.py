@@ -41,9 +41,20 @@ def test_the_main_threads_place_names_the_innermost_function_that_is_not_ours() 
     names = run_as_cell(
         "def load():\n    return look()\nfound = load()", look=location.here.main_thread
     )
-    assert names["found"] == {"file_line": f"{CELL}:2", "line": 2, "function": "load"}
+    assert names["found"] == {"file_line": f"{CELL}:2", "line": 2, "cell": 0, "function": "load"}
     names = run_as_cell("found = look()", look=location.here.main_thread)
-    assert names["found"] == {"file_line": f"{CELL}:1", "line": 1, "function": ""}
+    assert names["found"] == {"file_line": f"{CELL}:1", "line": 1, "cell": 0, "function": ""}
+
+
+def test_a_function_of_another_cell_is_placed_by_that_cells_number() -> None:
+    other = "/tmp/ipykernel_nbdist/cd34.py"
+    location.here.name_cell(other, 2)
+    names: dict[str, Any] = {"look": lambda: (location.here.main_thread(), stacks.stacks())}
+    exec(compile("\n\ndef relu():\n    return look()", other, "exec"), names)
+    place, told = run_as_cell("found = relu()", relu=names["relu"])["found"]
+    assert (place["cell"], place["line"]) == (2, 4)
+    assert f'File "{CELL}", line 1, in <module>' in told["MainThread"]
+    assert "  cell 2, line 4, in relu" in told["MainThread"]
 
 
 def test_a_function_in_a_folder_called_as_ours_is_the_users_own() -> None:
@@ -51,7 +62,7 @@ def test_a_function_in_a_folder_called_as_ours_is_the_users_own() -> None:
     names: dict[str, Any] = {"look": location.here.main_thread}
     exec(compile("def load():\n    return look()", file, "exec"), names)
     found = run_as_cell("found = load()", load=names["load"])["found"]
-    assert found == {"file_line": f"{CELL}:1", "line": 1, "function": "load"}
+    assert found == {"file_line": f"{CELL}:1", "line": 1, "cell": 0, "function": "load"}
 
 
 def test_the_main_threads_stack_begins_with_the_cell() -> None:

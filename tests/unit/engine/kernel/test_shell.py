@@ -11,6 +11,7 @@ from nbdist.engine.kernel.ipython.shell import refuse_magics
     [
         ("%dist push x", "%dist push x is for the notebook", "a cell of its own"),
         ("if True:\n    %dist", "%dist is for the notebook", "a cell of its own"),
+        ("x = 1\n%%distributed\nx = 2", "%%distributed is for the notebook", "keep one"),
         ("%%distributed\nx = 1", "%%distributed is for the notebook", "keep one %%distributed"),
     ],
 )

@@ -64,6 +64,13 @@ def test_what_would_have_to_run_has_no_members(path: str) -> None:
     assert members_of(path, NAMES) == {}
 
 
+def test_a_module_has_the_names_that_it_tells_and_none_is_imported() -> None:
+    lazy = types.ModuleType("lazy")
+    names = {"__dir__": lambda: ["here", "later"], "here": len, "inner": types}
+    vars(lazy).update(names, __getattr__=Trap.__getattr__)
+    assert members_of("lazy", {"lazy": lazy}) == {"here": "function", "later": "property"}
+
+
 def test_a_call_is_described_by_signature_and_docstring() -> None:
     text = describe_in("trap.method", NAMES)
     assert "trap.method(size: int, *, fast: bool = True)" in text

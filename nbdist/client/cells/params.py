@@ -91,8 +91,12 @@ def split_line(line: str) -> list[str]:
     return words
 
 
-def read_param(word: str) -> tuple[str, Any]:
+def read_param(word: str, after: str = "-p") -> tuple[str, Any]:
     """Return the name and the value of one `KEY=VALUE`, as it was typed.
+
+    Args:
+        word: What was typed.
+        after: The word before it, by which a message names it.
 
     Raises:
         ValueError: It is not of that form; the message says what to type.
@@ -101,12 +105,12 @@ def read_param(word: str) -> tuple[str, Any]:
     if not key.isidentifier():  # all of it may be in quotes, as in a shell
         key, equals, typed = "".join(shlex.split(word)[:1]).partition("=")
     if not equals or not key.isidentifier():
-        raise ValueError(f"-p takes KEY=VALUE, not {word!r}")
+        raise ValueError(f"{after} takes KEY=VALUE, not {word!r}")
     try:
         return key, _without_outer_quotes(ast.literal_eval(typed))
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        hint = f'; for text type -p {key}="{typed}"' if typed.isidentifier() else ""
-        raise ValueError(f"-p {key} takes a Python literal, not {typed!r}{hint}") from None
+        hint = f'; for text type {after} {key}="{typed}"' if typed.isidentifier() else ""
+        raise ValueError(f"{after} {key} takes a Python literal, not {typed!r}{hint}") from None
 
 
 def _takes_value(words: list[str], word: str) -> bool:

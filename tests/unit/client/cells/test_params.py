@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import nbdist
-from nbdist.client.session.params import require_params
+from nbdist.client.cells.params import require_params
 from nbdist.shared.errors import UsageError
 from nbdist.shared.wire import NAMES_OF_A_RANK
 
