@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from nbdist.shared.text import aligned, figure
+from nbdist.shared.text import MICROSECONDS, aligned, figure
 
 DOES = {
     "tap": "counts, times and checks collectives",
@@ -17,13 +17,14 @@ DOES = {
     "boundary": "what a step that is lost is made again from",
     "random": "takes the states of random generators at it",
     "checks": "compares ranks, now and then",
+    "guard": "looks for gradients that are not finite, where asked for",
     "peers": "keeps snapshots in peers' memory, as asked for",
     "records": "sends the records",
     "output": "sends the text",
     "cell": "waits for the cell",
     "messages": "receives what ranks send",
     "analysis": "explains steps, finds stragglers",
-    "board": "draws",
+    "board": "sends points and words to the page",
     "tracking": "makes MLflow's points",
     "shipping": "sends them to MLflow, and imports it once",
     "controller": "passes messages on, starts processes",
@@ -73,15 +74,16 @@ class Cost:
                 "that did made fewer than two steps."
             )
         said = (
-            f"Watching costs each rank {figure(self.us('rank'))} us a step, "
+            f"Watching costs each rank {figure(self.us('rank'))} {MICROSECONDS} a step, "
             f"{self._per_cent(self.us('rank'))} of {figure(self.step_us / 1e3)} ms, "
         )
         if any(line.where == "notebook" for line in self.lines):
             spent = self.us("notebook")
-            said += f"and the notebook {figure(spent)} us, {self._per_cent(spent)}, for all ranks."
+            said += f"and the notebook {figure(spent)} {MICROSECONDS}, "
+            said += f"{self._per_cent(spent)}, for all ranks."
         else:
             said += "and the cell was too short to tell what the notebook did."
-        rows = [("part", "where", "us a step", "of a step", "what it does")]
+        rows = [("part", "where", f"{MICROSECONDS} a step", "of a step", "what it does")]
         rows += [
             (line.part, line.where, figure(line.us), self._per_cent(line.us), DOES[line.part])
             for line in self.lines

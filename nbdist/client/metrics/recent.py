@@ -170,6 +170,21 @@ def losses(series: GetSeries) -> "Mapping[int, Series]":
     return series("log.loss") or series("loss")
 
 
+def last_values(by_rank: "Mapping[int, Series]") -> tuple[int, dict[int, float]]:
+    """Return the last step that has a value on any rank, and the value of each rank that has one.
+
+    The mean of these is a run's *last loss*, and the last of what `nbdist.log` was given: a rank
+    that died earlier does not count. 0 and {} where there is none.
+    """
+    ends = {
+        rank: (one.steps[one.n - 1], one.values[one.n - 1])
+        for rank, one in by_rank.items()
+        if one.n
+    }
+    last = max((step for step, _ in ends.values()), default=0.0)
+    return int(last), {rank: value for rank, (step, value) in ends.items() if step == last}
+
+
 def _begin(times: "Series", measured: "Series") -> float:
     """Return the first recent step."""
     if not times.n or not measured.n:

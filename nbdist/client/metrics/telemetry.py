@@ -6,14 +6,15 @@ that arrives twice counts once.
 
 Threads: `receive` may be called on any thread (ipyparallel's IO thread while the cell runs, the
 main one when a gap is filled); one lock puts the calls in order. Everything that reads takes no
-lock and copies no history, so that a drawing thread never makes the IO thread wait: history
+lock and copies no history, so that the board's thread never makes the IO thread wait: history
 grows only at its end, or is replaced as a whole.
 
 Series are by steps, those of devices by the seconds of the rank's wall clock.
 
 Bounds: a series keeps `MAX_POINTS` points, a device's `MAX_DEVICE_POINTS`; then every four
 neighbours become two, their least and their greatest, so that spikes and trends stay visible at
-half the memory. Subscribers see every record. At most `MAX_KEYS` keys have a series.
+half the memory. `between` finds all points of series over steps, on the disk (`detail`).
+Subscribers see every record. At most `MAX_KEYS` keys have a series.
 """
 
 import heapq
@@ -21,13 +22,15 @@ import logging
 import threading
 import time
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter, le
 from typing import Any
 
+from nbdist.client.metrics.changes import Change, changes_of
+from nbdist.client.metrics.detail import NOT_KEPT, Detail, DetailLine, Part, lost_part
 from nbdist.shared.wire import DEVICE_KEYS, RUN_KINDS, STEP_KEYS, Batch, Record
 
 MAX_POINTS = 20_000  # a plot is about 1000 pixels wide; 16 bytes a point
@@ -105,15 +108,20 @@ class Telemetry:
         count: Records received, each counted once.
         trained_s: When the newest step or logged value came, by `time.monotonic()`; 0 before one.
         ignored_keys: Keys beyond `MAX_KEYS`, which have no series.
+        detail: Where points lie that were thinned; None where they do nowhere.
     """
 
-    def __init__(self, begin: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self, begin: Mapping[int, int] | None = None, detail: Detail | None = None
+    ) -> None:
         """Start empty.
 
         Args:
             begin: Rank to the first `seq` that can belong to this cell, where known (the
                 `next_seq` of the rank's last CellEnd); what is older is ignored.
+            detail: Keeps points that are thinned.
         """
+        self.detail = detail
         self.latest: dict[int, dict[str, float]] = {}
         self.facts: dict[int, dict[str, str]] = {}
         self.first_record = threading.Event()
@@ -122,7 +130,7 @@ class Telemetry:
         self.ignored_keys: set[str] = set()
         self._begin = dict(begin or {})
         self._received: dict[int, _Ranges] = {}
-        self._series: dict[str, dict[int, _History]] = {}
+        self._series: dict[str, dict[int, History]] = {}
         self._subscribers: list[Callable[[list[Record]], None]] = []
         self._lock = threading.RLock()
 
@@ -173,6 +181,11 @@ class Telemetry:
         with self._lock:
             self._subscribers.append(callback)
 
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What was changed by hand so far, in order; any thread."""
+        return changes_of(self.facts)
+
     def keys(self) -> list[str]:
         """Return the keys that have a series, in the order in which they appeared."""
         return list(self._series)
@@ -184,6 +197,10 @@ class Telemetry:
         """
         histories = self._series.get(key, {})
         return {rank: history.snapshot() for rank, history in sorted(histories.copy().items())}
+
+    def between(self, key: str, rank: int, low: float, high: float, enough: int) -> Part:
+        """Return a part of a series, see `History.between`. Any thread; may read the disk."""
+        return self._series[key][rank].between(low, high, enough)
 
     def first_values(self, key: str) -> dict[int, float]:
         """Return the first value of `key` on each rank, unless thinning may have dropped it."""
@@ -222,7 +239,7 @@ class Telemetry:
         # What fills a gap is older than what is shown.
         self.latest[rank] = {**latest, **known} if is_late else {**known, **latest}
 
-    def _history(self, key: str, rank: int) -> "_History | None":
+    def _history(self, key: str, rank: int) -> "History | None":
         if key not in self._series:
             if len(self._series) >= MAX_KEYS:
                 self.ignored_keys.add(key)
@@ -230,7 +247,10 @@ class Telemetry:
             self._series[key] = {}
         of_ranks = self._series[key]
         if rank not in of_ranks:
-            of_ranks[rank] = _History(MAX_DEVICE_POINTS if key in DEVICE_KEYS else MAX_POINTS)
+            is_device = key in DEVICE_KEYS
+            of_ranks[rank] = (
+                History(MAX_DEVICE_POINTS) if is_device else History(detail=self.detail)
+            )
         return of_ranks[rank]
 
     def _tell(self, records: list[Record]) -> None:
@@ -242,48 +262,99 @@ class Telemetry:
                 _log.exception("A subscriber of records failed and was removed")
 
 
-class _History:
-    """One key on one rank. One writer, under Telemetry's lock; any number of readers."""
+class History:
+    """One key on one rank, at most so many points. One writer; any number of readers."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most  # points
-        # One tuple, replaced as a whole: a reader sees arrays that belong together.
-        self._data: tuple[array[float], array[float], int] = (array("d"), array("d"), 0)
+    def __init__(self, most: int = MAX_POINTS, detail: Detail | None = None) -> None:
+        """Begin empty.
+
+        Args:
+            most: Points in memory.
+            detail: Keeps the points that are thinned.
+        """
+        self._most = most
+        self._detail: DetailLine | None = detail.line() if detail is not None else None
+        # One tuple, replaced as a whole: a reader sees arrays that belong together. Of the points
+        # the first so many have been thinned, of so many that were handed to `detail`.
+        self._data: tuple[array[float], array[float], int, int, int]
+        self._data = array("d"), array("d"), 0, 0, 0
         self._seen = 0
         self._total = 0.0
 
     def extend(self, new_steps: Sequence[float], new_values: Sequence[float]) -> None:
-        steps, values, generation = self._data
+        """Add points; those that belong between older ones are put there."""
+        steps, values, generation, thinned, left = self._data
         self._seen += len(new_values)
-        # A NaN loss must not hide the mean of the rest.
-        self._total += sum(value for value in new_values if value == value)
+        total = sum(new_values)
+        if total != total:  # a NaN loss must not hide the mean of the rest
+            total = sum(value for value in new_values if value == value)
+        self._total += total
         is_in_order = all(map(le, new_steps, new_steps[1:]))
         if is_in_order and (not steps or new_steps[0] >= steps[-1]):
             steps.extend(new_steps)
             values.extend(new_values)  # last: readers go by its length
         else:
-            steps, values = _merged(steps, values, new_steps, new_values)
+            late = _sorted(new_steps, new_values)
+            if thinned and (count := bisect_left(late[0], steps[thinned - 1])):
+                left = self._keep(late[0][:count], late[1][:count])
+                thinned += count
+            steps, values = _merged(steps, values, *late)
             generation += 1
         while len(values) >= self._most:
+            left = self._keep(steps[thinned:], values[thinned:])
             steps, values = thin(steps, values)
-            generation += 1
-        self._data = (steps, values, generation)
+            generation, thinned = generation + 1, len(values)
+        self._data = steps, values, generation, thinned, left
+
+    def _keep(self, steps: "array[float]", values: "array[float]") -> int:
+        """Keep points that are thinned; return how many were handed over so far."""
+        return 0 if self._detail is None else self._detail.put(steps, values)
 
     def snapshot(self) -> Series:
-        steps, values, generation = self._data
+        """Return what there is now."""
+        steps, values, generation, *_ = self._data
         return Series(steps, values, len(values), generation, self._seen, self._total)
+
+    def between(self, low: float, high: float, enough: int) -> Part:
+        """Return the points from one step to another: all of them, where they are kept.
+
+        More than `enough` are those in memory, some of which thinning has left.
+        """
+        steps, values, _, thinned, left = self._data
+        n = len(values)
+        first = bisect_left(steps, low, hi=n)
+        until = bisect_right(steps, high, lo=first, hi=n)
+        if first >= thinned or until - first > enough:
+            return Part(steps[first:until], values[first:until])
+        thinned = min(thinned, until)
+        finer = lost_part(NOT_KEPT)
+        if self._detail is not None:
+            finer = self._detail.between(low, high, left)
+        old = bisect_right(steps, finer.lost_until, lo=first, hi=thinned)  # the best there is
+        return replace(
+            finer,
+            steps=steps[first:old] + finer.steps + steps[thinned:until],
+            values=values[first:old] + finer.values + values[thinned:until],
+        )
+
+
+def _sorted(
+    steps: Sequence[float], values: Sequence[float]
+) -> tuple["array[float]", "array[float]"]:
+    points = sorted(zip(steps, values, strict=True), key=itemgetter(0))
+    return array("d", [step for step, _ in points]), array("d", [value for _, value in points])
 
 
 def _merged(
     steps: "array[float]",
     values: "array[float]",
-    new_steps: Sequence[float],
-    new_values: Sequence[float],
+    late_steps: "array[float]",
+    late_values: "array[float]",
 ) -> tuple["array[float]", "array[float]"]:
     """Return copies with late points put in, each after all points of its step."""
-    late = sorted(zip(new_steps, new_values, strict=True), key=itemgetter(0))
-    first = bisect_right(steps, late[0][0])
+    first = bisect_right(steps, late_steps[0])
     rest = zip(steps[first:], values[first:], strict=True)
+    late = zip(late_steps, late_values, strict=True)
     merged = list(heapq.merge(rest, late, key=itemgetter(0)))  # of equal ones those of `rest` first
     return (
         steps[:first] + array("d", [step for step, _ in merged]),

@@ -14,6 +14,7 @@ F = TypeVar("F", bound=Callable[..., None])
 _PARTS = {
     "MainThread": "cell",
     "nbdist-board": "board",
+    "nbdist-detail": "board",
     "nbdist-analysis": "analysis",
     "nbdist-tracking": "tracking",
 }

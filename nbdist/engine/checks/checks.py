@@ -15,6 +15,8 @@ from torch.utils.data import DistributedSampler
 
 from nbdist.engine.checks.at_end import Add, AtEnd
 from nbdist.engine.checks.fingerprints import fingerprints_by_name, replicated
+from nbdist.engine.checks.splits import split_of
+from nbdist.engine.checks.unstepped import Unstepped
 from nbdist.engine.checks.use import Use
 from nbdist.engine.compat import torch_hooks, torch_live, torch_modules
 from nbdist.engine.component import Component, EndedCell
@@ -22,6 +24,7 @@ from nbdist.engine.data.order import sampler
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training
+from nbdist.shared.wire import CELL_END, CellStart
 
 EVERY = 100
 SOON = frozenset({1, 2, 5, 10, 20, 50})
@@ -58,14 +61,22 @@ class RankChecks(Component):
         self._scaled_before = 0  # losses that GradScalers had scaled when the step began
         self._epochs = Epochs()
         self._at_end = AtEnd(add)
+        self._unstepped = Unstepped()
+
+    def cell_began(self, start: CellStart) -> None:
+        """Look whether an optimizer is forgotten."""
+        self._unstepped.cell_began()
 
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
         """Remove all hooks: a replacement rank must not receive any.
 
         A failed cell leaves ranks different, until they are repaired.
         """
+        forgotten = self._unstepped.in_cell(cell.source)
         if cell.has_succeeded:
             self._at_end.report()
+            if forgotten:
+                self._add("left", CELL_END, {"backwards": float(training.here.backwards())})
         if self._is_looking:
             self._look(is_on=False)
         for use in self._uses:
@@ -122,10 +133,10 @@ class RankChecks(Component):
 
     def _report_uses(self, step: int, *, has_repeated: bool) -> None:
         reduced = tap.look_for_reductions(False)
-        scaling = self._scaling()
+        of_all = self._scaling() | split_of(training.here.current_pass()[0])
         for number, use in enumerate(self._uses):
             values = use.at_step_end(reduced)
-            values |= {"optimizer": number, "same_epoch": has_repeated} | scaling
+            values |= {"optimizer": number, "same_epoch": has_repeated} | of_all
             values["optimizers"] = len(self._uses)
             values["shared"] = sampler.is_shared_out(training.here.current_pass()[0])
             self._add("use", step, {name: float(value) for name, value in values.items()})
@@ -143,8 +154,13 @@ class RankChecks(Component):
         self._is_looking = is_on
         self._scaled_before = torch_hooks.count_of_scaled()
         tap.look_for_reductions(is_on)
+        training.here.at_backward(self._backward_begins if is_on else None)
         for use in self._uses:
             use.look(is_on=is_on)
+
+    def _backward_begins(self) -> None:
+        for use in self._uses:
+            use.backward_begins()
 
 
 class Epochs:

@@ -55,6 +55,28 @@ def _class_of_named(optimizer: Optimizer) -> dict[str, str]:
     return {}
 
 
+def model_of(optimizer: Optimizer) -> nn.Module | None:
+    """Return the model that this optimizer changes, as a loop calls it; None: not known.
+
+    Of plain modules, the one that a cell has named and that has most of its parameters.
+    """
+    spread = spread_by(optimizer)
+    if spread is not None:
+        return spread.model if isinstance(spread, Layout) else spread
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if (shared := torch_sharded.shared_by(parameters)) is not None:
+        return shared.module
+    own = {id(parameter) for parameter in parameters}
+    found: nn.Module | None = None
+    most = 0
+    for one in keep.here.named().values():
+        if isinstance(one, nn.Module):
+            count = sum(id(p) in own for p in one.parameters())
+            if count > most:
+                found, most = torch_modules.uncompiled(one), count
+    return found
+
+
 def numbers_of(optimizer: Optimizer) -> dict[str, float]:
     """Return the values of an "optimizer" record; see `wire.Record`."""
     tensors = [p for group in optimizer.param_groups for p in group["params"]]

@@ -35,7 +35,7 @@ class RestartedLoops:
         if steps is not None and steps.whole and dist.get_rank() == 0:
             self._reported.add(begins)
             print(
-                f"{begins} again, with the model of step {steps.whole}: only a loop over "
+                f"{begins} again, with the model of step {steps.whole:,}: only a loop over "
                 "nbdist.loader is continued where it stopped."
             )
 

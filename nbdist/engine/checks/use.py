@@ -1,7 +1,7 @@
 """Observe how the cell uses one model: its samples, and whether and how gradients are averaged.
 
 Each rank reports; the notebook compares, and decides what is wrong
-(`nbdist/client/metrics/checks/wrong_use`). Main thread.
+(`nbdist/client/metrics/checks/rules`). Main thread.
 """
 
 import logging
@@ -21,6 +21,10 @@ from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.checks import first_weights, model_facts
 from nbdist.engine.checks.fingerprints import as_float, fingerprints
+from nbdist.engine.checks.modes import Modes
+from nbdist.engine.checks.schedules import Schedules
+from nbdist.engine.checks.still_weights import StillWeights
+from nbdist.engine.checks.used_gradient import UsedGradient
 from nbdist.engine.compat import torch_live, torch_modules, torch_sharded
 from nbdist.engine.compat.cuda_graphs import graphs
 from nbdist.engine.layout.layout import Layout
@@ -36,6 +40,7 @@ class Use:
     def __init__(self, optimizer: Optimizer) -> None:
         """Look for the model; a hook counts the steps of a layout's optimizer."""
         self._optimizer = weakref.ref(optimizer)
+        self._still, self._schedules = StillWeights(optimizer), Schedules()
         spread = model_facts.spread_by(optimizer)
         self._spread = None if spread is None else weakref.ref(spread)
         model = spread.model if isinstance(spread, Layout) else spread
@@ -59,6 +64,8 @@ class Use:
         self._has_stepped = False
         self.is_looking = False  # in the step that runs
         self._has_fed = False
+        self._modes: Modes | None = None
+        self._used = UsedGradient()
         self._stepped: list[Tensor | None] | None = None  # its gradients, when it had stepped
         self.is_unscaled = False  # a GradScaler's: these gradients have been divided by its scale
 
@@ -117,8 +124,14 @@ class Use:
         self._take_out()
         self.is_looking, self._has_fed, self._summed, self._has_come = is_on, False, 0, False
         self._fed, self._stepped, self.is_unscaled = {}, None, False
+        optimizer = self._optimizer() if is_on else None
+        self._used.watch(() if optimizer is None else _parameters(optimizer))
         if is_on:
             self._put_in()
+
+    def backward_begins(self) -> None:
+        """A backward of an observed step begins: note whether old gradients are there still."""
+        self._used.backward_begins()
 
     def at_step_end(self, reduced: set[int]) -> dict[str, float]:
         """Return the observations of the step that has ended.
@@ -131,11 +144,14 @@ class Use:
             return {}
         values = dict(self._fed)
         values["sums"] = self._summed
+        values |= self._still.report(optimizer, self._stepped or ())
+        values |= self._schedules.report(optimizer)
         if self._stepped is not None:
             grads = [gradient for gradient in self._stepped if gradient is not None]
             values |= {"parameters": len(self._stepped), "gradients": len(grads)}
             plain = (g for g in grads if not isinstance(g, DTensor))
             values["by_hand"] = sum(g.data_ptr() in reduced for g in plain)
+            values["unzeroed"] = self._used.is_in_next
             self._stepped = None
         spread = None if self._spread is None else self._spread()
         if self._shared_by is not None:
@@ -164,7 +180,16 @@ class Use:
     def _before_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        if self._has_fed or not (module.training and torch.is_grad_enabled()):
+        if not torch.is_grad_enabled():
+            return
+        # Of several forwards the one that trains most: a loss may be judged in a step, too.
+        if known := self._fed.get("in_eval", torch.inf):
+            if self._modes is None:
+                self._modes = Modes(module)
+            found = self._modes.now()
+            if found["in_eval"] < known:
+                self._fed |= found
+        if self._has_fed or not module.training:
             return
         self._has_fed = True
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.numel()]

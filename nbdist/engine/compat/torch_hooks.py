@@ -324,6 +324,11 @@ def sampler_of(iterator: Any) -> Any:
     return getattr(batches, "sampler", batches)
 
 
+def dataset_of(iterator: Any) -> Any:
+    """Return the dataset that a DataLoader's iterator reads."""
+    return getattr(iterator, "_dataset", None)
+
+
 def batch_count(iterator: Any) -> int | None:
     """Return how many batches one pass of a DataLoader's iterator gives, if it knows."""
     try:
@@ -413,6 +418,15 @@ def before_optimizer_step(
     """
     outside, forget = graphs.before_steps(hook)
     return _both(register_optimizer_step_pre_hook(outside).remove, forget)
+
+
+def before_plain_step(
+    hook: Callable[
+        [torch.optim.Optimizer, StepArgs, StepKeywords], tuple[StepArgs, StepKeywords] | None
+    ],
+) -> Undo:
+    """Call `hook` as `before_optimizer_step` does, also while a graph captures, at no replay."""
+    return register_optimizer_step_pre_hook(hook).remove
 
 
 def _both(first: Undo, second: Undo) -> Undo:

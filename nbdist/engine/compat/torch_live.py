@@ -6,7 +6,8 @@ watched, from `group.join` on, and objects remembered as long as they live.
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -43,6 +44,16 @@ class LiveObjects:
         self._numbers = itertools.count(1)
         self._newest = 0
         self._tell: Callable[[Any], None] = _do_nothing
+        self._is_looking = True
+
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """Remember nothing that is made within the block, and tell nobody. Main thread."""
+        was, self._is_looking = self._is_looking, False
+        try:
+            yield
+        finally:
+            self._is_looking = was
 
     def watch(self, tell: Callable[[Any], None] = _do_nothing) -> None:
         """Remember every object of the watched classes made from here on.
@@ -85,8 +96,9 @@ class LiveObjects:
         @functools.wraps(native)
         def __init__(made: Any, *args: Any, **kwargs: Any) -> None:
             native(made, *args, **kwargs)
-            self.remember(kind, made)
-            self._tell(made)
+            if self._is_looking:
+                self.remember(kind, made)
+                self._tell(made)
 
         __init__._nbdist_watches = True  # type: ignore[attr-defined]
         kind.__init__ = __init__

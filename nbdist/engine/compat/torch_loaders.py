@@ -165,7 +165,7 @@ class Iterators:
         self._hold_back_deaths()
 
     def _hold_back_deaths(self) -> None:
-        """Let a worker's death be told where the loop asks for a batch, and nowhere else.
+        """Let a worker's death be raised where the loop asks for a batch, and nowhere else.
 
         torch's handler of SIGCHLD raises in the midst of whatever the main thread does.
         """

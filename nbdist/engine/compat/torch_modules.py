@@ -33,6 +33,9 @@ def _broken() -> list[str]:
     broken = lacking(dist, ("_broadcast_coalesced",), "torch.distributed")
     if "_per_optimizer_states" not in vars(torch.amp.GradScaler("cpu")):
         broken.append("GradScaler._per_optimizer_states is gone")
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    if turns_of(torch.optim.lr_scheduler.ConstantLR(optimizer)) is None:
+        broken.append("LRScheduler._step_count is gone")
     try:
         from torch.distributed._composable.contract import _get_registry  # noqa: F401
         from torch.distributed._composable.replicate import _ReplicateState
@@ -119,6 +122,14 @@ def is_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) 
     """Return whether an optimizer's gradients have been unscaled since the last `update`."""
     states: Any = scaler._per_optimizer_states
     return id(optimizer) in states and bool(states[id(optimizer)]["found_inf_per_device"])
+
+
+def turns_of(scheduler: torch.optim.lr_scheduler.LRScheduler) -> tuple[int, int] | None:
+    """Return how often a schedule has stepped, and where it stands; None where it does not tell."""
+    held = vars(scheduler)
+    if not {"_step_count", "last_epoch"} <= held.keys():
+        return None
+    return int(held["_step_count"]), int(held["last_epoch"])
 
 
 def has_scaled(scaler: torch.amp.GradScaler) -> bool:

@@ -23,6 +23,8 @@ from nbdist.engine.data.position.position import LoaderPosition
 from nbdist.engine.data.probe import Probe
 from nbdist.engine.data.reading.reader_threads import own_cores
 from nbdist.engine.data.sources.source import fingerprint
+from nbdist.engine.steps import guard
+from nbdist.engine.steps.forwards import GivenBatch
 from nbdist.shared.errors import DataError, UsageError
 
 _log = logging.getLogger("nbdist.data")
@@ -281,7 +283,15 @@ class Loop:
         self._standing.give()
         if report is not None and (report.skipped or report.repeated):
             self._leave_out(start, report)
+        evidence = guard.here.evidence
+        evidence.gave(self._given(batch if evidence.is_on else None))
         return batch
+
+    def _given(self, batch: Any) -> GivenBatch:
+        """Return the newest batch, or None for it, with what its samples are named by later."""
+        standing = self._standing
+        batches, epoch, part = standing.batches, standing.batches.epoch, standing.part
+        return GivenBatch(batch, epoch, part, lambda: batches.rows(epoch, part))
 
     def _restart(self, inner: Iterator[Any], error: Exception) -> None:
         """Let other workers go on where these died or hung; or tell of it."""

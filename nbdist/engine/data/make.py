@@ -29,13 +29,6 @@ from nbdist.shared import side
 from nbdist.shared.errors import UsageError
 from nbdist.shared.options import is_whole
 
-# Options of torch's DataLoader that say how batches are made: ours to say.
-_BY_ITSELF = "the order follows from seed and epoch, and each rank takes its part by itself"
-_OURS = {
-    "batch_size": "global_batch is the size over all ranks; a rank's part follows from it",
-    "batch_sampler": f"{_BY_ITSELF}; a sampler of single samples may give the order of all ranks",
-}
-
 
 def loader(
     dataset: Any,
@@ -115,16 +108,19 @@ def loader(
         DataError: Files that are not there, cannot be read, or differ in their columns.
     """
     side.require_rank("nbdist.loader")
-    for name, why in _OURS.items():
-        if name in options:
-            raise UsageError(
-                f"nbdist.loader takes no {name}.", why=why, do="leave it out; give global_batch"
-            )
-    if unnamed or global_batch is None:
+    # Options of torch's DataLoader that say how batches are made: ours to say.
+    if "batch_sampler" in options:
         raise UsageError(
-            "nbdist.loader takes the samples of a batch over all ranks, by name.",
-            do="nbdist.loader(dataset, global_batch=64)",
+            "nbdist.loader takes no batch_sampler.",
+            why="the order follows from seed and epoch, and each rank takes its part by itself; "
+            "a sampler of single samples may give the order of all ranks",
+            do="leave it out; give global_batch",
         )
+    if "batch_size" in options:
+        raise _no_global_batch("nbdist.loader takes no batch_size.", options["batch_size"])
+    if unnamed or global_batch is None:
+        what = "nbdist.loader takes the samples of a batch over all ranks, by name."
+        raise _no_global_batch(what, unnamed[0] if unnamed else None)
     _check_words(seed, window, transform, options)
     if on_bad not in ("raise", "skip"):
         raise UsageError(f'on_bad is "raise" or "skip", not {on_bad!r}.')
@@ -265,6 +261,22 @@ def _check_interleave(interleave: int) -> None:
             f"interleave={interleave!r} is no number of row groups.",
             do="use a whole number, best one that the number of ranks divides, such as 16",
         )
+
+
+def _no_global_batch(what: str, per_rank: object) -> UsageError:
+    """Return the error for a batch that is not given as the global one.
+
+    Args:
+        what: What was done.
+        per_rank: The number that was given instead, as DataLoader takes it, if it is one.
+    """
+    size = per_rank if is_whole(per_rank, 1) else 32
+    whole = size * data_shard().count
+    return UsageError(
+        what,
+        why=f"global_batch= is of all ranks together: {whole:,} here for {size:,} per rank",
+        do=f"nbdist.loader(dataset, global_batch={whole})",
+    )
 
 
 def _check_sizes(samples: int, global_batch: int, drop_last: bool) -> None:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.data.position import resume
+from nbdist.engine.layout import weight as weights
 from nbdist.engine.layout.axes import unused, zero1
 from nbdist.engine.layout.axes.cp.context import Context
 from nbdist.engine.layout.axes.cp.exchange import own_part
@@ -25,6 +26,8 @@ from nbdist.engine.layout.plan.inputs import Inputs, as_inputs, as_tree, samples
 from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.policies.policies import Policies
 from nbdist.engine.layout.policies.precision import Scaler
+from nbdist.engine.layout.weight import Weight
+from nbdist.engine.steps import guard
 from nbdist.shared.errors import LayoutError
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
@@ -55,7 +58,15 @@ class Trainable:
             agrees=list(shape.axes) != ["dp"],  # replicas have the same gradients, once averaged
         )
 
-    def step(self, x: Any, y: Any, loss_fn: LossFunction) -> torch.Tensor | None:
+    def step(
+        self,
+        x: Any,
+        y: Any,
+        loss_fn: LossFunction,
+        *,
+        weight: Weight | None = None,
+        skip_nonfinite: bool = False,
+    ) -> torch.Tensor | None:
         """Run forward and backward on this rank's share of a batch; the optimizer is yours.
 
         Shares may differ in size: gradients are weighted by it, so that every sample counts once,
@@ -69,8 +80,15 @@ class Trainable:
                 it is. The first tensor's length is the number of samples.
             y: The targets, in any form that `loss_fn` takes.
             loss_fn: Makes the mean loss of `(model(x), y)`, over samples: a mean over what a mask
-                keeps counts each share, and with pp each micro-batch, by its samples nevertheless.
-                `verify` says where that makes a difference.
+                keeps counts each share, and with pp each micro-batch, by its samples, unless
+                `weight` says by what. `verify` says where that makes a difference.
+            weight: Over how much this share's mean goes, in place of its samples: a number, or a
+                tensor that is summed, such as `y != -100`, so that each kept token counts once.
+                With pp and `ContextParallel(loss=True)` a tensor of the batch's length, and of its
+                sequences'. A share of weight 0 has the loss 0. Of one step: the parts of
+                `accumulate` count alike.
+            skip_nonfinite: Leave the optimizer's next step out, on all ranks, where a gradient of
+                any is nan or infinite: weights and the optimizer's state stay as they are.
 
         Returns:
             The loss of this share, detached, a plain tensor. With `ContextParallel(loss=True)` it
@@ -78,36 +96,52 @@ class Trainable:
             of which `loss_fn` makes a mean, and None on ranks without the last stage.
 
         Raises:
-            LayoutError: Shares must be weighted, and the number of samples is unknown; or,
-                under ddp, a parameter got no gradient.
+            LayoutError: Shares must be weighted, and the number of samples is unknown; a weight is
+                none; or, under ddp, a parameter got no gradient.
         """
         resume.weigh_newest()
         self.last_step = (x, y, loss_fn)
-        return self._step(as_inputs(x), y, loss_fn)
+        if skip_nonfinite and torch.is_grad_enabled():
+            whole = self.model if self.pipeline is None else None
+            guard.here.arm(self.model.parameters(), whole)
+        return self._step(as_inputs(x), y, loss_fn, weight)
 
-    def _step(self, inputs: Inputs, y: Any, loss_fn: LossFunction) -> torch.Tensor | None:
+    def _step(
+        self, inputs: Inputs, y: Any, loss_fn: LossFunction, weight: Weight | None = None
+    ) -> torch.Tensor | None:
         trains = torch.is_grad_enabled()
+        given = None if weight is None else self.own(weight)
+        mine = None if given is None else weights.total_of(given)
         if self.pipeline is not None:
-            weight: float | torch.Tensor = self._weight(inputs, y) if trains else 1.0
+            share: Weight = self._share(inputs, y, mine) if trains else 1.0
             if trains and self.scaler.is_enabled():
-                weight = self.scaler.scale(torch.tensor(weight, device=self.mesh.device_type))
-            loss = self.pipeline.step(inputs, y, lambda out, y: loss_fn(out, self.own(y)), weight)
-            return None if loss is None else self._of_all_parts(loss)
+                share = self.scaler.scale(torch.tensor(share, device=self.mesh.device_type))
+            of_part = self._loss_of_part(loss_fn)
+            if given is not None:
+                y, of_part = weights.weigh_parts(y, of_part, given, inputs.samples)
+            loss = self.pipeline.step(inputs, y, of_part, share)
+            return None if loss is None else self._of_all_parts(loss, mine)
         with loss_parallel() if self.policies.tensor.loss else nullcontext():
-            loss = loss_fn(inputs.run(self.model), self.own(y))
+            loss = weights.loss_of(inputs.run(self.model), self.own(y), loss_fn, mine)
             if trains:
                 scaled = self.scaler.scale(loss)
-                scaled.backward(torch.full_like(scaled, self._weight(inputs, y)))
+                scaled.backward(torch.full_like(scaled, self._share(inputs, y, mine)))
                 unused.refuse(self.model)
         seen = loss.detach()
-        return self._of_all_parts(seen.full_tensor() if isinstance(seen, DTensor) else seen)
+        return self._of_all_parts(seen.full_tensor() if isinstance(seen, DTensor) else seen, mine)
 
-    def _of_all_parts(self, loss: torch.Tensor) -> torch.Tensor:
+    def _loss_of_part(self, loss_fn: LossFunction) -> LossFunction:
+        return lambda out, y: loss_fn(out, self.own(y))
+
+    def _of_all_parts(self, loss: torch.Tensor, weight: float | None) -> torch.Tensor:
         """Return the mean over ranks that have the loss of their part of a sequence each."""
-        if self._has_own_loss:
-            dist.all_reduce(loss, group=self.mesh.get_group("cp"))
-            loss /= self.shape.cp
-        return loss
+        if not self._has_own_loss:
+            return loss
+        group = self.mesh.get_group("cp")
+        if weight is not None:
+            return weights.mean_over(group, loss, weight)
+        dist.all_reduce(loss, group=group)
+        return loss / self.shape.cp
 
     def own(self, y: Any) -> Any:
         """Return this rank's part of targets, along dim 1, as the model's output is.
@@ -127,9 +161,12 @@ class Trainable:
         """Whether ranks of cp have the loss of their part of a sequence each."""
         return self.context is not None and self.policies.context.loss
 
-    def _weight(self, inputs: Inputs, y: Any) -> float:
+    def _share(self, inputs: Inputs, y: Any, weight: float | None) -> float:
         """Return the size of this rank's share, in units of the mean share."""
-        if self.shape.data_part(0)[1] == 1:
+        is_one = self.shape.data_part(0)[1] == 1
+        if weight is not None and (self._has_own_loss or not is_one):
+            return weights.in_units_of_the_mean(weight, self.mesh.device_type)
+        if is_one:
             return 1.0
         samples = inputs.samples or samples_in(y)
         total = torch.tensor([samples], device=self.mesh.device_type)

@@ -104,7 +104,8 @@ class Cell:
         self._losses = Scalars()
         self._norms = Shares() if grad_norm else None
         self._shares: dict[int, torch.Tensor | None] = {}  # by `id` of the optimizer
-        self._backwards = 0
+        self.backwards = 0  # of losses, since the newest step
+        self.newest_backwards = 0  # those of the newest step
         self._fetched: deque[Size] = deque(maxlen=4096)  # of one iterator
         self._making: Counter[str] = Counter()  # of its batches since the newest step ended
         self._iterator: Any = None
@@ -201,7 +202,12 @@ class Cell:
         loss = loss_of(tensors)
         if loss is not None:
             self._losses.add(loss)
-            self._backwards += 1
+            self.backwards += 1
+
+    def newest_loss(self) -> float | None:
+        """Return the loss of the step that is being made, as far as it is. Waits for a GPU."""
+        losses = self._losses.read()
+        return sum(losses) / len(losses) if losses else None
 
     def backward_ended(self) -> None:
         """It has ended, or failed."""
@@ -281,7 +287,7 @@ class Cell:
         newest.losses.take(self._losses)
         newest.shares = Scalars()  # its norm was the first optimizer's alone
         self._shares.clear()
-        self._backwards = 0
+        self.backwards = 0
 
     def _close_step(self, now_ns: int) -> None:
         self.step += 1
@@ -308,7 +314,7 @@ class Cell:
         if self.is_measured and self._machine is not None:
             self._machine.pace.note(values)
         self._keep(values)
-        self._backwards = 0
+        self.newest_backwards, self.backwards = self.backwards, 0
         self._has_begun = self._is_whole = True
         self._began_ns = now_ns
         if is_next and not self.is_measured:
@@ -379,7 +385,7 @@ class Cell:
         """Return samples, tokens and the bounds of the pass, as far as they are known."""
         values: dict[str, float] = {}
         if self._fetched:
-            used = take_used(self._fetched, self._backwards)
+            used = take_used(self._fetched, self.backwards)
             values["samples"] = sum(size.samples for size in used)
             values["tokens"] = sum(size.tokens for size in used)
         if self.is_measured and (batches := self._making.pop("batches", 0)):
@@ -416,7 +422,7 @@ class Cell:
             batches,
             batches_taken=torch_hooks.batch_number(self._iterator),
             steps_made=self.step - began,
-            backwards=self._backwards,
+            backwards=self.backwards,
         )
 
     def record_held(self, *, wait: bool) -> None:

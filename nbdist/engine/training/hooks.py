@@ -55,6 +55,9 @@ class Hooks:
         # Callbacks at the end of a step: replaced, never changed.
         self.on_step: dict[str, Callable[[int], None]] = {}
         self.on_new_optimizer: dict[str, Callable[[torch.optim.Optimizer], None]] = {}
+        # A backward begins, or has ended; most of the time nobody asks.
+        self.on_backward: Callable[[], None] | None = None
+        self.on_backward_end: Callable[[], None] | None = None
         self._seen: WeakSet[torch.optim.Optimizer] = WeakSet()  # that have stepped in this cell
         self._newest: Callable[[], torch.optim.Optimizer | None] = _none  # the last one among them
         self._machine: RankMachine | None = None
@@ -245,6 +248,8 @@ class Hooks:
                 self._break("loss", error)
         if began_ns:
             clock.add("hooks", thread_time_ns() - began_ns + clock.hook.ns)
+        if self.on_backward is not None:
+            self._guard("gradients", self.on_backward)
 
     def _backward_ends(self) -> None:
         began_ns = thread_time_ns() if clock.is_on else 0
@@ -255,6 +260,8 @@ class Hooks:
                 self._break("backward", error)
         if began_ns:
             clock.add("hooks", thread_time_ns() - began_ns)
+        if self.on_backward_end is not None:
+            self._guard("gradients", self.on_backward_end)
 
     def note_loss(self, loss: torch.Tensor) -> None:
         """Note a loss whose backward the hooks cannot see."""

@@ -62,6 +62,20 @@ class Training(Component):
         if self._hooks is not None:
             self._hooks.on_new_optimizer[name] = callback
 
+    def at_backward(
+        self, begins: Callable[[], None] | None, ended: Callable[[], None] | None = None
+    ) -> None:
+        """Call `begins` before each outermost backward, `ended` after it; None: stop. Main thread.
+
+        Once one raises it is logged, and neither is called again in this cell.
+        """
+        if self._hooks is not None:
+            self._hooks.on_backward, self._hooks.on_backward_end = begins, ended
+
+    def backwards(self) -> int:
+        """Return the backwards of losses since the newest step of the current or last cell."""
+        return 0 if self._hooks is None else self._hooks.cell.backwards
+
     def cell_began(self, start: CellStart) -> None:
         """Count steps from 1 again."""
         self.begin_cell()
@@ -85,9 +99,17 @@ class Training(Component):
         if self._hooks is not None:
             self._hooks.note_loss(loss)
 
+    def newest_loss(self) -> float | None:
+        """Return the loss of the step that is being made; None where none is known."""
+        return None if self._hooks is None else self._hooks.cell.newest_loss()
+
     def current_step(self) -> int:
         """Return the steps of the current or last cell. Any thread."""
         return 0 if self._hooks is None else self._hooks.cell.step
+
+    def newest_backwards(self) -> int:
+        """Return how many losses the newest step's gradients come from."""
+        return 0 if self._hooks is None else self._hooks.cell.newest_backwards
 
     def current_pass(self) -> tuple[Any, int]:
         """Return the DataLoader's iterator that the cell asked last or None, and its first step."""

@@ -18,7 +18,7 @@ from nbdist.client.metrics.analysis.rows import CallRows, FamilyIndex, Waits, de
 from nbdist.client.metrics.analysis.steps import BlockedTime, split
 from nbdist.client.metrics.analysis.stragglers import StragglerReport
 from nbdist.client.metrics.analysis.table import CollectiveTable, MatchedCollectives, met
-from nbdist.client.metrics.analysis.timeline import STEPS, SampledSteps, time_line
+from nbdist.client.metrics.analysis.timeline import STEPS, SampledSteps, line_of, time_line
 from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep, TimeLine
 from nbdist.shared.collectives import waits_for_all
 from nbdist.shared.packed import CALL, Calls
@@ -26,6 +26,7 @@ from nbdist.shared.wire import Record, is_measured
 
 LATE_S = 3.0
 MOST_WAITING = 400_000  # numbers recorded of steps that are not explained yet
+MOST_KEPT = 60_000  # calls of single steps whose time line may be asked for; 100 bytes each
 MOST_LENGTHS = 4096  # of steps that are not explained yet
 _MS = 1e-6  # in a nanosecond
 
@@ -58,6 +59,7 @@ class Analyst:
         self._book = FamilyIndex()
         self._table = CollectiveTable()
         self._line: TimeLine | None = None
+        self._kept: tuple[SampledSteps, ...] = ()  # replaced as a whole: `line_of` reads it
         self._verdicts = StragglerReport()
         self._left_out = 0
         self._explained_until = 0
@@ -109,6 +111,16 @@ class Analyst:
             explained_until=self._explained_until,
             left_out=self._left_out,
         )
+
+    def line_of(self, step: int) -> TimeLine | None:
+        """Return the time line of one step; None of one that was not recorded, or long ago.
+
+        Any thread.
+        """
+        for sampled in reversed(self._kept):
+            if step in sampled.steps:
+                return line_of(sampled, self._ranks, self._table.row_of, step)
+        return None
 
     def _hear(self, record: Record, calls: Calls) -> None:
         rank, step = record.rank, record.step
@@ -220,6 +232,13 @@ class Analyst:
         }
         sampled = SampledSteps(meetings, every.family, Waits.concatenate(self._waits), steps)
         self._line = time_line(sampled, self._ranks, self._table.row_of) or self._line
+        kept, calls = [sampled], len(meetings.rows.step)
+        for older in reversed(self._kept):
+            calls += len(older.meetings.rows.step)
+            if calls > MOST_KEPT:
+                break
+            kept.insert(0, older)
+        self._kept = tuple(kept)
 
     def _forget(self, steps: list[int]) -> None:
         for step in steps:

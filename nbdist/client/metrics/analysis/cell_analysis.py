@@ -14,13 +14,17 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from nbdist.client.metrics import usage
 from nbdist.client.metrics.analysis.clocks import Clocks
-from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep
+from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep, TimeLine
 from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.shared.background import CoreWaits, lower_thread, pause_s
-from nbdist.shared.wire import Record
+from nbdist.shared.wire import Record, is_measured
+
+if TYPE_CHECKING:
+    from nbdist.client.metrics.analysis.analyst import Analyst
 
 PERIOD_S = 0.5  # between two looks; records come as often
 SHARE = 0.05  # of a core
@@ -44,6 +48,7 @@ class CellAnalysis:
         self._lost = 0
         self._analysis = Analysis()
         self._subscribers: list[Callable[[list[ExplainedStep]], None]] = []
+        self._analyst: Analyst | None = None
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
         self._has_failed = False
@@ -52,7 +57,11 @@ class CellAnalysis:
         """Take records; called on the IO thread, returns at once."""
         if self._has_failed or self._ending.is_set():
             return
-        of_steps = [record for record in records if record.kind in _KINDS]
+        of_steps = [
+            record
+            for record in records
+            if record.kind in _KINDS and (record.kind != "step" or is_measured(record.values))
+        ]
         if not of_steps:
             return
         if self._received - self._taken > MOST_WAITING:
@@ -67,6 +76,10 @@ class CellAnalysis:
     def now(self) -> Analysis:
         """Return what is known by now; costs nothing."""
         return self._analysis
+
+    def line_of(self, step: int) -> TimeLine | None:
+        """Return the time line of one step; None where it is not kept. Any thread."""
+        return None if self._analyst is None else self._analyst.line_of(step)
 
     def subscribe(self, callback: Callable[[list[ExplainedStep]], None]) -> None:
         """Call `callback` with steps as they are explained, each once, in order.
@@ -94,7 +107,7 @@ class CellAnalysis:
 
             lower_thread()
             waits = CoreWaits()
-            analyst = Analyst(self._info.ranks, self._clocks)
+            analyst = self._analyst = Analyst(self._info.ranks, self._clocks)
             is_last, rest_s = False, PERIOD_S
             while not is_last:
                 is_last = self._ending.wait(rest_s)

@@ -38,12 +38,32 @@ def time_line(
         row_of: The row of a family in the table; of others nothing is shown.
     """
     steps = sorted(sampled.steps)[-STEPS:]
+    until = np.iinfo(np.int64).max  # calls may be known of a step that has not ended
+    return _line(sampled, ranks, row_of, steps, until)
+
+
+def line_of(
+    sampled: SampledSteps, ranks: Sequence[int], row_of: Mapping[int, int], step: int
+) -> TimeLine | None:
+    """Return the time line of one step, which was recorded; its arguments are `time_line`'s."""
+    return _line(sampled, ranks, row_of, [step], step)
+
+
+def _line(
+    sampled: SampledSteps,
+    ranks: Sequence[int],
+    row_of: Mapping[int, int],
+    steps: list[int],
+    last: int,
+) -> TimeLine | None:
+    """Return the time line of `steps`, with the collectives up to the step `last`."""
     while len(steps) > 1 and _count(sampled, steps) > MOST_SPANS:
         steps = steps[1:]
     if not steps:
         return None
     begin = sampled.steps[steps[0]][0]
-    lanes = tuple(_lane(sampled, rank, steps[0], begin, len(ranks), row_of) for rank in ranks)
+    span = steps[0], last
+    lanes = tuple(_lane(sampled, rank, span, begin, len(ranks), row_of) for rank in ranks)
     moments = {step: sampled.steps[step] for step in steps}
     shown = tuple((step, (a - begin) * _MS, (b - begin) * _MS) for step, (a, b) in moments.items())
     until = [end for _, _, end in shown]
@@ -57,11 +77,17 @@ def _count(sampled: SampledSteps, steps: Sequence[int]) -> int:
 
 
 def _lane(
-    sampled: SampledSteps, rank: int, step: int, begin: int, n: int, row_of: Mapping[int, int]
+    sampled: SampledSteps,
+    rank: int,
+    steps: tuple[int, int],
+    begin: int,
+    n: int,
+    row_of: Mapping[int, int],
 ) -> TimelineLane:
+    first, last = steps
     meetings, waits = sampled.meetings, sampled.waits
     rows, of_row = meetings.rows, meetings.of_rows()
-    chosen = np.flatnonzero((rows.rank == rank) & (rows.step >= step))
+    chosen = np.flatnonzero((rows.rank == rank) & (rows.step >= first) & (rows.step <= last))
     chosen = chosen[np.argsort(rows.launch[chosen], kind="stable")][: MOST_SPANS // n]
     columns = (
         sampled.families[of_row[chosen]],
@@ -81,7 +107,8 @@ def _lane(
         for family, launch, begun, end, arrived in zip(*(c.tolist() for c in columns), strict=True)
         if family in row_of
     )
-    mine = np.flatnonzero((waits.rank == rank) & (waits.step >= step))[: MOST_SPANS // n]
+    is_mine = (waits.rank == rank) & (waits.step >= first) & (waits.step <= last)
+    mine = np.flatnonzero(is_mine)[: MOST_SPANS // n]
     blocked = tuple(
         (a * _MS, b * _MS)
         for a, b in zip(

@@ -1,21 +1,69 @@
-"""Put together what ranks tell of each optimizer, and ask the rules of `wrong_use`."""
+"""What rules on the use of one model read: the steps that all ranks have reported, oldest first.
+
+No rule decides on a single step where chance could make it look wrong.
+"""
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from nbdist.client.metrics.checks.wrong_use import RULES, Seen, Step
+from nbdist.client.metrics.checks.rule import WatchedCell, Watcher
 from nbdist.shared.wire import Record
 
 MOST_STEPS = 16  # of which ranks reported, whole or not
+ENOUGH = 5  # the step from which "never" is meant
+
+Values = Mapping[str, float]
 
 
-class Uses:
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What all ranks reported of one step, by rank: "use" rows of `engine/checks/use`.
+
+    `bytes` are those each rank sent in it, where its step's record has come.
+    """
+
+    number: int
+    by_rank: Mapping[int, Values]
+    bytes: Mapping[int, float] = field(default_factory=dict)
+
+    def of(self, name: str) -> dict[int, float]:
+        """Return one value of the ranks that reported it."""
+        return {rank: values[name] for rank, values in self.by_rank.items() if name in values}
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts a batch is cut; 0 of a model that nothing spreads."""
+        return int(max(self.of("parts").values(), default=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One optimizer's steps in a cell.
+
+    `first` is what ranks reported before the first one. `collectives` counts those of all steps of
+    all ranks, None where ranks do not tell. `rates` are the ranks' learning rates.
+    """
+
+    steps: Sequence[Step]
+    first: Step | None = None
+    collectives: float | None = None
+    rates: frozenset[float] = frozenset()
+
+    @property
+    def last(self) -> Step:
+        """The newest step."""
+        return self.steps[-1]
+
+
+class Uses(Watcher[Seen]):
     """One cell's optimizers."""
 
-    def __init__(self, ranks: Sequence[int]) -> None:
-        """Begin with nothing known of these ranks."""
-        self._ranks = frozenset(ranks)
+    kinds = frozenset(("use", "step", "optimizer"))
+
+    def __init__(self, cell: WatchedCell) -> None:
+        """Begin with nothing known."""
+        self._ranks = frozenset(cell.ranks)
         self._open: dict[tuple[float, int], dict[int, dict[str, float]]] = {}
         self._first: dict[float, Step] = {}
         self._steps: defaultdict[float, deque[Step]] = defaultdict(lambda: deque(maxlen=MOST_STEPS))
@@ -23,43 +71,42 @@ class Uses:
         self._collectives: float | None = None
         self._rates: set[float] = set()
 
-    def take(self, record: Record) -> dict[str, str]:
-        """Take in a record; return sentences by the rule that found something."""
+    def take(self, record: Record) -> Seen | None:
+        """Take in a record; return the steps so far, where all ranks have reported another one."""
         if record.kind == "step":
             self._take_step(record)
         elif record.kind == "optimizer":
             self._rates.add(record.values["lr"])
         elif record.kind == "use":
             return self._take_use(record)
-        return {}
+        return None
 
     def _take_step(self, record: Record) -> None:
         if "collectives" in record.values:
             self._collectives = (self._collectives or 0.0) + record.values["collectives"]
         self._bytes.append((record.rank, record.step, record.values.get("bytes", 0.0)))
 
-    def _take_use(self, record: Record) -> dict[str, str]:
+    def _take_use(self, record: Record) -> Seen | None:
         number = record.values.get("optimizer", 0.0)
         by_rank = self._open.setdefault((number, record.step), {})
         by_rank[record.rank] = record.values
         if by_rank.keys() < self._ranks:
             while len(self._open) > MOST_STEPS:
                 del self._open[next(iter(self._open))]
-            return {}
+            return None
         del self._open[number, record.step]
         step = Step(record.step, by_rank)
         if record.step == 0:
             self._first[number] = step
-            return {}
+            return None
         steps = self._steps[number]
         steps.append(step)
-        seen = Seen(
+        return Seen(
             [replace(step, bytes=self._sent_in(step.number)) for step in steps],
             self._first.get(number),
             self._collectives,
             frozenset(self._rates),
         )
-        return {rule.__name__: said for rule in RULES if (said := rule(seen))}
 
     def _sent_in(self, step: int) -> dict[int, float]:
         return {rank: sent for rank, number, sent in self._bytes if number == step}

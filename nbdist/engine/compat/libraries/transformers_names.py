@@ -27,4 +27,4 @@ def renamed(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
         renamings = [step for step in steps if isinstance(step, core.WeightRenaming)]
         return {name: core.rename_source_key(name, renamings, [])[0] for name in same}
     except (ImportError, AttributeError, TypeError):
-        return same  # of another version: names that differ are told in words
+        return same  # of another version: names that differ are said in words

@@ -174,6 +174,10 @@ class Batches:
         order = self._order(epoch)
         return [at if order is None else int(order[at]) for at in positions]
 
+    def rows(self, epoch: int, part: range) -> list[int] | None:
+        """Return which sample each row of a rank's part is; None where positions do not tell."""
+        return self.ids(epoch, part)
+
     def _order(self, epoch: int) -> Order | None:
         if not self.shuffle:
             return None
@@ -273,6 +277,10 @@ class SourceBatches(Batches):
         """
         order = Interleave(self.source.sizes, self.lanes, self.shuffle, self.seed, epoch)
         return [self._id(order, at) for at in positions]
+
+    def rows(self, epoch: int, part: range) -> list[int] | None:
+        """Return None: within a batch, ranks take samples in the order of lanes."""
+        return None
 
     def _id(self, order: Interleave, position: int) -> int:
         (piece,) = order.pieces(position, position + 1, range(position, position + 1))

@@ -112,6 +112,10 @@ class StreamBatches(Batches):
         """Return the positions: which samples stand there is known when the stream is read."""
         return list(positions)
 
+    def rows(self, epoch: int, part: range) -> list[int] | None:
+        """Return None: a stream has no samples by number."""
+        return None
+
     def __iter__(self) -> Iterator[Samples]:
         self._fetched.clear()
         self._read = self.start

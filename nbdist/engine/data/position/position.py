@@ -43,6 +43,7 @@ class LoaderPosition:
         self.number = here.next_number()  # in the order of making
         self.consumed = 0  # samples of this epoch that the loop was given, over all ranks
         self.newest = range(0)  # the positions of the newest batch, over all ranks
+        self.part = range(0)  # of it, this rank's; empty where some of it could not be loaded
         self.heed = Heed()
         self.left_out = LeftOut()
         self.plan: deque[Position | None] = deque()  # of a cell that is run again
@@ -169,6 +170,7 @@ class LoaderPosition:
             self._draws_after = None
         self._before = self._position(), self._given, self._is_resumed, self.account.served
         self.newest, part, shard = self.batches.given()
+        self.part = part
         self.consumed = self.newest.stop
         self._given += 1
         step_state.here().gave_batch(self)
@@ -185,6 +187,7 @@ class LoaderPosition:
             skipped: Which of this rank's part of the newest batch.
             repeated: Which of the whole batch stand in for the part.
         """
+        self.part = range(0)
         if not self._is_replayed:
             self.account.leave_out_of_newest(self.batches.epoch, self.newest, skipped, repeated)
 

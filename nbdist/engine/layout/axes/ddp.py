@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from nbdist.engine.compat import torch_modules, torch_reducers, torch_sharded
-from nbdist.engine.layout.axes import unused
+from nbdist.engine.layout.axes import uncalled, unused
 from nbdist.engine.layout.axes.axis import Axis, Spreading
 from nbdist.engine.layout.plan import device_mesh
 from nbdist.engine.layout.plan.mesh import MeshShape
@@ -80,3 +80,4 @@ def apply(model: nn.Module, mesh: DeviceMesh, *, one_bucket: bool = False) -> No
     assert reducer is not None, "it has just been made"
     torch_reducers.follow_trained(reducer)
     model.register_forward_pre_hook(unused.before_forward, prepend=True)
+    uncalled.here.watch(model)

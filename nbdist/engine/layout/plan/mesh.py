@@ -25,8 +25,13 @@ from nbdist.engine.layout.plan.misfit import (
 )
 
 # A name is an axis that takes the rest of the ranks, unless a number is given beside it.
-NAMES = {"ddp": "dp", "zero1": "dp", "fsdp": "fsdp", "zero3": "fsdp", "zero2": "fsdp"}
+NAMES = {"ddp": "dp", "zero1": "dp", "fsdp": "fsdp", "zero2": "fsdp", "zero3": "fsdp"}
 HSDP = "hsdp"  # a name for two axes
+
+
+def words() -> list[str]:
+    """Return what a layout may be written of, for Tab."""
+    return [*(name for name in NAMES if name not in AXES), HSDP, *(f"{axis}=" for axis in AXES)]
 
 
 @dataclass(frozen=True, slots=True)

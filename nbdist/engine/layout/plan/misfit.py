@@ -39,7 +39,10 @@ class Misfit(Exception):
 
 def unknown(word: str, words: Sequence[str], known: Sequence[str]) -> Misfit:
     """Return the misfit of an unknown word in a layout."""
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    # Letters change places, or one is another: dpp is meant as ddp, though pp is nearer to it.
+    as_long = [name for name in known if len(name) == len(word)]
+    near = difflib.get_close_matches(word, as_long, n=1, cutoff=0.5)
+    near = near or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     correct = re.compile(rf"^{re.escape(word)}(?==|$)")
     return Misfit(
         f'Unknown word "{word}" in layout.' + (f' Did you mean "{near[0]}"?' if near else ""),

@@ -226,21 +226,24 @@ class Reference:
             norm.eval()
         try:
             with (
+                torch.enable_grad(),  # a loss may ask which of the outputs are trained
                 torch.autocast(self._device, enabled=False) if low is None else nullcontext(),
                 low.weights() if low is not None else nullcontext(),
             ):
-                whole = self._loss_of(model, join([piece for piece, _ in tried]))
-                each = [(float(self._loss_of(model, piece)), weight) for piece, weight in tried]
+                whole = float(self._loss_of(model, join([piece for piece, _ in tried])).detach())
+                losses = [float(self._loss_of(model, piece).detach()) for piece, _ in tried]
         except Exception as error:
             return OnePiece(len(tried), count, failed=named(error).splitlines()[0])
         finally:
             _set(buffers, before)
             for norm in norms:
                 norm.train()
-        mean = sum(loss * weight for loss, weight in each) / sum(weight for _, weight in each)
+        whole_weight = sum(weight for _, weight in tried)
+        weighted = zip(losses, tried, strict=True)
+        mean = sum(loss * weight for loss, (_, weight) in weighted) / whole_weight
         epsilon = self._epsilon if self._double is None else torch.finfo(torch.float64).eps
-        allowed = math.sqrt(epsilon) * max(abs(loss) for loss, _ in each)
-        return OnePiece(len(tried), count, float(whole), mean, allowed)
+        allowed = math.sqrt(epsilon) * max(map(abs, losses))
+        return OnePiece(len(tried), count, whole, mean, allowed)
 
     def _in_float64(self) -> nn.Module | None:
         dtypes = {p.dtype for p in self.model.parameters()}

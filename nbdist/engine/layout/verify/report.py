@@ -135,8 +135,7 @@ class OnePiece:
             f"The loss of {whole} in one piece is {self.loss:.6g}; the mean of the {self.tried} "
             f"pieces' losses, which is trained, is {self.mean:.6g}. The loss divides by a count "
             "that differs between pieces, as with a mask or ignore_index, or compares samples. For "
-            "a mean over a mask, have loss_fn divide its sum by len(y), and by the kept elements a "
-            "sample in the batch of all ranks."
+            "a mean over a mask, give layout.step what it keeps: weight=(y != -100)."
         )
 
 

@@ -21,7 +21,7 @@ def test_the_table_names_every_part_where_it_is_and_its_share_of_a_step() -> Non
     assert cost.us("rank") == 40.0
     assert cost.us("notebook") == 40.0
     lines = str(cost).splitlines()
-    assert lines[0].startswith("Watching costs each rank 40.0 us a step, 4 % of 1.00 ms, and the")
+    assert lines[0].startswith("Watching costs each rank 40.0 µs a step, 4 % of 1.00 ms, and the")
     assert "25 % of the steps are measured" in lines[1]
     assert [line.split()[:2] for line in lines[3:]] == [
         ["tap", "rank"],

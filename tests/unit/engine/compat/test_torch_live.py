@@ -2,8 +2,10 @@
 
 import gc
 
+import pytest
 import torch
 
+from nbdist.engine.compat import torch_live
 from nbdist.engine.compat.torch_live import LiveObjects
 
 
@@ -22,6 +24,21 @@ def test_objects_are_known_in_the_order_of_making_as_long_as_they_live() -> None
     gc.collect()
     assert objects.live(torch.optim.Optimizer) == [first]
     assert objects.newest_number() == 2
+
+
+def test_what_is_made_unseen_is_neither_known_nor_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Watched:
+        """A class of torch's."""
+
+    told: list[object] = []
+    monkeypatch.setattr(torch_live, "_WATCHED", (Watched,))
+    objects = LiveObjects()
+    objects.watch(told.append)
+    with objects.unseen():
+        unknown = Watched()
+    known = Watched()
+    assert objects.live(Watched) == told == [known]
+    del unknown
 
 
 def test_what_is_forgotten_is_alive_and_not_known() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from nbdist.client.metrics.analysis import analyst as analyst_module
 from nbdist.client.metrics.analysis.analyst import LATE_S, MOST_LENGTHS, Analyst
 from nbdist.client.metrics.analysis.stragglers import StragglerDetector
 from nbdist.client.metrics.analysis.values import RECENT
@@ -181,6 +182,29 @@ def test_a_step_that_was_left_out_has_no_place_on_the_time_line() -> None:
     line = analyst.analysis().line
     assert line is not None
     assert [step for step, _, _ in line.steps] == [1, 2, 4]
+
+
+def of_length(step: int) -> Record:
+    return Record(0, 9, "step", step, 0, {"step_s": 0.020, "compute_s": 0.02})
+
+
+def test_a_single_step_is_drawn_alone_as_long_as_its_collectives_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(analyst_module, "MOST_KEPT", 14)
+    analyst = Analyst((0, 1), OneClock())
+    for step in range(1, 11):
+        analyst.take([*both(step), of_length(step)], is_last=False)
+
+    line = analyst.line_of(9)
+
+    assert line is not None
+    assert [step for step, _, _ in line.steps] == [9]
+    assert [len(lane.spans) for lane in line.lanes] == [1, 1]
+    assert line.lanes[1].spans[0].launch_ms == close(9)
+    assert line.lanes[0].blocked == ((close(5), close(15)),)
+    assert analyst.line_of(1) is None, "14 calls are of the last steps"
+    assert analyst.line_of(99) is None
 
 
 def test_what_is_kept_does_not_grow_with_the_steps() -> None:

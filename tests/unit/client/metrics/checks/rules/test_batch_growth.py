@@ -4,9 +4,15 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.metrics.checks.batch_growth import BatchGrowth, Trained, advice
-from nbdist.client.metrics.telemetry import CellInfo
+from nbdist.client.metrics.checks.rule import Memory
+from nbdist.client.metrics.checks.rules.batch_growth import (
+    UNSCALED_LEARNING_RATE,
+    Trained,
+    Trainings,
+    advice,
+)
 from nbdist.shared.wire import Record
+from tests.unit.client.metrics.checks.watching import Watching
 
 MODEL = (4, 100)
 
@@ -70,10 +76,6 @@ def test_a_right_program_is_left_alone(program: str) -> None:
 # ---- What one cell's records tell ---------------------------------------------------------------
 
 
-def cell(ranks: int, study: str | None = None) -> CellInfo:
-    return CellInfo(1, "", tuple(range(ranks)), ranks, "gloo", ("cpu",) * ranks, study=study)
-
-
 def record(rank: int, kind: str, step: int, **values: float) -> Record:
     return Record(rank, 0, kind, step, 0, values)
 
@@ -82,24 +84,31 @@ def run(
     before: list[Trained],
     samples: list[list[float]],
     *,
-    study: str | None = None,
+    is_of_sweep: bool = False,
     **optimizer: float,
 ) -> tuple[str, str]:
     """Return what is said while a cell runs and at its end; `samples` are by step and rank."""
     ranks = len(samples[0]) if samples else 1
-    growth = BatchGrowth(cell(ranks, study), before)
+    kernel = Memory()
+    kernel.of(Trainings).extend(before)
+    growth = Watching(UNSCALED_LEARNING_RATE, range(ranks), kernel=kernel, is_of_sweep=is_of_sweep)
     told = {"lr": 0.1, "tensors": 4.0, "numbers": 100.0, **optimizer}
-    growth.receive([record(rank, "optimizer", 0, **told) for rank in range(ranks)])
-    for step, taken in enumerate(samples, 1):
-        for rank, n in enumerate(taken):
-            growth.receive([record(rank, "step", step, **({"samples": n} if n else {}))])
-    return growth.line(), growth.line(is_last=True)
+    for rank in range(ranks):
+        growth.take(record(rank, "optimizer", 0, **told))
+    during = "".join(
+        growth.take(record(rank, "step", step, **({"samples": n} if n else {})))
+        for step, taken in enumerate(samples, 1)
+        for rank, n in enumerate(taken)
+    )
+    after = growth.end()
+    before[:] = kernel.of(Trainings)
+    return during, after
 
 
-def test_it_is_said_while_the_cell_runs_and_stays_the_same_at_its_end() -> None:
+def test_it_is_said_while_the_cell_runs_and_not_again_at_its_end() -> None:
     during, after = run([trained(32)], [[32, 32]] * 3, parts=2.0)
     assert "from 32 to 64" in during
-    assert during == after
+    assert after == ""
 
 
 def test_a_short_cell_is_judged_at_its_end() -> None:
@@ -135,7 +144,7 @@ def test_where_the_batch_is_not_known_nothing_is_said_or_remembered(
 
 def test_the_values_of_a_sweep_are_varied_on_purpose() -> None:
     before = [trained(32)]
-    assert run(before, [[64]] * 3, study="sweep") == ("", "")
+    assert run(before, [[64]] * 3, is_of_sweep=True) == ("", "")
     assert before[-1] == trained(64)
 
 

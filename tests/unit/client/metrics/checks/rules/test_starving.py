@@ -5,8 +5,15 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.metrics.checks.starving import LoaderFacts, MeanStep, Starving, advice, sentence
+from nbdist.client.metrics.checks.rules.starving import (
+    WAITS_FOR_LOADER,
+    LoaderFacts,
+    MeanStep,
+    advice,
+    sentence,
+)
 from nbdist.shared.wire import Record
+from tests.unit.client.metrics.checks.watching import Watching
 
 LOADER = LoaderFacts(prompt=3, line=5, workers=2, cores=8.0)
 SLOW = MeanStep(0.11, 0.07, {"fetch": 0.2, "collate": 0.02}, making_cpu_s=0.2, cpu_s=0.04)
@@ -67,8 +74,8 @@ def told(rank: int, step: int, data_s: float) -> Record:
     return Record(rank, step, "step", step, 0, values)
 
 
-def heard(data_s: dict[int, float], steps: int) -> tuple[Starving, list[str]]:
-    rule, said = Starving(tuple(data_s)), []
+def heard(data_s: dict[int, float], steps: int) -> tuple[Watching, list[str]]:
+    rule, said = Watching(WAITS_FOR_LOADER, data_s), []
     facts: dict[str, Any] = {"loader": 7.0, "prompt": 3.0, "line": 5.0, "workers": 2.0}
     facts |= {"pinned": 0.0, "persistent": 0.0, "cores": 8.0}
     for rank in data_s:
@@ -95,5 +102,5 @@ def test_one_rank_that_waits_is_named_and_a_fed_one_is_not() -> None:
 def test_a_short_cell_is_told_at_its_end_and_a_very_short_one_is_not() -> None:
     rule, said = heard({0: 0.07}, 25)
     assert said == []
-    assert rule.line(is_last=True).startswith("Rank 0 waits for the loader")
-    assert heard({0: 0.07}, 15)[0].line(is_last=True) == ""
+    assert rule.end().startswith("Rank 0 waits for the loader")
+    assert heard({0: 0.07}, 15)[0].end() == ""

@@ -2,15 +2,10 @@
 
 import math
 
-from nbdist.client.metrics.checks.checks import CellChecks
-from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.shared.wire import Record
+from tests.unit.client.metrics.checks.watching import checks_of as checks
 
 NAN, INF = math.nan, math.inf
-
-
-def checks(ranks: int) -> CellChecks:
-    return CellChecks(CellInfo(7, "", tuple(range(ranks)), ranks, "gloo", ("cpu",) * ranks), [])
 
 
 def steps(rank: int, first: int, *losses: float | None) -> list[Record]:

@@ -1,25 +1,24 @@
-"""Notice that a training's batch grew and its learning rate did not follow.
+"""A rule on a batch that grew and a learning rate that did not follow.
 
 What can be seen: how many samples each rank took for a step, how many parts of a batch there are,
 and the rate. A batch is only compared with earlier ones of the same model in this kernel, or with
 the one that `nbdist.scale_lr` was given: of the first training it is not known for which batch its
-rate was found, and so nothing is said. `advice` is the pure decision; `BatchGrowth` gathers what
-it decides on, in one cell.
-
-Threads: `receive` runs on ipyparallel's IO thread and remembers; the rest on the main one.
+rate was found, and so nothing is said.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import MutableSequence, Sequence
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from nbdist.client.metrics.telemetry import CellInfo
+from nbdist.client.metrics.checks.planting import both, training
+from nbdist.client.metrics.checks.rule import Rule, WatchedCell, Watcher
 from nbdist.shared.wire import Record
 
 GROWTH = 1.5  # less is the remainder that joins a batch, or the last one of an epoch
 FIRST_STEPS = 3  # by which a cell's batch is known
+_MOST_CELLS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,47 +82,54 @@ def _did_not_follow(now: Trained, last: Trained) -> str:
     )
 
 
-class BatchGrowth:
-    """What one cell trains with, as far as its records have come."""
+class Trainings(deque[Trained]):
+    """What the kernel's cells have trained, the newest last: more ranks often come with a start."""
 
-    def __init__(self, info: CellInfo, before: MutableSequence[Trained]) -> None:
-        """Begin with nothing known.
+    def __init__(self) -> None:
+        super().__init__(maxlen=_MOST_CELLS)
 
-        Args:
-            info: The cell.
-            before: What earlier cells trained with; this one's is added once it is known.
-        """
-        self._ranks = info.ranks
+
+class Batches(Watcher[tuple[Trained, Sequence[Trained]]]):
+    """What one cell trains with, and what earlier ones have."""
+
+    kinds = frozenset(("optimizer", "step"))
+
+    def __init__(self, cell: WatchedCell) -> None:
+        """Begin with nothing known."""
+        self._ranks = cell.ranks
         # The values of a sweep are varied on purpose.
-        self._is_quiet = info.study is not None
-        self._before = before
+        self._is_quiet = cell.is_of_sweep
+        self._before = cell.of_kernel.of(Trainings)
         self._optimizer: dict[str, float] | None = None
         self._samples: defaultdict[int, dict[int, float]] = defaultdict(dict)  # by step and rank
-        self._said: str | None = None
+        self._is_known = False
 
-    def receive(self, records: list[Record]) -> None:
-        """Remember what the first steps tell."""
-        for record in records:
-            if record.kind == "optimizer" and record.rank == self._ranks[0]:
-                self._optimizer = self._optimizer or record.values
-            elif record.kind == "step" and record.step <= FIRST_STEPS:
-                self._samples[record.step][record.rank] = record.values.get("samples", 0.0)
+    def take(self, record: Record) -> tuple[Trained, Sequence[Trained]] | None:
+        """Remember what the first steps tell; return it once that is enough."""
+        if self._is_known:
+            return None
+        if record.kind == "optimizer" and record.rank == self._ranks[0]:
+            self._optimizer = self._optimizer or record.values
+        elif record.kind == "step" and record.step <= FIRST_STEPS:
+            self._samples[record.step][record.rank] = record.values.get("samples", 0.0)
+            return self._known(FIRST_STEPS)
+        return None
 
-    def line(self, *, is_last: bool = False) -> str:
-        """Return what there is to say, once it is known; with `is_last`, no more will come."""
-        if self._said is not None:
-            return self._said
-        whole = [
-            dict(samples) for samples in self._samples.values() if len(samples) == len(self._ranks)
-        ]
-        if len(whole) < (1 if is_last else FIRST_STEPS):
-            return ""
+    def end(self) -> tuple[Trained, Sequence[Trained]] | None:
+        """Return what is known of a short cell."""
+        return None if self._is_known else self._known(1)
+
+    def _known(self, enough: int) -> tuple[Trained, Sequence[Trained]] | None:
+        whole = [s for s in self._samples.values() if len(s) == len(self._ranks)]
+        if len(whole) < enough:
+            return None
+        self._is_known = True
         trained = self._trained(whole)
-        self._said = ""
-        if trained is not None:
-            self._said = "" if self._is_quiet else advice(trained, self._before)
-            self._before.append(trained)
-        return self._said
+        if trained is None:
+            return None
+        before = tuple(self._before)
+        self._before.append(trained)
+        return None if self._is_quiet else (trained, before)
 
     def _trained(self, steps: Sequence[dict[int, float]]) -> Trained | None:
         """Return what is known; None where it cannot be known what a step took."""
@@ -145,3 +151,25 @@ class BatchGrowth:
             parts,
             None if batch is None else int(batch),
         )
+
+
+_TAKEN = both("step", (1, 2, 3), samples=64)
+_MADE = {"lr": 0.1, "tensors": 4, "numbers": 100, "parts": 2}
+_LOOP = training(loader="nbdist.loader(data, global_batch=16)")
+_SCALE = "nbdist.scale_lr(optimizer, global_batch={}, reference_batch=4)\nfor"
+
+UNSCALED_LEARNING_RATE = Rule(
+    "unscaled-learning-rate",
+    "the batch grew, and the learning rate did not follow",
+    Batches,
+    lambda trainings: advice(*trainings),
+    remedy="Scale the rate with nbdist.scale_lr, or keep the batch with global_batch=.",
+    planted=both("optimizer", (0,), scaled_for=32, **_MADE) + _TAKEN,
+    sound=both("optimizer", (0,), scaled_for=128, **_MADE) + _TAKEN,
+    example=_LOOP.replace("for", _SCALE.format(8)),
+    mended=_LOOP.replace("for", _SCALE.format(16)),
+    sources=(
+        "https://github.com/Lightning-AI/pytorch-lightning/issues/3706",
+        "https://arxiv.org/abs/1706.02677",
+    ),
+)

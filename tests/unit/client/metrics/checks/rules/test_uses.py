@@ -2,15 +2,11 @@
 
 from collections.abc import Mapping
 
-from nbdist.client.metrics.checks.wrong_use import (
-    Seen,
-    Step,
-    averages_each_part,
-    feeds_parts_of_a_group_different,
-    forgets_to_scale,
-    shards_began_apart,
-    steps_past_the_scaler,
-)
+from nbdist.client.metrics.checks.rules.fp16 import STEP_PAST_SCALER, UNSCALED_FP16
+from nbdist.client.metrics.checks.rules.gradients import NEEDLESS_AVERAGING
+from nbdist.client.metrics.checks.rules.samples import UNEQUAL_SAMPLES_IN_GROUP
+from nbdist.client.metrics.checks.rules.start import UNEQUAL_SHARDS
+from nbdist.client.metrics.checks.uses import Seen, Step
 
 Told = Mapping[int, Mapping[str, float]]
 
@@ -27,37 +23,37 @@ def shards(*weights: float | None, groups: tuple[int, ...] = (0, 0)) -> dict[int
 
 
 def test_shards_of_different_weights_are_told_and_those_of_other_meshes_are_not() -> None:
-    assert "began with different weights" in shards_began_apart(seen(shards(1.0, 2.0)))
-    assert shards_began_apart(seen(shards(1.0, 1.0))) == ""
-    assert shards_began_apart(seen(shards(1.0, None))) == ""  # loaded since, on one rank
-    assert shards_began_apart(seen(shards(1.0, 2.0, groups=(0, 1)))) == ""
+    assert "began with different weights" in UNEQUAL_SHARDS.decide(seen(shards(1.0, 2.0)))
+    assert UNEQUAL_SHARDS.decide(seen(shards(1.0, 1.0))) == ""
+    assert UNEQUAL_SHARDS.decide(seen(shards(1.0, None))) == ""  # loaded since, on one rank
+    assert UNEQUAL_SHARDS.decide(seen(shards(1.0, 2.0, groups=(0, 1)))) == ""
 
 
 def test_half_precision_without_a_scaler_is_told_when_all_ranks_do_it_twice() -> None:
     bare = {rank: {"half": 1.0, "scalers": 0.0} for rank in range(2)}
-    assert "its loss is not scaled" in forgets_to_scale(seen({}, bare, bare))
-    assert forgets_to_scale(seen({}, bare)) == ""
+    assert "its loss is not scaled" in UNSCALED_FP16.decide(seen({}, bare, bare))
+    assert UNSCALED_FP16.decide(seen({}, bare)) == ""
     scaled = {rank: {"half": 1.0, "scalers": 1.0} for rank in range(2)}
-    assert forgets_to_scale(seen({}, scaled, scaled)) == ""
+    assert UNSCALED_FP16.decide(seen({}, scaled, scaled)) == ""
     full = {rank: {"half": 0.0, "scalers": 0.0} for rank in range(2)}
-    assert forgets_to_scale(seen({}, full, full)) == ""
+    assert UNSCALED_FP16.decide(seen({}, full, full)) == ""
 
 
 def test_a_step_past_the_scaler_is_told_when_no_optimizer_of_the_step_was_scaled() -> None:
     past = {rank: {"scaled": 1.0, "unscaled": 0.0} for rank in range(2)}
-    assert "steps with gradients that still are" in steps_past_the_scaler(seen({}, past, past))
-    assert steps_past_the_scaler(seen({}, past)) == ""
+    assert "steps with gradients that still are" in STEP_PAST_SCALER.decide(seen({}, past, past))
+    assert STEP_PAST_SCALER.decide(seen({}, past)) == ""
     divided = {rank: {"scaled": 1.0, "unscaled": 1.0} for rank in range(2)}
-    assert steps_past_the_scaler(seen({}, divided, divided)) == ""
+    assert STEP_PAST_SCALER.decide(seen({}, divided, divided)) == ""
 
 
 def test_samples_of_ranks_that_share_no_shards_are_not_compared() -> None:
     def fed(**more: float) -> dict[int, dict[str, float]]:
         return {rank: {"part": 0.0, "parts": 1.0, "input": float(rank), **more} for rank in (0, 1)}
 
-    assert "get different samples" in feeds_parts_of_a_group_different(seen({}, fed(), fed()))
+    assert "get different samples" in UNEQUAL_SAMPLES_IN_GROUP.decide(seen({}, fed(), fed()))
     by_hand = fed(shared_by=0.0)
-    assert feeds_parts_of_a_group_different(seen({}, by_hand, by_hand)) == ""
+    assert UNEQUAL_SAMPLES_IN_GROUP.decide(seen({}, by_hand, by_hand)) == ""
 
 
 def test_no_sync_is_advised_only_where_the_cell_has_one_optimizer() -> None:
@@ -65,5 +61,7 @@ def test_no_sync_is_advised_only_where_the_cell_has_one_optimizer() -> None:
         told = {r: {"sums": 2.0, "averaged_bytes": 8.0, "optimizers": optimizers} for r in (0, 1)}
         return Seen([Step(number, told, {0: 24.0, 1: 24.0}) for number in (1, 2)])
 
-    assert "Each of 3 backwards of a step averages all gradients" in averages_each_part(twice(1.0))
-    assert averages_each_part(twice(2.0)) == ""  # a GAN: the third backward is the other's
+    assert "Each of 3 backwards of a step averages all gradients" in NEEDLESS_AVERAGING.decide(
+        twice(1.0)
+    )
+    assert NEEDLESS_AVERAGING.decide(twice(2.0)) == ""  # a GAN: the third backward is the other's

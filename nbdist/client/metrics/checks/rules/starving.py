@@ -1,6 +1,6 @@
-"""Notice that ranks wait for their loader, and say which number to raise, or what else to change.
+"""A rule on ranks that wait for their loader: which number to raise, or what else to change.
 
-`advice` is the pure decision, on one rank's mean step; `Starving` gathers it in one cell.
+`advice` decides on one rank's mean step.
 
 More workers help as far as there are cores for them. What a step must take at least is what it
 takes without waiting for data, and what its processor time, workers' included, takes on the cores
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from nbdist.client.metrics.analysis.values import RECENT
+from nbdist.client.metrics.checks.planting import both, training
+from nbdist.client.metrics.checks.rule import Rule, WatchedCell, Watcher
 from nbdist.client.metrics.recent import MAKING
 from nbdist.shared.text import name_ranks
 from nbdist.shared.wire import Record
@@ -144,20 +146,42 @@ def sentence(ranks: Sequence[int], of: int, step: MeanStep, loader: LoaderFacts)
     )
 
 
-class Starving:
+@dataclass(frozen=True, slots=True)
+class FedRanks:
+    """The mean steps of so many ranks, and the loaders that they had; of those where known."""
+
+    steps: Mapping[int, tuple[MeanStep, LoaderFacts]]
+    ranks: int
+
+
+def _starves(fed: FedRanks) -> str:
+    waiting = {
+        rank: (step, loader)
+        for rank, (step, loader) in fed.steps.items()
+        if step.data_s >= STARVED * step.step_s
+    }
+    if not waiting:
+        return ""
+    worst = max(waiting.values(), key=lambda one: one[0].data_s / one[0].step_s)
+    return sentence(sorted(waiting), fed.ranks, *worst)
+
+
+class Feeding(Watcher[FedRanks]):
     """One cell's loaders and steps."""
 
-    def __init__(self, ranks: Sequence[int]) -> None:
-        """Begin with nothing known of these ranks."""
-        self._ranks = tuple(ranks)
+    kinds = frozenset(("loader", "step"))
+
+    def __init__(self, cell: WatchedCell) -> None:
+        """Begin with nothing known."""
+        self._ranks = cell.ranks
         self._loaders: dict[tuple[int, float], LoaderFacts] = {}
         self._steps: defaultdict[int, deque[Mapping[str, float]]] = defaultdict(
             lambda: deque(maxlen=RECENT)
         )
         self._made: dict[int, int] = {}  # each rank's newest step
 
-    def take(self, record: Record) -> str:
-        """Take in a record; return a sentence where ranks wait too long for a loader, else ""."""
+    def take(self, record: Record) -> FedRanks | None:
+        """Take in a record; return mean steps, now and then."""
         values = record.values
         if record.kind == "loader":
             self._loaders[record.rank, values["loader"]] = LoaderFacts(
@@ -168,35 +192,35 @@ class Starving:
                 bool(values["persistent"]),
                 values["cores"],
             )
-        elif record.kind == "step" and record.step > max(1, self._made.get(record.rank, 0)):
+        elif record.step > max(1, self._made.get(record.rank, 0)):
             self._made[record.rank] = record.step
             if "data_s" in values and "step_s" in values and "batches" in values:
                 self._steps[record.rank].append(values)
             if record.step % RECENT == 0 and self._is_heard(RECENT):
-                return self.line()
-        return ""
+                return self._fed()
+        return None
 
-    def line(self, *, is_last: bool = False) -> str:
-        """Return the same of all that was heard; with `is_last`, no more records will come."""
-        if is_last and not self._is_heard(ENOUGH_AT_END):
-            return ""
-        waiting = {
-            rank: step
-            for rank in self._ranks
-            if (step := self._mean(rank)) is not None and step.data_s >= STARVED * step.step_s
-        }
-        if not waiting:
-            return ""
-        worst = max(waiting, key=lambda rank: waiting[rank].data_s / waiting[rank].step_s)
-        newest = self._steps[worst][-1]["loader"]
-        loader = self._loaders.get((worst, newest), LoaderFacts())
-        return sentence(sorted(waiting), len(self._ranks), waiting[worst], loader)
+    def end(self) -> FedRanks | None:
+        """Return mean steps, where there are enough."""
+        return self._fed() if self._is_heard(ENOUGH_AT_END) else None
+
+    def _fed(self) -> FedRanks:
+        steps = {rank: mean for rank in self._ranks if (mean := self._mean(rank)) is not None}
+        loaders = {rank: self._loaders.get((rank, self._newest(rank))) for rank in steps}
+        return FedRanks(
+            {rank: (step, loaders[rank] or LoaderFacts()) for rank, step in steps.items()},
+            len(self._ranks),
+        )
+
+    def _newest(self, rank: int) -> float:
+        """Return the number of the loader that a rank has used last; -1 without one."""
+        return self._steps[rank][-1]["loader"] if self._steps[rank] else -1.0
 
     def _is_heard(self, steps: int) -> bool:
         return all(self._made.get(rank, 0) >= steps for rank in self._ranks)
 
     def _mean(self, rank: int) -> MeanStep | None:
-        newest = self._steps[rank][-1]["loader"] if self._steps[rank] else None
+        newest = self._newest(rank)
         steps = [values for values in self._steps[rank] if values["loader"] == newest]
         if len(steps) < FEWEST:
             return None
@@ -219,3 +243,48 @@ class Starving:
 
 def _s(seconds: float) -> str:
     return f"{seconds:.2g} s"
+
+
+_LOADER = {
+    "loader": 1,
+    "prompt": 3,
+    "line": 5,
+    "workers": 0,
+    "pinned": 0,
+    "persistent": 0,
+    "cores": 8,
+}
+_STEP = {
+    "step_s": 0.1,
+    "batches": 1,
+    "loader": 1,
+    "fetch_s": 0.06,
+    "making_cpu_s": 0.0,
+    "cpu_s": 0.04,
+}
+_SLOW = """import time
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 240
+    def __getitem__(self, i):
+        time.sleep(0.01)
+        return torch.full((4,), i / 240)
+"""
+_LOOP = training(data="Slow()", x="x")
+
+
+WAITS_FOR_LOADER = Rule(
+    "waits-for-loader",
+    "a fifth of a step or more is waiting for the loader",
+    Feeding,
+    _starves,
+    remedy="Do what the sentence says: it follows from what batches took, and from the cores.",
+    planted=both("loader", (0,), **_LOADER) + both("step", range(1, 30), data_s=0.06, **_STEP),
+    sound=both("loader", (0,), **_LOADER) + both("step", range(1, 30), data_s=0.01, **_STEP),
+    example=_SLOW + _LOOP,
+    mended=_SLOW.replace("        time.sleep(0.01)\n", "") + _LOOP,
+    sources=(
+        "https://github.com/pytorch/examples/issues/387",
+        "https://github.com/open-edge-platform/geti/pull/5958",
+    ),
+)

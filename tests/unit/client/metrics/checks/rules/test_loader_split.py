@@ -1,7 +1,10 @@
 """Loops over an nbdist.loader that is another one on each rank are named, and no others."""
 
-from nbdist.client.metrics.checks.loader_split import LoaderSplit
+from typing import Any
+
+from nbdist.client.metrics.checks.rules.loader_split import UNEQUAL_LOADERS
 from nbdist.shared.wire import Record
+from tests.unit.client.metrics.checks.watching import Watching
 
 RANKS = (0, 1, 3)
 
@@ -12,7 +15,7 @@ def begins(rank: int, order: float, line: int = 4, **more: float) -> Record:
 
 
 def said(*records: Record) -> list[str]:
-    split = LoaderSplit(RANKS)
+    split = Watching(UNEQUAL_LOADERS, RANKS)
     return [sentence for record in records if (sentence := split.take(record))]
 
 
@@ -30,7 +33,8 @@ def test_loops_are_compared_by_their_count_on_a_line_whatever_comes_between() ->
 
 
 def test_loops_that_a_rank_never_begins_are_forgotten() -> None:
-    split = LoaderSplit(RANKS)
+    split = Watching(UNEQUAL_LOADERS, RANKS)
     for _ in range(1000):
         assert not split.take(begins(0, 1.0))
-    assert len(split._open) <= 256
+    loops: Any = split.watcher
+    assert len(loops._open) <= 256

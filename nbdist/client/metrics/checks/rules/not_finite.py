@@ -1,0 +1,86 @@
+"""A rule on a loss that is no number any more.
+
+Of a single step that says little: it is said once the next one's is none either, or the cell ends.
+All ranks are heard of the step where it began, so that one sentence names all that it befell.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nbdist.client.metrics.checks.planting import both, rows, training
+from nbdist.client.metrics.checks.rule import Rule, WatchedCell, Watcher
+from nbdist.shared.text import name_ranks
+from nbdist.shared.wire import Record
+
+
+@dataclass(frozen=True, slots=True)
+class LostLosses:
+    """Since which step the loss of a rank is no number, and what it was then; of so many ranks."""
+
+    since: Mapping[int, tuple[int, float]]
+    ranks: int
+
+
+class Losses(Watcher[LostLosses]):
+    """One cell's losses, as backward saw them."""
+
+    kinds = frozenset(("step",))
+
+    def __init__(self, cell: WatchedCell) -> None:
+        """Begin with nothing known."""
+        self._ranks = frozenset(cell.ranks)
+        self._newest: dict[int, int] = {}  # each rank's newest step
+        self._since: dict[int, tuple[int, float]] = {}  # since which step it is none, and what
+
+    def take(self, record: Record) -> LostLosses | None:
+        """Take in a step; return the losses that stay no number, once all ranks are heard."""
+        rank, loss = record.rank, record.values.get("loss")
+        if record.step <= self._newest.get(rank, 0):
+            return None  # what fills a gap is older
+        self._newest[rank] = record.step
+        if loss is not None:
+            if math.isfinite(loss):
+                self._since.pop(rank, None)
+            else:
+                self._since.setdefault(rank, (record.step, loss))
+        if not self._since:
+            return None
+        first = min(step for step, _ in self._since.values())
+        is_heard = self._newest.keys() >= self._ranks and min(self._newest.values()) > first
+        return self.end() if is_heard else None
+
+    def end(self) -> LostLosses | None:
+        """Return the losses that are no number now."""
+        return LostLosses(dict(self._since), len(self._ranks)) if self._since else None
+
+
+def _is_lost(lost: LostLosses) -> str:
+    first, value = min(lost.since.values(), key=lambda since: since[0])
+    word = "NaN" if math.isnan(value) else "infinite"
+    begun = [rank for rank, (step, _) in lost.since.items() if step == first]
+    on = "all ranks" if len(begun) == lost.ranks > 1 else name_ranks(sorted(begun))
+    said = f"The loss is {word} on {on} since step {first:,}"
+    # It has come from those where it began, with the gradients.
+    later = {rank: step for rank, (step, _) in lost.since.items() if step > first}
+    if later:
+        said += f", and on {name_ranks(sorted(later))} since step {min(later.values()):,}"
+    return f"{said}."
+
+
+LOSS_NOT_FINITE = Rule(
+    "loss-not-finite",
+    "the loss is no number any more",
+    Losses,
+    _is_lost,
+    remedy="Look at what that rank computes at that step: a logarithm, a root, an overflow.",
+    planted=both("step", (41,), loss=2.0)
+    + rows("step", {"loss": 1.9}, {"loss": math.nan}, (42, 43)),
+    sound=both("step", (41, 42, 43), loss=2.0),
+    example=training(backward="model(x).log().mean().backward()"),
+    mended=training(backward="model(x).exp().log().mean().backward()"),
+    sources=(
+        "https://github.com/ecmwf/WeatherGenerator/issues/2724",
+        "https://github.com/pytorch/torchtitan/pull/3863",
+    ),
+)

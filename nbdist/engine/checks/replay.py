@@ -1,0 +1,245 @@
+"""Run the forward of a step that was left out again, and say where it is not finite.
+
+All ranks take part that have left it out, for a forward may run collectives; what each finds is
+its own. Weights, buffers, gradients, modes, random numbers and what modules hold are afterwards as
+they were (`layout/verify/restore`), and nothing is counted as a step.
+
+Main thread, in a cell on all ranks.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from nbdist.engine.checks import first_bad
+from nbdist.engine.checks.first_bad import bad_rows, is_finite
+from nbdist.engine.layout.plan.inputs import samples_in
+from nbdist.engine.layout.verify.restore import unharmed
+from nbdist.engine.steps import guard
+from nbdist.engine.steps.evidence import INPUT_BYTES, LeftOutStep
+from nbdist.engine.steps.forwards import Forward, in_modes, tensors_in
+from nbdist.shared.errors import UsageError
+from nbdist.shared.text import begin_with_ranks, name_bytes
+
+# In an answer, which has a bounded size: samples of each forward, and modules of either kind.
+MOST_NAMED: Final = 16
+MOST_MODULES: Final = 64
+_HOW = "%%distributed --guard, or layout.step(..., skip_nonfinite=True), leaves such steps out"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptStep:
+    """What a rank says of a step that it has kept.
+
+    Attributes:
+        cell: The number of its cell.
+        step: Its number there.
+        is_of_all: Whether all ranks have left it out.
+        forwards: How many of its forwards can run again.
+        why_not: Why none can; "" where they can.
+        has_weights: Whether its weights are kept.
+    """
+
+    cell: int
+    step: int
+    is_of_all: bool
+    forwards: int = 0
+    why_not: str = ""
+    has_weights: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The step that is looked into, and how; the same on all ranks.
+
+    Attributes:
+        cell: The number of its cell.
+        step: Its number there.
+        ranks: Those that have left it out.
+        why_not: Why no forward runs again, by rank; empty where it does.
+        has_weights: Whether it does so with the weights that it had.
+    """
+
+    cell: int
+    step: int
+    ranks: tuple[int, ...]
+    why_not: Mapping[int, str]
+    has_weights: bool
+
+
+def replay(step: int | None, names: dict[str, Any]) -> dict[str, Any]:
+    """Return what this rank finds in a step that was left out; `{}` where it did not.
+
+    Or `{"error": (what, why, do)}`, the same on all ranks. Collective.
+
+    Args:
+        step: Its number in the cell; None takes the newest.
+        names: The namespace of the rank's cells.
+    """
+    kept = guard.here.evidence.steps
+    everyone: list[list[KeptStep]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, [_said(one) for one in kept])
+    try:
+        choice = choose(everyone, step)
+    except UsageError as error:
+        return {"error": [error.what, error.why, error.do]}
+    mine = [one for one in kept if (one.cell, one.step) == (choice.cell, choice.step)]
+    if dist.get_rank() not in choice.ranks:
+        return {}
+    return _look(mine[-1], choice)
+
+
+def choose(everyone: Sequence[Sequence[KeptStep]], step: int | None) -> Choice:
+    """Return which step to look into, by what all ranks have kept.
+
+    Raises:
+        UsageError: There is none, or ranks that left it out have it no more.
+    """
+    newest = max((one.cell for kept in everyone for one in kept), default=0)
+    found = [{one.step: one for one in kept if one.cell == newest} for kept in everyone]
+    steps = sorted(set().union(*found))
+    if not steps:
+        raise UsageError(
+            "No step is kept that was left out, so there is nothing to look into.",
+            why=f"{_HOW}, and none was since these ranks were started",
+            do="train with one of them, then %dist replay",
+        )
+    if step is not None and step not in steps:
+        raise UsageError(
+            f"Step {step} is not kept.",
+            why=f"kept are the newest steps that a cell has left out: {', '.join(map(str, steps))}",
+            do=f"%dist replay {steps[-1]}",
+        )
+    step = steps[-1] if step is None else step
+    by_rank = {rank: kept[step] for rank, kept in enumerate(found) if step in kept}
+    without = [rank for rank in range(len(everyone)) if rank not in by_rank]
+    if without and any(one.is_of_all for one in by_rank.values()):
+        raise UsageError(
+            f"{begin_with_ranks(without)} {'has' if len(without) == 1 else 'have'} nothing of step "
+            f"{step} any more.",
+            why="a new process has no evidence, and a forward runs on all ranks or on none",
+            do="train on: the next step that is left out can be looked into",
+        )
+    why_not = {rank: one.why_not for rank, one in by_rank.items() if one.why_not}
+    counts = {one.forwards for one in by_rank.values()}
+    if not why_not and len(counts) > 1 and any(one.is_of_all for one in by_rank.values()):
+        why_not = dict.fromkeys(by_rank, "ranks have made, or kept, other numbers of forwards")
+    has_weights = all(one.has_weights for one in by_rank.values())
+    return Choice(newest, step, tuple(by_rank), why_not, has_weights)
+
+
+def _said(kept: LeftOutStep) -> KeptStep:
+    model = kept.model()
+    fits = kept.weights is not None and model is not None and kept.weights.fit(model)
+    why_not = _why_not(kept, model)
+    return KeptStep(kept.cell, kept.step, kept.is_of_all, len(kept.forwards), why_not, fits)
+
+
+def _why_not(kept: LeftOutStep, model: nn.Module | None) -> str:
+    """Return why its forwards cannot run again; "" where they can."""
+    if model is None:
+        return "its model is not known, or is gone"
+    if any(isinstance(one, FullyShardedDataParallel) for one in model.modules()):
+        return "a FullyShardedDataParallel is not run again; fully_shard and layouts are"
+    if len(kept.modes) != sum(1 for _ in model.modules()):
+        return "its model has other modules by now"
+    if not kept.forwards:
+        if kept.unkept:
+            return f"its inputs take more than {name_bytes(INPUT_BYTES)}"
+        return (
+            "its forward was not seen: a pipeline's, a compiled one, or of a model that was not "
+            "known before its first step"
+        )
+    if any(one.is_changed for one in kept.forwards):
+        return "its inputs have been changed in place since"
+    return ""
+
+
+def _look(kept: LeftOutStep, choice: Choice) -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "step": kept.step,
+        "loss": kept.loss,
+        **_gradients(kept.gradients),
+        "why_not": choice.why_not.get(dist.get_rank(), ""),
+        "ran": not choice.why_not,
+        "has_weights": choice.has_weights,
+        "unkept": kept.unkept,
+        "forwards": [],
+    }
+    model = kept.model()
+    if choice.why_not or model is None:
+        answer["forwards"] = [_batch(one) | {"bad": None} for one in kept.forwards]
+        return answer
+    with unharmed(model), torch.no_grad(), in_modes(model, kept.modes):
+        if choice.has_weights and kept.weights is not None:
+            kept.weights.put_into(model)
+        answer["forwards"] = [_batch(one) | _run(one, model) for one in kept.forwards]
+    return answer
+
+
+def _gradients(norms: Mapping[str, float | None]) -> dict[str, Any]:
+    """Return the norms of the modules that are not finite, and of those with the largest ones."""
+    bad = [module for module, norm in norms.items() if norm is None]
+    finite = {module: norm for module, norm in norms.items() if norm is not None}
+    largest = sorted(finite, key=lambda module: -finite[module])[:MOST_MODULES]
+    named = dict.fromkeys(bad[:MOST_MODULES]) | {module: finite[module] for module in largest}
+    return {"gradients": named, "modules": len(norms), "bad_modules": len(bad)}
+
+
+def _run(forward: Forward, model: nn.Module) -> dict[str, Any]:
+    """Return the first output that is not finite, and the rows that it, or the input, is so for."""
+    samples = samples_in(forward.tensors)
+    bad = [tensor for tensor in forward.tensors if not is_finite(tensor)]
+    with first_bad.looking(model, samples) as seen:
+        forward.run(model)
+    rows = (bad_rows(bad, samples) if bad else None) or seen.rows or []
+    names = _samples(forward, samples)
+    return {
+        "bad": None if seen.first is None else seen.first.to_plain(),
+        "is_input": bool(bad),
+        "size": samples,
+        "rows": rows[:MOST_NAMED],
+        "bad_rows": len(rows),
+        "bad_samples": None if names is None else [names[row] for row in rows[:MOST_NAMED]],
+    }
+
+
+def _batch(forward: Forward) -> dict[str, Any]:
+    """Return what the loader had given last: epoch, positions, and samples of the dataset."""
+    given = forward.given
+    if given is None:
+        return {"epoch": None, "positions": None, "samples": None}
+    samples = given.samples() if given.positions else None
+    return {
+        "epoch": given.epoch,
+        "positions": [given.positions.start, given.positions.stop],
+        "samples": None if samples is None else samples[:MOST_NAMED],
+    }
+
+
+def _samples(forward: Forward, rows: int) -> list[int] | None:
+    """Return the sample of the dataset that each row is; None where that is not certain.
+
+    It is where the forward got what the loader had given last: a loop may have asked for the next
+    batch by then, or have put another together.
+    """
+    given = forward.given
+    if given is None or not rows or len(given.positions) != rows:
+        return None
+    batch = [tensor for tensor in tensors_in(given.batch) if tensor.dim() and len(tensor) == rows]
+    inputs = [tensor for tensor in forward.tensors if tensor.dim() and len(tensor) == rows]
+    if not inputs or not all(any(_is_same(one, other) for other in batch) for one in inputs):
+        return None
+    return given.samples()
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    mine = one.to(other.device)
+    return torch.equal(mine, other) or bool(torch.equal(mine.nan_to_num(), other.nan_to_num()))
