@@ -39,6 +39,8 @@ _PLACES = {
     "loader": "nbdist.engine.data.make",
     "coverage": "nbdist.engine.data.coverage",
     "log": "nbdist.engine.training.training",
+    "mean": "nbdist.engine.training.mean",
+    "same": "nbdist.engine.checks.same",
     "scale_lr": "nbdist.engine.data.lr_scaling",
     "keep": "nbdist.engine.steps.keep",
     "save": "nbdist.engine.checkpoint.save",
@@ -58,6 +60,7 @@ _PLACES = {
     "CheckpointError": "nbdist.shared.errors",
     "PublishError": "nbdist.shared.errors",
     "TransferError": "nbdist.shared.errors",
+    "CheckError": "nbdist.shared.errors",
     "ExpectationError": "nbdist.shared.errors",
     "RankError": "nbdist.shared.errors",
 }

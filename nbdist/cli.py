@@ -1,4 +1,4 @@
-"""The `nbdist` command: `demo | lab | ui | status | stacks | board | stop | export | doctor`.
+"""The `nbdist` command: `demo | lab | ui | status | peek | stop | export | doctor` and more.
 
 Imports nothing heavy: each command brings what it needs when it is called, so that `--help`
 answers at once and works in an environment that is broken.
@@ -48,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return lab(others, with_tutorials=known.tutorials)
             case "ui":
                 return ui(known.folder)
-            case "status" | "stacks" | "board" | "stop":
+            case "status" | "stacks" | "checks" | "board" | "stop":
+                return ask(known)
+            case "pause" | "continue" | "change" | "peek":
                 return ask(known)
             case "export":
                 return export(of_export)
@@ -92,7 +94,12 @@ def build_parser() -> argparse.ArgumentParser:
     asking = {
         "status": "show each rank of the clusters that run",
         "stacks": "show where each rank is, also while a cell runs",
+        "checks": "list the rules on silent mistakes, and what they found in the newest cell",
         "board": "show the board of the cell that trains, or has trained last",
+        "pause": "let the training stand still, all ranks after the same step",
+        "continue": "let a training go on that is paused",
+        "change": "set lr, or a -p parameter, on all ranks after the same step",
+        "peek": "evaluate an expression on all ranks after the same step of the cell that runs",
         "stop": "end all ranks; what they hold is lost",
     }
     for name, help_text in asking.items():
@@ -105,6 +112,10 @@ def build_parser() -> argparse.ArgumentParser:
             words.add_argument(
                 "name", nargs="?", metavar="NAME", help="of a detached cluster, as status lists it"
             )
+        if name == "change":
+            words.add_argument("values", nargs="+", metavar="KEY=VALUE", help="such as lr=0.01")
+        if name == "peek":
+            words.add_argument("expression", metavar="EXPR", help='such as "model.weight.norm()"')
         if name == "stacks":
             words.add_argument(
                 "-r", "--ranks", default="all", help="all, 0, 0,2 or 1-3 (default: %(default)s)"
@@ -243,6 +254,16 @@ def ask(known: argparse.Namespace) -> int:
             print(terminal.status(known.pid))
         case "stacks":
             print(terminal.stacks(known.pid, known.ranks))
+        case "checks":
+            print(terminal.checks(known.pid))
+        case "pause":
+            print(terminal.pause(known.pid))
+        case "continue":
+            print(terminal.go_on(known.pid))
+        case "change":
+            print(terminal.change(known.pid, known.values))
+        case "peek":
+            print(terminal.peek(known.pid, known.expression))
         case "board" if known.watch:
             with contextlib.suppress(KeyboardInterrupt):
                 terminal.watch(known.pid, known.view, known.png, show_anew)
@@ -268,6 +289,8 @@ def words_for_there(known: argparse.Namespace) -> list[str]:
         words += ["--ranks", known.ranks]
     if getattr(known, "name", None):
         words.append(known.name)
+    words += getattr(known, "values", None) or []
+    words += ["--", known.expression] if known.command == "peek" else []
     if known.command == "board":
         words.append(known.view)
     return words

@@ -75,7 +75,7 @@ def execute(path: Path, folder: Path, out: TextIO) -> bool:
         on_cell_executed=lambda cell, **_: tell(cell, out),
     )
     # In a thread of its own, for nbclient answers Ctrl-C by killing the kernel. We interrupt it
-    # instead, as a notebook does: ranks settle, the run is marked KILLED, and all is shut down.
+    # instead, as a notebook does: ranks settle, its run says so, and all is shut down.
     with ThreadPoolExecutor(1, "nbdist-demo") as pool:
         done = pool.submit(asyncio.run, client.async_execute())
         try:

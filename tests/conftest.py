@@ -6,14 +6,22 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import groups
+
+# A test says what is true, and not how long it may take: the cores are shared. `CI` sets it, too.
+settings.register_profile(
+    "nbdist", deadline=None, suppress_health_check=[HealthCheck.too_slow], parent=settings.default
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let the groups' hooks see the notebooks too, and Ctrl-C be Ctrl-C."""
     # A shell starts its background jobs with SIGINT ignored, and Python keeps it so.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "CI" not in os.environ:
+        settings.load_profile("nbdist")
     config.pluginmanager.register(groups, "nbdist-groups")
 
 

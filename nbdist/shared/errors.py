@@ -13,6 +13,7 @@
     ├── PublishError        a model that could not be published
     ├── TransferError       push or pull of something that cannot travel
     ├── TrackingError       runs that cannot be kept or shown
+    ├── CheckError          a silent mistake, found by a rule that is set to raise
     ├── ExpectationError    what a run was expected to be, and is not
     └── RankError           code failed on one or more ranks
 
@@ -132,6 +133,17 @@ class TransferError(NBDistError):
 
 class TrackingError(NBDistError):
     """Runs cannot be kept, sent or shown; training itself is never stopped by this."""
+
+
+class CheckError(NBDistError):
+    """A rule that is set to `raise` has found a silent mistake in a training; nothing is lost.
+
+    `rule` is its name, `what` the sentence that it says.
+    """
+
+    def __init__(self, what: str, *, why: str = "", do: str = "", rule: str = "") -> None:
+        super().__init__(what, why=why, do=do)
+        self.rule = rule
 
 
 class ExpectationError(NBDistError, AssertionError):

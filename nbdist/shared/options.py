@@ -8,6 +8,7 @@ import ipaddress
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, TypeGuard, Union, get_args, get_origin, get_type_hints
@@ -17,8 +18,10 @@ from nbdist.shared.errors import StartError, UsageError
 from nbdist.shared.text import counted
 
 LOOPBACK = "127.0.0.1"
+HASH_SEED = "0"  # PYTHONHASHSEED of ranks, where a notebook on one machine has no other
 MOST_RANKS_A_CORE = 64
-_DEVICES = ("cpu", "cuda")
+DEVICES = ("cpu", "cuda")
+BACKENDS = ("gloo", "nccl")
 _TAPS = ("off", "counts", "full")
 _CHECKS = ("shared", "store", "off")
 _OPTION = "nbdist option"  # in a field's metadata
@@ -199,7 +202,7 @@ class ClusterOptions:
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense on any machine."""
-        require_word("device", self.device, _DEVICES)
+        require_word("device", self.device, DEVICES)
         require_word("tap", self.tap, _TAPS)
         require_word("check", self.check, _CHECKS)
         _require_ranks(self.n)
@@ -256,7 +259,7 @@ def choose_options(
         UsageError: A word or a number makes no sense.
     """
     if backend is not None:
-        require_word("backend", backend, ("gloo", "nccl"))
+        require_word("backend", backend, BACKENDS)
     if n is not None:
         _require_ranks(n)
     device = device or ("cuda" if gpus else "cpu")
@@ -312,6 +315,20 @@ def sharing_note(options: ClusterOptions, gpus: int) -> str:
     )
 
 
+def cores_note(options: ClusterOptions, cores: float) -> str:
+    """Return what to know where ranks share the cores of this machine, or nothing where none does.
+
+    Args:
+        options: With which they start.
+        cores: That they may use together; a container's quota may be a fraction.
+    """
+    if options.device != "cpu" or options.n <= cores:
+        return ""
+    share = Fraction(cores).limit_denominator(10) / options.n
+    there = counted(int(cores), "core") if cores == int(cores) else f"{cores:.1f} cores"
+    return f"{counted(options.n, 'rank')} on {there}: each gets {share} of a core."
+
+
 def _require_gpus(options: ClusterOptions, gpus: int, gpus_each: int, no_gpu: str) -> None:
     n, fewer = options.n, f"%dist start -n {gpus}   or   " if gpus else ""
     if options.device != "cuda" or n <= gpus:
@@ -345,6 +362,12 @@ def is_loopback(address: str) -> bool:
 def _require_ranks(n: object) -> None:
     if not is_whole(n, 1):
         raise UsageError(f"n is the number of ranks, at least 1, not {n!r}.")
+
+
+def read_word(name: str, words: tuple[str, ...], text: str) -> str:
+    """Return one of these words as typed after a flag; raises as `require_word`."""
+    require_word(name, text, words)
+    return text
 
 
 def require_word(name: str, word: object, words: tuple[str, ...]) -> None:

@@ -19,10 +19,12 @@ class Notebook:
 
     Attributes:
         checkpoints: Returns the folder of checkpoints without a name; "" where there is no kernel.
+        advise_on: Returns how ranks get what the notebook has by a name; "" where it has none.
     """
 
     def __init__(self) -> None:
         self.checkpoints: Callable[[], str] = lambda: ""
+        self.advise_on: Callable[[str], str] = lambda name: ""
 
 
 notebook = Notebook()

@@ -23,14 +23,17 @@ _ASSERTIONS = re.compile(
 _NAMELESS_LINE = re.compile(rf"^\[W[^\n]*\[c10d\] {_NAMELESS}[^\n]*\n?", re.MULTILINE)
 
 
+MICROSECONDS = "µs"  # where people read it; in code and comments it is us
+
+
 def figure(value: float) -> str:
-    """Return `value` with about three digits: 0, 0.126, 12.3, 1,240, 3.1e-05."""
+    """Return `value` with about three digits: 0, 0.126, 12.3, 1,240, 3.1e-05, 6.2e+11."""
     if not math.isfinite(value):
         return "not finite"
     if value == 0:
         return "0"
     size = abs(value)
-    if 0 < size < 1e-3:
+    if not 1e-3 <= size < 1e7:
         return f"{value:.1e}"
     digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
     return f"{value:,.{digits}f}"

@@ -14,7 +14,7 @@ from typing import Any
 
 from nbdist.shared.packed import Calls, numbers_of, text_of
 
-VERSION = 12  # rises when a message changes; both sides compare it at the start
+VERSION = 14  # rises when a message changes; both sides compare it at the start
 
 RECORDS = "nbdist_records"  # iopub message type: one Batch
 OUTPUT = "nbdist_output"  # iopub message type: text, see `engine/kernel/output/stdio.py`
@@ -22,6 +22,8 @@ REQUEST = "nbdist_request"  # shell (main thread) and control (any time) message
 REPLY = "nbdist_reply"
 CELL_KEY = "nbdist"  # where a cell's message carries its CellStart, and the reply its CellEnd
 PUBLISHED = "published"  # a fact: models that the cell has published, as JSON
+# A fact: what was changed by hand, as JSON of a list of the fields of `metrics/changes.Change`.
+CHANGES = "changes"
 CONTINUES = (
     "continues"  # a fact of a cell that is run again: it trains on what is there, or restored
 )
@@ -65,7 +67,7 @@ def is_measured(values: Mapping[str, float]) -> bool:
     return "compute_s" in values or "comm_s" in values
 
 
-CELL_END = 0  # the step of an "alike" row at the end of a cell
+CELL_END = 0  # the step of an "alike" row at the end of a cell, and of a "left" row
 
 # The kinds that tell of training; the others only come with it, or with any communication.
 RUN_KINDS = frozenset({"step", "log"})
@@ -84,8 +86,9 @@ class Record:
     step's collectives, in `detail`), "links" (what the sockets to other ranks tell, see
     `engine/group/links/link_stats.py`), "device" (each second, of process and GPU), "optimizer"
     (one makes its first step in the cell), "loader" (a loop over one begins), "alike" or "use" (now
-    and then: what must be equal on all ranks, and how a model is used, see `engine/checks`). `step`
-    counts optimizer steps on this rank since the cell began, from 1; 0 before the first. `time_ns`
+    and then: what must be equal on all ranks, and how a model is used, see `engine/checks`), "left"
+    (at a cell's end: `backwards`, after which none of its optimizers has stepped). `step` counts
+    optimizer steps on this rank since the cell began, from 1; 0 before the first. `time_ns`
     is the rank's wall clock (`time.time_ns`) when the row was made. `values` holds plain floats. A
     step row has, where known: `loss`; `step_s`; `samples`, `tokens`, `bytes` (sent into
     collectives), `collectives` (a count); `replays` (of CUDA graphs, a count: of a step that is
@@ -281,6 +284,7 @@ class CellStart:
         track: Whether a training in it is tracked.
         script: The script that it is.
         keep: Whether what it shows is kept, for a notebook that comes later.
+        guard: Whether a step whose gradients are not finite is left out.
     """
 
     number: int
@@ -298,6 +302,7 @@ class CellStart:
     track: bool = True
     script: Script | None = None
     keep: bool = False
+    guard: bool = False
 
     def to_wire(self) -> dict[str, Any]:
         """Return the JSON form; not by `asdict`, for one is made for each rank."""

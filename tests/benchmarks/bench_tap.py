@@ -103,11 +103,11 @@ def main() -> int:
     (results,) = run_ranks(1, measure, timeout_s=120)
     missed = []
     for name, row in results.items():
-        print(f"{name}: bare {row['bare']:.1f} us of processor time")
+        print(f"{name}: bare {row['bare']:.1f} µs of processor time")
         for level in (*GOALS_US, TOLD):
             ratio, goal = (row["bare"] + row[level]) / row["bare"], GOALS_US.get(level)
-            told = "" if goal is None else f"  goal {goal:g} us"
-            print(f"  {level:11}{row[level]:+7.1f} us  ({ratio:.2f} x){told}")
+            told = "" if goal is None else f"  goal {goal:g} µs"
+            print(f"  {level:11}{row[level]:+7.1f} µs  ({ratio:.2f} x){told}")
             if level != "off" and goal is not None and row[level] > goal:
                 missed.append(f"{name} at {level}")
     print("All goals met." if not missed else f"Falls short: {', '.join(missed)}")

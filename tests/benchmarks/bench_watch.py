@@ -106,7 +106,7 @@ def main() -> None:
     for width in map(int, sys.argv[1:] or ("64", "1024")):
         ranks: list[dict[str, Any]] = run_ranks(2, measure, width, timeout_s=600)
         bare = ", ".join(f"{statistics.median(times['bare']):.0f}" for times in ranks)
-        print(f"Width {width}: bare {bare} us of processor time")
+        print(f"Width {width}: bare {bare} µs of processor time")
         for way in WAYS[1:]:
             told = []
             for times in ranks:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from nbdist.shared.text import figure
+from nbdist.shared.text import MICROSECONDS, figure
 
 HEAD = ("what", "measured", "beside", "ratio", "noise", "goal", "")
 
@@ -97,7 +97,7 @@ def _goal(row: Row) -> str:
     if row.goal is None:
         return ""
     if row.goal_on == "measured":
-        return f"{row.goal:g} {row.unit}"
+        return f"{row.goal:g} {_shown(row.unit)}"
     return f"{100 * row.goal:g} %" if row.is_share else f"{row.goal:g} x"
 
 
@@ -105,8 +105,12 @@ def _is_short(rows: Sequence[Row]) -> bool:
     return not all(row.reached for row in rows)
 
 
+def _shown(unit: str) -> str:
+    return MICROSECONDS if unit == "us" else unit
+
+
 def _range(values: Sequence[float], unit: str) -> str:
     if not values:
         return ""
     low, high = figure(min(values)), figure(max(values))
-    return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
+    return f"{low if low == high else f'{low} to {high}'} {_shown(unit)}"

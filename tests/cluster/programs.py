@@ -43,11 +43,6 @@ _WRONG = {
 ddp = DDP(net())
 fit(ddp.module, batches(), sgd(ddp))
 """,
-    "a layout's hooks are bypassed": """
-model = net()
-nbdist.parallelize(model, "ddp")
-fit(model.forward, batches(), sgd(model))
-""",
     "gradients averaged twice": """
 model = net()
 nbdist.parallelize(model, "ddp")
@@ -148,6 +143,30 @@ nbdist.parallelize(model, "tp=2")
 torch.manual_seed(rank)
 fit(model, batches(), sgd(model))
 """,
+    "one rank left in evaluation mode": """
+model = net(nn.Dropout(0.5))
+nbdist.parallelize(model, "zero3")
+torch.manual_seed(rank)
+if rank == 0:
+    model.eval()
+fit(model, batches(), sgd(model))
+""",
+    "gradients that are never zeroed": """
+model = net()
+nbdist.parallelize(model, "zero3")
+opt = sgd(model)
+for x, y in batches():
+    F.cross_entropy(model(x), y).backward()
+    opt.step()
+""",
+    "an optimizer that never steps": """
+model = net()
+nbdist.parallelize(model, "zero3")
+opt = sgd(model)
+for x, y in batches():
+    F.cross_entropy(model(x), y).backward()
+    opt.zero_grad()
+""",
     "thawed after DDP had wrapped it": """
 model = net()
 model[0].requires_grad_(False)
@@ -180,7 +199,6 @@ fit(model, batches(), opt, steps=8)
 # The first words of what is said.
 SAYS = {
     "the wrapper is bypassed": "Gradients are not averaged: 5 steps",
-    "a layout's hooks are bypassed": "Gradients are not averaged: 5 steps",
     "gradients averaged twice": "Gradients are averaged twice: the loop all-reduces 4 gradients",
     "gradients averaged never": "Each rank trains a model of its own",
     "never parallelized, and never seeded": "Each rank trains a model of its own: each learns from",
@@ -198,6 +216,9 @@ SAYS = {
     "forgotten no_sync": "Each of 2 backwards of a step averages all gradients",
     "dropout alike on ranks with other samples": "Dropout drops the same on all ranks",
     "dropout that differs in a tp group": "Dropout drops differently on ranks of one tp or cp",
+    "one rank left in evaluation mode": "Ranks train one model in different modes: of the modules",
+    "gradients that are never zeroed": "The optimizer steps with the gradients of all earlier",
+    "an optimizer that never steps": "No optimizer has stepped in this cell: after 8 backwards",
     "thawed after DDP had wrapped it": "Replicas differ at the cell's end: 0.bias and 1 more",
     "one rank changes a frozen weight, last of all": (
         "Replicas differ at the cell's end: 0.weight, rank 1 against rank 0."
@@ -355,6 +376,67 @@ for epoch in range(2):
     with torch.no_grad():
         model.eval()(x)
 """,
+    "statistics that are frozen, and one rank that evaluates with gradients": """
+model = net(nn.BatchNorm1d(8), nn.Dropout(0.5))
+ddp = DDP(model)
+torch.manual_seed(rank)
+opt = sgd(ddp)
+for x, y in batches():
+    model.train()
+    model[1].eval()
+    F.cross_entropy(ddp(x), y).backward()
+    opt.step()
+    opt.zero_grad()
+    if rank == 0:
+        model.eval()(x)
+""",
+    "two optimizers, one of which steps half as often": """
+model = net()
+nbdist.parallelize(model, "ddp")
+first, second = sgd(model[0]), sgd(model[2])
+for step, (x, y) in enumerate(batches()):
+    F.cross_entropy(model(x), y).backward()
+    first.step()
+    first.zero_grad()
+    if step % 2:
+        second.step()
+        second.zero_grad()
+""",
+    "gradients that are set to zero, between forward and backward": """
+ddp = DDP(net(), gradient_as_bucket_view=True)
+opt = sgd(ddp)
+for x, y in batches():
+    loss = F.cross_entropy(ddp(x), y)
+    opt.zero_grad(set_to_none=False)
+    loss.backward()
+    opt.step()
+""",
+    "weights that the loop changes itself, beside an optimizer": """
+model = net()
+layout, opt = nbdist.parallelize(model, "ddp"), sgd(model)
+for x, y in batches():
+    F.cross_entropy(model(x), y).backward()
+    for p in model.parameters():
+        p.data -= 0.05 * p.grad
+    opt.zero_grad()
+""",
+    "gradients of a model, and an optimizer of another": """
+model, other = net(), net()
+opt = sgd(other)
+for x, y in batches():
+    F.cross_entropy(model(x), y).backward()
+    model.zero_grad()
+""",
+    "steps that a scaler leaves out": """
+model = net()
+nbdist.parallelize(model, "ddp")
+opt, scaler = sgd(model), torch.amp.GradScaler("cpu", init_scale=2.0**127)
+for x, y in batches():
+    scaler.scale(1e3 * F.cross_entropy(model(x), y)).backward()
+    scaler.step(opt)
+    scaler.update()
+    opt.zero_grad()
+""",
     "dropout with a seed a rank": """
 model = net(nn.Dropout(0.5))
 nbdist.parallelize(model, "ddp")
@@ -494,6 +576,12 @@ with torch.autocast("cpu", torch.bfloat16):
     fit(ddp, batches(), sgd(ddp))
 """,
 }
+
+
+def left_idle() -> str:
+    """Return a program that makes a model and an optimizer, for the cells that follow."""
+    return f'{_DATA}\nmodel = net()\nnbdist.parallelize(model, "ddp")\nopt = sgd(model)\n'
+
 
 # For four ranks: replicas of a stage, and of a shard, one of which goes its own way.
 _DRIFT = """

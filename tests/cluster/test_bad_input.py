@@ -64,8 +64,10 @@ def test_a_session_refuses_what_it_cannot_take(call: str, session: Session) -> N
 
 
 def test_a_variable_that_no_cell_has_set_is_named_with_what_to_do(session: Session) -> None:
-    with pytest.raises(nbdist.TransferError, match='no variable "nosuch"; a %%distributed cell'):
-        session.pull("nosuch")
+    said = 'Rank 1 has no variable "nosuch"; a %%distributed cell sets one.'
+    with pytest.raises(nbdist.TransferError) as raised:
+        session.pull("nosuch", "1")
+    assert str(raised.value) == said
 
 
 def test_a_rank_that_did_not_run_the_cell_is_told_from_those_that_did(session: Session) -> None:
@@ -76,10 +78,13 @@ def test_a_rank_that_did_not_run_the_cell_is_told_from_those_that_did(session: S
 CELLS = {
     "nbdist.log(3)": "nbdist.log takes numbers by name",
     "nbdist.keep(3)": "nbdist.keep takes objects by name",
-    "nbdist.loader(range(64), 16)": "global_batch=64",
+    "nbdist.loader(range(64), 16)": "32 here for 16 per rank\n"
+    "Do:  nbdist.loader(dataset, global_batch=32)",
     "nbdist.loader(range(64))": "global_batch=64",
     "nbdist.loader(range(64), global_batch=0)": "global_batch=0 gives 2 ranks nothing to share",
-    "nbdist.loader(range(64), batch_size=16)": "nbdist.loader takes no batch_size",
+    "nbdist.loader(range(64), batch_size=16)": "nbdist.loader takes no batch_size.\n"
+    "Why: global_batch= is of all ranks together: 32 here for 16 per rank\n"
+    "Do:  nbdist.loader(dataset, global_batch=32)",
     "nbdist.loader(range(64), global_batch=16, shufle=True)": "nbdist.loader takes no shufle",
     "nbdist.loader(range(64), global_batch=16, seed='x')": "seed='x'",
     "nbdist.loader(range(64), global_batch=16, window=0)": "window=0",

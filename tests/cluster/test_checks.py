@@ -69,6 +69,21 @@ def test_a_right_program_gives_no_alarm(session: nbdist.Session, name: str) -> N
     assert session.alarms == ()
 
 
+def test_an_optimizer_that_has_stepped_or_that_a_cell_does_not_name_may_rest_in_it(
+    session: nbdist.Session,
+) -> None:
+    def alarms(*lines: str) -> tuple[str, ...]:
+        session.run("\n".join(["for x, y in batches():", *lines]), track=False)
+        return session.alarms
+
+    backward = "    F.cross_entropy(model(x), y).backward()"
+    session.run(programs.left_idle(), track=False)
+    assert alarms(backward, "    model.zero_grad()") == ()
+    assert len(alarms(backward, "    opt.zero_grad()")) == 1
+    assert alarms(backward, "    opt.step(); opt.zero_grad()") == ()
+    assert alarms(backward, "    opt.zero_grad()") == ()
+
+
 @pytest.fixture
 def of_four(session: nbdist.Session) -> Iterator[nbdist.Session]:
     session.scale(4)

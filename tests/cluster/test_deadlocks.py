@@ -111,7 +111,18 @@ def assert_whole(session: Session) -> None:
     assert session.run("kept").value_list == [1, 2]
 
 
-@pytest.mark.parametrize(("ranks", "code", "told"), DEADLOCKS.values(), ids=DEADLOCKS)
+# The first is a broadcast within DDP as "where DDP lays its buckets anew" is, the second a
+# collective that one rank alone makes in a constructor, as "one rank makes a group".
+OF_A_KIND = ("where DDP sends buffers", "one rank makes a DDP")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "code", "told"),
+    [
+        pytest.param(*case, id=name, marks=(pytest.mark.slow,) if name in OF_A_KIND else ())
+        for name, case in DEADLOCKS.items()
+    ],
+)
 def test_a_proven_deadlock_ends_with_both_sides_named_and_everything_kept(
     session: Session, ranks: str, code: str, told: list[str]
 ) -> None:
@@ -256,3 +267,27 @@ dist.barrier()
     assert "ipykernel" not in stacks
     assert "computing in work (line 3)" in status
     assert "rank 0: idle\nrank 1: idle" in str(session.stacks())
+
+
+def test_a_function_of_another_cell_is_shown_with_that_cells_number(
+    session: Session, tmp_path: Path
+) -> None:
+    looked = tmp_path / "looked"
+    session.run(
+        "import os, time\n\n"
+        f"def work():\n    while not os.access({str(looked)!r}, os.F_OK): time.sleep(0.01)\n\n"
+        "def meet():\n    dist.barrier()",
+        prompt=31,
+    )
+    cell = {"timeout_s": 30, "prompt": 32}
+    runner = threading.Thread(target=session.run, args=["if rank: work()\nmeet()"], kwargs=cell)
+    runner.start()
+    stacks = ""
+    while not ("computing in work (cell 31, line 4)" in stacks and "cell 31, line 7 for" in stacks):
+        runner.join(0.05)
+        assert runner.is_alive(), stacks
+        stacks = str(session.stacks())
+    looked.touch()
+    runner.join(30)
+    assert "  cell, line 1, in <module>" in stacks
+    assert "  cell 31, line 4, in work" in stacks

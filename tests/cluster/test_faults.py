@@ -180,9 +180,17 @@ ABSENT = {
     ),
     "a group of its own": "dist.all_reduce(torch.ones(4), group=pair)",
 }
+# They wait for the root and for parts as "all_reduce" waits for a sum.
+SLOW = ("broadcast", "all_gather", "all_gather_object")
 
 
-@pytest.mark.parametrize("call", ABSENT.values(), ids=ABSENT)
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(call, id=name, marks=(pytest.mark.slow,) if name in SLOW else ())
+        for name, call in ABSENT.items()
+    ],
+)
 def test_a_rank_that_waits_for_one_that_raised_is_freed(session: Session, call: str) -> None:
     session.run("kept = torch.arange(3) + rank; pair = dist.new_group([0, 1])")
     told = fail(session, f"if rank == 0:\n    raise IndexError('mine')\n{call}")

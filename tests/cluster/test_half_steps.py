@@ -370,11 +370,13 @@ def every_case() -> Iterator[Case]:
 def cases(*, peers: bool) -> list[object]:
     """Return all cases with or without `needs_peers`.
 
-    Those of `make test` meet each value, and bring four new pairs of values or more.
+    Those of `make test` meet each value, and each place with all faults, layouts and ranks. Each
+    kind is struck where what follows its step is missing: on one rank, the other or both, in turn.
     """
-    every = list(every_case())
-    alone = (case for case in every if not needs_peers(case[2], case[4]))
-    chosen = set(covering(alone, (7, 5, 4)))
+    every, kinds = list(every_case()), list(KINDS)
+    alone = [case for case in every if not needs_peers(case[2], case[4])]
+    alone.sort(key=lambda c: (c[1] != "step", c[3] != WHO[kinds.index(c[0]) % len(WHO)]))
+    chosen = set(covering(alone, (7, 5)))
     slow = (pytest.mark.slow,)
     return [
         pytest.param(*case, marks=() if case in chosen else slow)

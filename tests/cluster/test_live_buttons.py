@@ -41,7 +41,9 @@ class RunningCell:
     kernel: Kernel
     sent: str
     subshell: str
-    widgets: dict[str, dict[str, Any]] = field(default_factory=dict)  # state, by comm's id
+    board: str = ""  # its comm's id
+    state: dict[str, Any] = field(default_factory=dict)  # what the page got first
+    told: list[dict[str, Any]] = field(default_factory=list)  # and since
     shown: list[dict[str, Any]] = field(default_factory=list)  # outputs of the cell alone
     has_ended: bool = False
 
@@ -54,63 +56,33 @@ class RunningCell:
 
     def _seen(self) -> str:
         """Return what a person sees now, and the cell's last outputs."""
-        said = [str(w["value"])[:2000] for w in self.widgets.values() if "value" in w]
         shown = [str(m["content"])[:200] for m in self.shown[-20:]]
-        return "\n".join(["widgets:", *said, "outputs:", *shown])
+        return "\n".join(["told:", *(str(t)[:300] for t in self.told[-5:]), "outputs:", *shown])
 
     def _hear(self, message: dict[str, Any]) -> None:
         content, kind = message["content"], message["msg_type"]
-        if kind == "comm_open":
-            self.widgets[content["comm_id"]] = dict(content["data"]["state"])
-        elif kind == "comm_msg" and content["data"].get("method") == "update":
-            self.widgets.setdefault(content["comm_id"], {}).update(content["data"]["state"])
+        if kind == "comm_open" and "frame" in content["data"]["state"]:
+            self.board, self.state = content["comm_id"], content["data"]["state"]
+        elif kind == "comm_msg" and content["comm_id"] == self.board:
+            self.told.append(content["data"]["content"])
         if message["parent_header"].get("msg_id") == self.sent:
             self.shown.append(message)
             if kind == "status" and content["execution_state"] == "idle":
                 self.has_ended = True
 
-    def find(self, model: str, **state: Any) -> str | None:
-        """Return the id of the widget that has this state."""
-        for comm, known in self.widgets.items():
-            if known.get("_model_name") == model and state.items() <= known.items():
-                return comm
-        return None
+    def is_shown(self) -> bool:
+        """Return whether the board is seen, which nobody clicks sooner: then it is heard."""
+        views = [m["content"].get("data", {}).get(_VIEW, {}) for m in self.shown]
+        return self.board in [view.get("model_id") for view in views] and self.board != ""
 
-    def is_shown(self, name: str) -> bool:
-        """Return whether a button is seen, which nobody clicks sooner: then it is heard."""
-        left = [
-            content["data"][_VIEW]["model_id"]
-            for content in (message["content"] for message in self.shown)
-            if _VIEW in content.get("data", {})
-        ]
-        while left:
-            known = self.widgets.get(left.pop(), {})
-            if known.get("_model_name") == "ButtonModel" and known.get("description") == name:
-                return True
-            left += [child.removeprefix("IPY_MODEL_") for child in known.get("children", ())]
-        return False
+    def says(self, kind: str, pattern: str) -> bool:
+        """Return whether the kernel has told the page such a thing."""
+        return any(t["kind"] == kind and re.search(pattern, str(t)) for t in self.told)
 
-    def says(self, pattern: str) -> bool:
-        """Return whether an HTML widget says this now."""
-        return any(re.search(pattern, str(w.get("value", ""))) for w in self.widgets.values())
-
-    def click(self, name: str, *, over_subshell: bool = True) -> None:
-        """Click a button, as front ends with subshells send it, or as those without."""
-        self.send_click(self.find("ButtonModel", description=name), over_subshell=over_subshell)
-
-    def send_click(self, comm: str | None, *, over_subshell: bool = True) -> None:
-        """Click the button with this id, which may be gone."""
-        data = {"method": "custom", "content": {"event": "click"}}
-        self._send(comm, data, over_subshell=over_subshell)
-
-    def choose(self, model: str, index: int) -> None:
-        """Choose an option by its place."""
-        data = {"method": "update", "state": {"index": index}, "buffer_paths": []}
-        self._send(self.find(model), data, over_subshell=True)
-
-    def _send(self, comm: str | None, data: dict[str, Any], *, over_subshell: bool) -> None:
-        assert comm is not None, list(self.widgets.values())
-        message = self.kernel._client.session.msg("comm_msg", {"comm_id": comm, "data": data})
+    def say(self, *, over_subshell: bool = True, **said: Any) -> None:
+        """Send what a page says, as front ends with subshells send it, or as those without."""
+        data = {"comm_id": self.board, "data": {"method": "custom", "content": said}}
+        message = self.kernel._client.session.msg("comm_msg", data)
         message["header"]["subshell_id"] = self.subshell if over_subshell else None
         self.kernel._client.shell_channel.send(message)
 
@@ -125,7 +97,7 @@ def training(notebook: Kernel) -> Iterator[RunningCell]:
         (notebook.folder / name).unlink(missing_ok=True)
     sent = client.execute(f"%%distributed --no-track\n{_TRAIN}", stop_on_error=False)
     cell = RunningCell(notebook, sent, subshell)
-    cell.until(lambda: cell.is_shown("Close"))
+    cell.until(cell.is_shown)
     yield cell
     (notebook.folder / "enough").touch()
     cell.until(lambda: cell.has_ended)
@@ -135,33 +107,114 @@ def training(notebook: Kernel) -> Iterator[RunningCell]:
     client.control_channel.get_msg(timeout=LONGEST_S)
 
 
-def test_view_stacks_and_cost_are_shown_while_the_cell_runs(training: RunningCell) -> None:
+def test_stacks_cost_prints_and_a_range_come_while_the_cell_runs(training: RunningCell) -> None:
     cell = training
-    cell.choose("RadioButtonsModel", 4)  # the ranks
-    cell.until(lambda: cell.says(r"<th[^>]*>\s*memory"))  # the overview's table has none
-    cell.click("Stacks")
-    cell.until(lambda: cell.says(r"Stacks at \d\d:\d\d:\d\d(?s:.*)rank 0: (?s:.*)rank 1: "))
-    cell.click("Cost")
-    cell.until(lambda: cell.says(r"Cost of watching at"))
-    cell.click("Close")
-    cell.until(lambda: not cell.says(r"Cost of watching at"))
+    cell.say(kind="hello", page="first")
+    cell.until(lambda: cell.says("heard", ""))
+    cell.say(kind="view", name="ranks")
+    cell.say(kind="ask", what="stacks", rank=-1)
+    cell.until(lambda: cell.says("answer", r"Stacks at \d\d:\d\d:\d\d.*rank 0: .*rank 1: "))
+    cell.say(kind="ask", what="cost", rank=-1)
+    cell.until(lambda: cell.says("answer", r"Cost of watching at"))
+    cell.until(lambda: cell.says("points", "'loss', 1"))
+    cell.say(kind="range", low=1, high=5)
+    cell.until(lambda: cell.says("range", r"'low': 1"))
+    cell.say(kind="whole")
+    cell.until(lambda: cell.says("points", r"\['loss', 0, \d+, 0, "))
     assert not cell.has_ended
 
-    # A click of another shell has come since; what is shown for the first time is the cell's.
+    # What ranks print is shown in the board from the first greeting on.
     (cell.kernel.folder / "speak").touch()
-    cell.until(lambda: any("spoken" in str(m["content"]) for m in cell.shown))
+    cell.until(lambda: cell.says("texts", "spoken"))
+    outputs = [m for m in cell.shown if m["msg_type"] != "comm_msg"]
+    assert not any("spoken" in str(m["content"].get("data")) for m in outputs)
     (cell.kernel.folder / "enough").touch()
     cell.until(lambda: cell.has_ended)
     left = " ".join(str(m["content"].get("data", "")) for m in cell.shown[-8:])
+    assert "spoken" in left
     assert re.search(r"Speed and memory on 2 ranks over [\d,]+ steps\.", left), (
         "the chosen view's picture stays"
     )
 
 
+def test_who_waited_in_a_step_that_was_compared_is_drawn_when_it_is_asked_for(
+    training: RunningCell,
+) -> None:
+    cell = training
+
+    def drawn() -> list[int]:
+        """Return the steps that words have a time line of: the first may have none."""
+        lines = [told["words"]["line"] for told in cell.told if told["kind"] == "words"]
+        return [step for line in lines if line for step, _, _ in line["steps"]]
+
+    cell.until(drawn)
+    asked = drawn()[-1]
+    cell.say(kind="step", step=asked)
+    cell.until(lambda: cell.says("step", ""))
+    [answer] = [told for told in cell.told if told["kind"] == "step"]
+    assert [step for step, _, _ in answer["line"]["steps"]] == [asked]
+    assert [lane["rank"] for lane in answer["line"]["lanes"]] == [0, 1]
+    assert all(len(lane["spans"]) >= 2 for lane in answer["line"]["lanes"]), (
+        "ddp's all_reduce, and the cell's own"
+    )
+
+
+def test_a_training_stands_still_is_looked_at_changed_and_goes_on_by_the_board(
+    training: RunningCell,
+) -> None:
+    cell = training
+    cell.say(kind="ask", what="pause", rank=-1)
+    cell.until(lambda: cell.says("remark", r"Paused after step \d+ on ranks 0-1"))
+    cell.until(lambda: cell.says("words", r"paused after step \d+"))
+    cell.say(kind="ask", what="peek or change", text="model.weight.norm().item()", rank=-1)
+    cell.until(lambda: cell.says("answer", r"after step \d+:.*ranks 0-1: \d"))
+    cell.say(kind="ask", what="peek or change", text="lr = 0.005", rank=-1)
+    cell.until(lambda: cell.says("remark", r"lr 0.01 -> 0.005 on ranks 0-1 after step \d+"))
+    cell.say(kind="ask", what="peek or change", text="momentum=1", rank=-1)
+    cell.until(lambda: cell.says("remark", r"momentum cannot be changed"))
+    cell.say(kind="ask", what="continue", rank=-1)
+    cell.until(lambda: cell.says("remark", r"Going on after step \d+"))
+
+
+def test_a_pause_that_an_interrupt_ended_is_none_of_the_next_cell(training: RunningCell) -> None:
+    cell = training
+    cell.say(kind="ask", what="pause", rank=-1)
+    cell.until(lambda: cell.says("words", r"paused after step \d+"))
+    cell.say(kind="ask", what="interrupt", rank=-1)
+    cell.until(lambda: cell.has_ended)
+
+    client = cell.kernel._client
+    sent = client.execute(f"%%distributed --no-track\n{_TRAIN}", stop_on_error=False)
+    cell.sent, cell.has_ended, cell.board = sent, False, ""
+    cell.shown.clear()
+    cell.told.clear()
+    cell.until(lambda: cell.says("words", "steps/s"))
+    assert not cell.says("words", "paused after")
+
+
+def test_what_waits_for_a_step_is_not_queued(training: RunningCell) -> None:
+    cell = training
+    cell.say(kind="ask", what="peek or change", text="dist.barrier() if rank == 0 else 1", rank=-1)
+    cell.say(kind="ask", what="peek or change", text="lr=0.5", rank=-1)
+    cell.until(lambda: cell.says("remark", "still waits for a step"))
+    cell.say(kind="ask", what="interrupt", rank=-1)
+    cell.until(lambda: cell.has_ended)
+
+
+def test_while_a_peek_waits_an_interrupt_is_heard(training: RunningCell) -> None:
+    cell = training
+    cell.say(kind="ask", what="peek or change", text="dist.barrier() if rank == 0 else 1", rank=-1)
+    cell.say(kind="ask", what="stacks", rank=-1)
+    cell.until(lambda: cell.says("answer", "Stacks at"))
+    cell.say(kind="ask", what="interrupt", rank=-1)
+    cell.until(lambda: cell.has_ended)
+    [error] = [m["content"] for m in cell.shown if m["msg_type"] == "error"]
+    assert error["ename"] == "KeyboardInterrupt"
+
+
 def test_an_interrupted_rank_ends_the_cell_and_the_session_lives_on(training: RunningCell) -> None:
     cell = training
-    cell.choose("DropdownModel", 2)  # all ranks, rank 0, rank 1
-    cell.click("Interrupt")
+    cell.say(kind="ask", what="interrupt", rank=1)
     cell.until(lambda: cell.has_ended)
 
     [error] = [m["content"] for m in cell.shown if m["msg_type"] == "error"]
@@ -180,12 +233,12 @@ def test_a_click_is_heard_at_once_or_never_and_interrupts_no_later_cell(
     training: RunningCell,
 ) -> None:
     cell = training
-    button = cell.find("ButtonModel", description="Interrupt")
-    cell.click("Interrupt", over_subshell=False)  # heard when the cell has ended
-    cell.click("Stacks")
-    cell.until(lambda: cell.says("Stacks at"))
+    stop: dict[str, Any] = {"kind": "ask", "what": "interrupt", "rank": -1}
+    cell.say(**stop, over_subshell=False)  # heard when the cell has ended
+    cell.say(kind="ask", what="stacks", rank=-1)
+    cell.until(lambda: cell.says("answer", "Stacks at"))
     assert not cell.has_ended
-    cell.click("Interrupt")
+    cell.say(**stop)
     cell.until(lambda: cell.has_ended)
     [error] = [m["content"] for m in cell.shown if m["msg_type"] == "error"]
     assert error["ename"] == "KeyboardInterrupt"
@@ -193,7 +246,7 @@ def test_a_click_is_heard_at_once_or_never_and_interrupts_no_later_cell(
     late = cell.kernel.cell(
         "import time\nprint('begun', flush=True)\ntime.sleep(1)\nprint('whole')",
         interrupt_after=["begun"],
-        then=lambda: cell.send_click(button),
+        then=lambda: cell.say(**stop),
     )
     assert late.error is None
     assert "whole" in late.text

@@ -5,6 +5,7 @@ import re
 import psutil
 import pytest
 
+from nbdist.client.faults.failures import plain
 from tests.cluster.conftest import Kernel
 from tests.lifecycle.kernels import wait_for
 
@@ -147,12 +148,12 @@ def test_the_kernel_never_imports_torch_for_cells_and_arrays(notebook: Kernel) -
     [
         ("%dist strat", "did you mean start?"),
         ("%dist frobnicate", "it is one of start, attach, status"),
-        ("%dist start -n many", "-n"),
+        ("%dist start -n two", "%dist start: -n takes a whole number, not 'two'"),
         ("%dist start --device tpu", 'device is "cpu" or "cuda"'),
         ("%dist start -n 0", "at least 1"),
         ("%dist push", "missing: NAME"),
         ("%dist push nowhere", "There is no 'nowhere'"),
-        ("%dist pull nowhere", 'there is no variable "nowhere"'),
+        ("%dist pull nowhere", 'Rank 0 has no variable "nowhere"'),
         ("%dist pull x -r 7", "There is no rank 7"),
         ("%dist restart -r two", "RANKS is all"),
         ("%%distributed -r 5\nrank", "There is no rank 5"),
@@ -189,10 +190,37 @@ def test_a_cell_has_help_and_does_not_run_then(notebook: Kernel) -> None:
     assert "│" not in ran.text
 
 
+def test_help_is_a_command_too(kernel: Kernel) -> None:
+    kernel.run("%load_ext nbdist")
+    assert kernel.run("%dist help").text == kernel.run("%dist --help").text != ""
+    assert kernel.run("%dist help start").text == kernel.run("%dist start --help").text
+
+
 @pytest.mark.parametrize("cell", ["%%distributed --help", "%%distributed -h\n"])
 def test_a_cell_that_only_asks_for_help_needs_no_body(kernel: Kernel, cell: str) -> None:
     kernel.run("%load_ext nbdist")
     assert "usage: %%distributed" in kernel.run(cell).text
+
+
+@pytest.mark.parametrize("above", ["# my cell", "x = 1", "\n# two\n\n"])
+def test_a_magic_below_other_lines_is_told_where_it_belongs(notebook: Kernel, above: str) -> None:
+    error = notebook.run(f"{above}\n%%distributed -r 0\nrank").error
+    assert error is not None
+    assert error[1].startswith("%%distributed must be the first line of its cell.\n")
+    assert "nbdist/" not in error[2]  # none of our frames
+    assert notebook.run("text = '''\n%%distributed\n'''").error is None
+    assert notebook.run("\n\n%%distributed\nrank").error is None
+
+
+def test_a_question_mark_shows_what_the_ranks_have(notebook: Kernel) -> None:
+    notebook.cell('def scale(x):\n    """Twice as much."""\n    return 2 * x')
+    shown = plain(notebook.cell("scale?").text)
+    assert "scale(x)" in shown
+    assert "Twice as much." in shown
+    assert shown.startswith("ranks 0-1")
+    assert shown.count("Twice") == 1  # both say the same
+    assert "return 2 * x" in plain(notebook.cell("scale??").text)
+    assert "not found" in plain(notebook.cell("nothing_at_all?").text)
 
 
 def test_runs_are_found_where_the_ranks_were_started_also_after_cd(notebook: Kernel) -> None:

@@ -95,7 +95,10 @@ def test_a_cell_that_makes_what_it_trains_ends_as_without_a_fault(
     assert session.retry().value_list == unbroken
 
 
-@pytest.mark.parametrize("makes", ["all behind a guard", "all made anew"])
+# Before the first step, what a guard keeps starts over as well.
+@pytest.mark.parametrize(
+    "makes", ["all behind a guard", pytest.param("all made anew", marks=pytest.mark.slow)]
+)
 def test_a_cell_struck_before_its_first_step_ends_as_without_a_fault(
     session: Session, tmp_path: Path, makes: str
 ) -> None:
@@ -115,7 +118,10 @@ def test_a_cell_struck_before_its_first_step_ends_as_without_a_fault(
     assert session.run(cell, track=False).value_list == unbroken
 
 
-@pytest.mark.parametrize("makes", ["all behind a guard", "all made anew"])
+# The other is tested above with a fault that kills nobody.
+@pytest.mark.parametrize(
+    "makes", ["all behind a guard", pytest.param("all made anew", marks=pytest.mark.slow)]
+)
 def test_a_cell_that_makes_what_it_trains_ends_as_without_a_killed_rank(
     session: Session, tmp_path: Path, makes: str
 ) -> None:

@@ -311,6 +311,34 @@ def elsewhere(notebook: Kernel, tmp_path: Path) -> Iterator[Kernel]:
     go_to(notebook, notebook.folder)
 
 
+def test_a_script_may_be_guarded_and_have_rules_that_say_nothing_of_it(
+    elsewhere: Kernel, tmp_path: Path
+) -> None:
+    script(
+        tmp_path,
+        """
+        import torch
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            x = torch.full((2, 4), float("nan") if step == 2 else 1.0)
+            loss = model(x).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    )
+    finite = "all(p.isfinite().all().item() for p in model.parameters())"
+    plain = elsewhere.run("%dist run --no-track train.py").text
+    assert "The loss is NaN" in plain
+    assert "[False, False]" in elsewhere.run(f"nbdist.current().run('{finite}').value_list").text
+    guarded = "%dist run --no-track --guard --ignore loss-not-finite train.py"
+    said = elsewhere.run(guarded).text
+    assert "left out" in said, said
+    assert "The loss is NaN" not in said
+    assert "[True, True]" in elsewhere.run(f"nbdist.current().run('{finite}').value_list").text
+
+
 def test_an_export_in_plain_torch_has_the_cells_losses_under_torchrun_and_back_in_the_notebook(
     elsewhere: Kernel, tmp_path: Path
 ) -> None:
@@ -323,7 +351,7 @@ def test_an_export_in_plain_torch_has_the_cells_losses_under_torchrun_and_back_i
     first = notebook.run("first = len(In) - 6\nfirst").text.split()[-1]
     numbers = f"{first}-{int(first) + 4}"
     made = notebook.run(f"%dist export train.py --cells {numbers}").text
-    assert "Run it: torchrun --nproc-per-node 2 train.py" in made, made
+    assert "Run it: PYTHONHASHSEED=0 torchrun --nproc-per-node 2 train.py" in made, made
     text = (tmp_path / "train.py").read_text()
     assert "nbdist.init" not in text
     assert "lr = 0.1" in text

@@ -34,6 +34,17 @@ def test_verify_proves_the_newest_layout_or_the_named_one(notebook: Kernel) -> N
     assert "True" in same.text
 
 
+def test_a_layout_that_has_made_no_step_is_verified_on_a_batch_that_is_found(
+    notebook: Kernel,
+) -> None:
+    made = "from torch import nn\nnet = nn.Linear(4, 2)\nlayout = nbdist.parallelize(net, 'ddp')"
+    assert notebook.cell(made).error is None
+    found = notebook.run("%dist verify layout")
+    assert found.error is None
+    assert "equal" in found.text
+    assert "could not be computed" not in found.text
+
+
 def test_verify_names_what_differs(notebook: Kernel) -> None:
     assert notebook.cell(TRAINED.replace("zero3", "ddp")).error is None
     planted = "net[2].bias.register_hook(lambda g: g * 1.01); layout.step(x, y, F.cross_entropy)"

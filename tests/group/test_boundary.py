@@ -1,5 +1,6 @@
 """Ranks that a fault leaves one step apart: they go on together, or are refused, never silently."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.lifecycle.kernels import wait_for
 STEPS, BREAK_AT = 6, 3
 
 
+@cache
 def unbroken(kind: str, n: int, steps: int = STEPS) -> list[str]:
     with cluster(n) as ranks:
         ranks.run(ranks_.build, kind)
@@ -287,6 +289,7 @@ def run_cells(break_at: int, place: str, between: int = 0) -> tuple[list[Any], l
 STEPS_OF_TWO_EPOCHS = range(16)
 
 
+@cache
 def unbroken_cell() -> list[Any]:
     with cluster(2) as ranks:
         ranks.run(ranks_.build, "laid by nbdist")

@@ -2,8 +2,10 @@
 
 import pytest
 
-from nbdist.client.metrics.checks.drift import Drift
+from nbdist.client.metrics.checks.rules.drift import REPLICAS_DIFFER
+from nbdist.shared.wire import Record
 from tests.group.harness import run_ranks
+from tests.unit.client.metrics.checks.watching import Watching
 
 RANKS = "tests.group.checks_ranks:"
 Case = tuple[str, str, str | None]  # model, layout, and what rank 1 changes after step 2
@@ -25,9 +27,9 @@ def said() -> dict[Case, list[str]]:
 def _said(on_ranks: list[list[list[tuple[int, dict[str, float]]]]]) -> list[list[str]]:
     found = []
     for trainings in zip(*on_ranks, strict=True):
-        drift = Drift(range(len(on_ranks)))
+        drift = Watching(REPLICAS_DIFFER, range(len(on_ranks)))
         lines = [
-            drift.take(rank, step, values)
+            drift.take(Record(rank, step, "alike", step, 0, values))
             for steps in zip(*trainings, strict=True)
             for rank, (step, values) in enumerate(steps)
         ]

@@ -39,32 +39,27 @@ EVERY_TIME = (
     'nbdist.parallelize(model, "ddp")',
     "DDP, static_graph",
     "DDP, no_sync",
-    "DDP, GradScaler, clip_grad_norm_",
     "DDP, ZeroRedundancyOptimizer",
     "DDP, PowerSGD",
     'nbdist.parallelize(model, "ddp", Compress("bf16", between=2))',
     'nbdist.parallelize(model, "dp=2 fsdp=2")',
     "fully_shard, accumulation, clip_grad_norm_",
-    "tensor parallel",
     'nbdist.parallelize(model, "dp=2 tp=2")',
     "pipeline, 1F1B",
     "FullyShardedDataParallel",
 )
-# A fault in forward leaves less on its way than one in backward: of each kind of strategy one.
+# A fault in forward leaves less on its way than one in backward: of each kind of launch one.
 FORWARD_TOO = (
-    'nbdist.parallelize(model, "ddp")',
     "DDP, static_graph",
     'nbdist.parallelize(model, "dp=2 fsdp=2")',
     'nbdist.parallelize(model, "dp=2 tp=2")',
     'nbdist.parallelize(model, "pp=2 dp=2")',
-    "FullyShardedDataParallel",
 )
 
 # Also with every backward on a thread beside the main one. Each kind of launch within backward: by
 # DDP's reducer, by hooks in Python, by operators of the graph, and by a schedule that calls it. Of
 # each kind `make test` runs one, where the fault leaves most on its way.
 BARE_EVERY_TIME = (
-    ('nbdist.parallelize(model, "ddp")', "forward"),
     ('nbdist.parallelize(model, "ddp")', "backward"),
     ("DDP, fp16_compress_hook", "backward"),
     ('nbdist.parallelize(model, "zero1")', "backward"),

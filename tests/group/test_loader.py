@@ -1,6 +1,7 @@
 """The loader on real ranks: every sample once, the same batches anywhere, exact resumes."""
 
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,6 +14,13 @@ RANKS = "tests.group.loader_ranks:"
 def together(per_rank: list[list[list[int]]]) -> list[list[int]]:
     """Return the global batches, from each rank's parts of them."""
     return [[i for part in parts for i in part] for parts in zip(*per_rank, strict=True)]
+
+
+@cache
+def undisturbed() -> list[list[list[int]]]:
+    """Return the global batches of three epochs, by a loop that nothing stops."""
+    (epochs,) = run_ranks(1, RANKS + "epochs", 48, 12, 3, {"seed": 7})
+    return [together([epoch]) for epoch in epochs]
 
 
 def test_every_sample_comes_once_an_epoch_in_parts_that_differ_by_one_at_most() -> None:
@@ -55,10 +63,7 @@ def test_without_shuffle_the_order_is_the_datasets_and_drop_last_drops() -> None
 def test_a_loop_resumes_in_mid_epoch_on_another_number_of_ranks(
     before: int, after: int, workers: int
 ) -> None:
-    unbroken = [
-        together([rank[epoch] for rank in run_ranks(1, RANKS + "epochs", 48, 12, 3, {"seed": 7})])
-        for epoch in range(3)
-    ]
+    unbroken = undisturbed()
     stopped = run_ranks(before, RANKS + "stop_after", 48, 12, 2, workers)
     states = [state for _, state in stopped]
     assert states == [states[0]] * before
@@ -71,10 +76,7 @@ def test_a_loop_resumes_in_mid_epoch_on_another_number_of_ranks(
 
 
 def test_weighted_parts_make_the_same_global_batches_and_resume_on_other_weights() -> None:
-    unbroken = [
-        together([rank[epoch] for rank in run_ranks(1, RANKS + "epochs", 48, 12, 3, {"seed": 7})])
-        for epoch in range(3)
-    ]
+    unbroken = undisturbed()
     stopped = run_ranks(3, RANKS + "stop_after", 48, 12, 2, 0, [1, 0.5, 0.5])
     assert [[len(part) for part in parts] for parts, _ in stopped] == [[6, 6], [3, 3], [3, 3]]
     assert [state["consumed"] for _, state in stopped] == [24] * 3
@@ -205,7 +207,7 @@ def refusals() -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("batch_size", ["takes no batch_size", "give global_batch"]),
+        ("batch_size", ["takes no batch_size", "of all ranks together: 4 here for 2 per rank"]),
         ("batch_sampler", ["takes no batch_sampler", "seed and epoch"]),
         ("a rank's part", ["gives a rank's part", "sampler of the whole order"]),
         ("an iterator", ["list_iterator is no sampler with a length", "__len__"]),

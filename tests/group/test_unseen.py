@@ -1,4 +1,4 @@
-"""What FSDP2's hooks do not see is refused before a step; what is advised computes it right."""
+"""What no hook sees is refused before a step; what is advised computes it right."""
 
 from typing import Any
 
@@ -32,6 +32,32 @@ def test_a_step_without_them_is_refused_and_changes_nothing(
         text, is_unchanged = found["refused"][use, layout]
         assert text.startswith(words)
         assert is_unchanged
+
+
+@pytest.mark.parametrize("layout", ["ddp", "zero1"])
+@pytest.mark.parametrize("use", ["a_method", "a_method_after_a_step"])
+def test_a_backward_of_a_method_that_was_called_by_itself_is_refused_at_the_step(
+    two_ranks: list[dict[str, Any]], use: str, layout: str
+) -> None:
+    for found in two_ranks:
+        text, is_unchanged = found["uncalled"][use, layout]
+        assert text.startswith(
+            "Gradients of encoder.weight, encoder.bias are not averaged: no forward of Coder came "
+        )
+        assert "a method (forward, encode) or a part of it" in text
+        assert is_unchanged
+
+
+def test_a_method_that_forward_calls_as_is_advised_trains_as_in_one_process(
+    two_ranks: list[dict[str, Any]],
+) -> None:
+    for found in two_ranks:
+        assert max(found["called"]) <= FLOOR
+
+
+def test_gradients_that_ranks_have_alike_need_no_forward(two_ranks: list[dict[str, Any]]) -> None:
+    for found in two_ranks:
+        assert found["by hand"] == pytest.approx([0.9, 0.8, 0.6])
 
 
 def test_a_penalty_as_is_advised_trains_as_in_one_process(two_ranks: list[dict[str, Any]]) -> None:

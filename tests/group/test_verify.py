@@ -88,9 +88,25 @@ def test_a_masked_mean_is_another_loss_in_one_piece_and_the_advised_one_is_not(
         said = "; in one piece the batch has another loss, "
         pieces = r", in 3 micro-batches" if way == "pp=2" else ""
         assert re.search(f"equal .+ over 3 steps{pieces}{said}", plain), plain
-        assert "divide its sum by len(y)" in " ".join(plain.split())
+        assert "give layout.step what it keeps: weight=(y != -100)" in " ".join(plain.split())
         assert said not in advised
         assert off <= 1e-15
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        *("ddp", "ddp, unequal", "ddp, none on rank 1", "zero3, unequal", "zero3, none on rank 1"),
+        *("zero1", "pp=2", "pp=2, a part without", "cp=2"),
+    ],
+)
+def test_a_masked_mean_weighted_by_its_kept_tokens_is_that_of_one_process(
+    two_ranks: list[dict[str, Any]], way: str
+) -> None:
+    for found in two_ranks:
+        of_loss, of_gradients = found["weighted"][way]
+        assert of_loss <= 1e-15
+        assert of_gradients <= 1e-15
 
 
 def test_shares_that_do_not_go_into_one_piece_are_said_not_to_be_compared_so(

@@ -73,9 +73,75 @@ def as_advised(make: Callable[[], nn.Module], layout: str) -> float:
     return distance(alone, live)
 
 
-def refused(layout: str, use: Callable[[Layout, Tensor], None]) -> tuple[str, bool]:
+class Coder(nn.Module):
+    """A model with a method beside forward, which may call it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(4, 2), nn.Linear(2, 1)
+
+    def encode(self, x: Tensor) -> Tensor:
+        code: Tensor = self.encoder(x)
+        return code
+
+    def forward(self, x: Tensor, *, codes: bool = False) -> Tensor:
+        out: Tensor = self.encode(x) if codes else self.decoder(self.encode(x))
+        return out
+
+
+def coder() -> nn.Module:
+    torch.manual_seed(0)
+    return Coder().double()
+
+
+def a_method(spread: Layout, x: Tensor) -> None:
+    with torch.no_grad():
+        spread.model(x)
+    spread.model.encode(x).square().mean().backward()  # type: ignore[operator]
+
+
+def a_method_after_a_step(spread: Layout, x: Tensor) -> None:
+    opt = spread.optimizer(torch.optim.SGD, lr=0.0)
+    spread.model(x).square().mean().backward()
+    opt.step()
+    opt.zero_grad()
+    spread.model.encode(x).square().mean().backward()  # type: ignore[operator]
+    opt.step()
+
+
+def by_forward(layout: str) -> float:
+    """Return how far weights are from one process's, where forward calls the method."""
+
+    def backward(model: nn.Module, x: Tensor) -> None:
+        # Of a replica all parameters have a gradient.
+        loss = model(x, codes=True).square().mean()
+        (
+            loss + sum(0 * p.sum() for p in model.parameters()) if layout == "ddp" else loss
+        ).backward()
+
+    return distance(trained(coder, "", backward), trained(coder, layout, backward))
+
+
+def gradients_by_hand() -> list[float]:
+    """Return a replica's weights after two steps with one backward, and one with no backward."""
+    model = nn.Linear(1, 1, bias=False).double()
+    nn.init.ones_(model.weight)
+    parallelize(model, "ddp")
+    opt, weights = torch.optim.SGD(model.parameters(), lr=0.1), []
+    (model.weight * 1.0).sum().backward()  # the same on all ranks
+    for _ in range(2):
+        opt.step()
+        weights.append(model.weight.item())
+    model.weight.grad = torch.full((1, 1), 2.0, dtype=torch.float64)
+    opt.step()
+    return [*weights, model.weight.item()]
+
+
+def refused(
+    layout: str, use: Callable[[Layout, Tensor], None], make: Callable[[], nn.Module] = linear
+) -> tuple[str, bool]:
     """Return what a step says, and whether weights stayed."""
-    spread = parallelize(linear(), layout)
+    spread = parallelize(make(), layout)
     before = spread.state_dict()
     opt = torch.optim.SGD(spread.model.parameters(), lr=0.1)
     try:
@@ -190,7 +256,15 @@ def on_two_ranks() -> dict[str, Any]:
     """One group for all that two ranks prove."""
     layouts = ("zero2", "zero3")
     uses = (a_penalty_alone, parts_left_early, a_hook)
+    calls = (a_method, a_method_after_a_step)
     return {
+        "uncalled": {
+            (call.__name__, lay): refused(lay, call, coder)
+            for call in calls
+            for lay in ("ddp", "zero1")
+        },
+        "called": [by_forward(lay) for lay in ("ddp", *layouts)],
+        "by hand": gradients_by_hand(),
         "refused": {(use.__name__, lay): refused(lay, use) for use in uses for lay in layouts},
         "advised": [as_advised(make, lay) for make in (linear, deep) for lay in layouts],
         "hooked before": [hooked_before(layout) for layout in layouts],

@@ -1,5 +1,6 @@
 """What the ranks run in test_verify: right programs, planted bugs, and what is left as it was."""
 
+import functools
 import math
 import random
 from collections.abc import Callable
@@ -12,16 +13,17 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn import functional as F
 
-from nbdist.engine.compat import torch_modules
+from nbdist.engine.compat import torch_hooks, torch_modules
 from nbdist.engine.data.order.shards import data_shard
 from nbdist.engine.layout import verify_magic
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.efficiency import Compress, Precision
-from nbdist.engine.layout.policies.policies import Pipeline, TensorParallel
+from nbdist.engine.layout.policies.policies import ContextParallel, Pipeline, TensorParallel
 from nbdist.engine.layout.verify.report import Proof
 from nbdist.engine.layout.weights import buffers, full_tensors
 from nbdist.engine.training import training as hooks
+from nbdist.engine.training.mean import mean as mean_over
 from nbdist.shared.errors import LayoutError
 from tests.group import models
 from tests.group import tensor_parallel_ranks as tensor_parallel
@@ -514,7 +516,7 @@ def small_net() -> nn.Module:
 
 
 def advised(y: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the loss that `OnePiece.note` advises, and docs/layouts.md has."""
+    """Return the loss that docs/layouts.md has for parts of unequal counts."""
     kept = torch.tensor([(y != -100).sum(), len(y)])
     dist.all_reduce(kept)
     per_sample = kept[0] / kept[1]
@@ -558,6 +560,38 @@ def masked(way: str) -> tuple[str, str, float]:
     return proofs[0], proofs[1], max(off)
 
 
+def weighted(way: str) -> tuple[float, float]:
+    """Train with `weight=` of kept tokens; return how far off the loss and the gradients are."""
+    layout, _, how = way.partition(", ")
+    x, y = texts()
+    build = small_net
+    policies: list[Any] = [Pipeline("gpipe", microbatches=3)] if layout == "pp=2" else []
+    if layout == "cp=2":
+        build, policies = (
+            functools.partial(models.make, "gpt", torch.float64, seed=0),
+            [ContextParallel(loss=True)],
+        )
+        x, y = models.batch("gpt", 0, 6, torch.float64)
+        y[2:, : y.shape[1] // 2] = -100  # one part of each sequence keeps fewer
+    y[{"none on rank 1": slice(3, 6), "a part without": slice(2)}.get(how, slice(0))] = -100
+    spread, alone = parallelize(build(), layout, *policies), build()
+    whole = loss_of(alone(x), y)
+    whole.backward()
+    is_cut = layout in ("pp=2", "cp=2")
+    if not is_cut:
+        shares = [4, 2] if how == "unequal" else [3, 3]
+        x, y = (both.split(shares)[dist.get_rank()] for both in (x, y))
+    loss = spread.step(x, y, loss_of, weight=y != -100)
+    expected = {n: p.grad for n, p in alone.named_parameters() if p.grad is not None}
+    found = [(n, p.grad) for n, p in spread.model.named_parameters() if p.grad is not None]
+    parts = [(full_tensors.part_of(expected[n], g), torch_hooks.local_part(g)) for n, g in found]
+    off = max(float((part - own).abs().max()) for part, own in parts if own.numel())
+    if loss is None:
+        return 0.0, off
+    mean = float(loss) if is_cut else mean_over(float(loss), int((y != -100).sum()))
+    return abs(mean - float(whole.detach())), off
+
+
 def ragged() -> str:
     """Prove with shares of other lengths, which do not go into one piece."""
     x, y = texts()
@@ -565,6 +599,10 @@ def ragged() -> str:
     return parallelize(small_net(), "ddp").verify((x[:, :length], y[:, :length]), loss_of).verdict
 
 
+WEIGHTED = [
+    *("ddp", "ddp, unequal", "ddp, none on rank 1", "zero3, unequal", "zero3, none on rank 1"),
+    *("zero1", "pp=2", "pp=2, a part without", "cp=2"),
+]
 WAYS = ["ddp", "ddp, unequal", "ddp, accumulate", "pp=2"]
 
 
@@ -594,6 +632,7 @@ def on_two_ranks() -> dict[str, Any]:
         "asked": asked(),
         "compressed": {method: compressed(method) for method in ("bf16", "powersgd")},
         "masked": {way: masked(way) for way in WAYS},
+        "weighted": {way: weighted(way) for way in WEIGHTED},
         "ragged": ragged(),
         "kept": {(lay, name): is_left_as_it_was(lay, name) for lay, name in KEPT},
     }

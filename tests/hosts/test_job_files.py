@@ -46,7 +46,7 @@ def test_a_batch_script_on_two_nodes_gives_the_losses_of_one_machine(
     here = tmp_path / "losses.txt"
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     train = [sys.executable, *words, str(folder / "train.py"), str(here)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
     subprocess.run(train, env=environment, check=True, timeout=120)
     assert (folder / "losses.txt").read_text() == here.read_text()
     assert re.match(r"2\n(0x\S+\n?){10}$", here.read_text())

@@ -1,5 +1,6 @@
 """A cluster over ssh: the cells of one machine on three, and what each of them can do wrong."""
 
+import re
 import sys
 
 import pytest
@@ -21,6 +22,9 @@ def test_six_ranks_of_three_hosts_train_as_one(bed: Bed) -> None:
             "'LOCAL_WORLD_SIZE', 'GROUP_RANK', 'GROUP_WORLD_SIZE')), t.item())"
         )
         print(said)
+        # Texts have one order in a set on all hosts, whose processes share no parent.
+        hashes = kernel.run("%%distributed\nprint('hash', hash('a text'))")
+        assert len(set(re.findall(r"hash (-?\d+)", hashes))) == 1
         print(kernel.run("%dist status"))
         print(kernel.run("%dist stop"))
     assert bed["b"].left_running() == bed["c"].left_running() == []

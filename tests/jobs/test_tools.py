@@ -98,7 +98,11 @@ def folder(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for script in SCRIPTS:
         shutil.copy(HERE / script, folder)
         torchrun = [str(python), "-m", "torch.distributed.run", "--standalone"]
-        run([*torchrun, "--nproc-per-node=2", script, f"{script}-torchrun.txt"], folder)
+        run(
+            [*torchrun, "--nproc-per-node=2", script, f"{script}-torchrun.txt"],
+            folder,
+            PYTHONHASHSEED="0",
+        )
     return folder
 
 
@@ -129,7 +133,7 @@ def test_a_driver_gives_the_losses_of_torchrun_to_the_last_bit(
     assert said.count(logged) == (script == BY_LIBRARY)
 
 
-def run(command: Sequence[str], folder: Path) -> str:
+def run(command: Sequence[str], folder: Path, **more: str) -> str:
     """Run a command of the tools' environment in a folder, and return what it prints."""
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     tools = Path(command[0]).parent
@@ -140,6 +144,7 @@ def run(command: Sequence[str], folder: Path) -> str:
         "RAY_USAGE_STATS_ENABLED": "0",
         "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
         "HOME": str(folder),  # where SkyPilot and Azure would leave files
+        **more,
     }
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280

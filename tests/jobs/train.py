@@ -11,6 +11,9 @@ from torch import nn
 
 dist.init_process_group("gloo")
 rank, world_size = dist.get_rank(), dist.get_world_size()
+orders: list[list[str]] = [[]] * world_size
+dist.all_gather_object(orders, list(set("abcdefgh")))
+assert len({tuple(order) for order in orders}) == 1, orders
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
 model = nn.parallel.DistributedDataParallel(net)

@@ -114,9 +114,8 @@ class Trainings:
         """Train and return the only verdict."""
         verdicts = self.run(setup, steps).verdicts()
         self.show()
-        (verdict,) = verdicts
-        print(verdict.sentence)
-        return verdict
+        assert len(verdicts) == 1, [verdict.sentence for verdict in verdicts]
+        return verdicts[0]
 
     def show(self) -> None:
         """Print each rank's means, for whoever reads why a test failed."""

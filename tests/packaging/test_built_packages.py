@@ -59,6 +59,7 @@ def test_the_wheel_holds_every_module_the_sanitizer_and_the_tutorials(wheel: Pat
     assert len(modules) > 20
     assert modules <= names
     assert {"nbdist/py.typed", "nbdist/nbval_sanitize.cfg"} <= names
+    assert expected("nbdist/client/board/live/page", "*.js") <= names
     notebooks = expected("notebooks", "*.ipynb")
     assert {name.replace("notebooks/", "nbdist/_notebooks/") for name in notebooks} <= names
 
@@ -67,7 +68,13 @@ def test_the_wheel_holds_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
 
-    assert {name.split("/")[0] for name in names} == {"nbdist", "nbdist-0.1.0.dist-info"}
+    data = "nbdist-0.1.0.data"
+    assert {name.split("/")[0] for name in names} == {"nbdist", data, "nbdist-0.1.0.dist-info"}
+    of_jupyterlab = expected("nbdist/labextension", "*.js*")
+    assert {name for name in names if name.startswith(data)} == {
+        name.replace("nbdist/labextension", f"{data}/data/share/jupyter/labextensions/nbdist")
+        for name in of_jupyterlab
+    }
     assert not [name for name in names if "__pycache__" in name or "/." in name]
     assert "nbdist-0.1.0.dist-info/licenses/LICENSE" in names
 

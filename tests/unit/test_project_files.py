@@ -1,5 +1,6 @@
 """The files that describe the project agree with each other."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -100,7 +101,16 @@ def sanitize(text: str) -> str:
         ("/home/ada/.venv/lib/python3.11/site-packages/torch/x.py", "site-packages/torch/x.py"),
         ("run 0123456789abcdef0123456789abcdef ended", "run RUN_ID ended"),
         ("loss 0.123456 on ranks 0-3", "loss 0.123456 on ranks 0-3"),
+        ("4 ranks on 2 cores: each gets 1/2 of a core.\nStarted 4 ranks.", "Started 4 ranks."),
+        (
+            2 * "Waiting for torch's import: 15 s so far (interrupt to give up).\n" + "Started.",
+            "Started.",
+        ),
         ("loss < 0.3 holds: loss is 0.2 at step 9.", "loss < 0.3 holds."),
+        (
+            '<div>x</div><details class="nbdist-numbers"><td>0.3</td>\n</details> y',
+            "<div>x</div> y",
+        ),
     ],
 )
 def test_the_sanitizer_hides_what_differs_between_runs_and_nothing_else(
@@ -130,3 +140,15 @@ def test_the_reference_names_each_variable_that_is_the_users_to_set() -> None:
     told = set(re.findall(r"NBDIST_\w+", reference))
     assert told == read - (given - told)
     assert told
+
+
+def test_jupyterlabs_part_is_of_this_version_and_where_jupyterlab_looks() -> None:
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        whole = tomllib.load(file)
+    package = json.loads((ROOT / "nbdist/labextension/package.json").read_text())
+    shared = whole["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-data"]
+
+    assert package["name"] == "nbdist"
+    assert package["version"] == whole["project"]["version"]
+    assert shared == {"nbdist/labextension": "share/jupyter/labextensions/nbdist"}
+    assert (ROOT / "nbdist/labextension" / package["jupyterlab"]["_build"]["load"]).is_file()

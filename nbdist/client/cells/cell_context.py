@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.client.board import VIEWS
 from nbdist.client.board.cell_board import Board
-from nbdist.client.board.controls import show_past
-from nbdist.client.board.interactive import show_interactive
-from nbdist.client.board.live_controls import CellActions
+from nbdist.client.board.live.actions import CellActions
+from nbdist.client.board.live.past_board import show_past
 from nbdist.client.board.palette import theme_named
 from nbdist.client.board.past import Past
 from nbdist.client.cells.cost_meter import CostMeter
+from nbdist.client.cells.halts import Halts
 from nbdist.client.cells.interrupts import Interrupts
 from nbdist.client.cells.request import CellAttempt
 from nbdist.client.cells.run import Outcome
@@ -29,9 +29,12 @@ from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
 from nbdist.client.metrics.analysis.clocks import Clocks
 from nbdist.client.metrics.analysis.values import Straggler
-from nbdist.client.metrics.checks.batch_growth import Trained
-from nbdist.client.metrics.checks.checks import CellChecks
-from nbdist.client.metrics.checks.drift import Told
+from nbdist.client.metrics.changes import Change
+from nbdist.client.metrics.checks.cell_checks import CellChecks
+from nbdist.client.metrics.checks.rule import Memory
+from nbdist.client.metrics.checks.settings import Setting, states_of
+from nbdist.client.metrics.checks.table import Checks, ChecksCost
+from nbdist.client.metrics.detail import Detail
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.output.slots import Display
 from nbdist.shared.errors import ClusterError, TrackingError
@@ -55,6 +58,7 @@ class CellContext:
         tracking_uri: str | None = None,
         theme: str = "auto",
         view: str = "overview",
+        checks: Setting = "warn",
     ) -> None:
         """Remember; nothing is made before a cell trains.
 
@@ -63,11 +67,14 @@ class CellContext:
             tracking_uri: Where runs go; see `nbdist.start`.
             theme: `light`, `dark` or `auto`, for the board.
             view: Which of `board.VIEWS` the boards of cells open on.
+            checks: What rules do with what they find; see `states_of`.
         """
         self.folder = folder
         self.tracking_uri = tracking_uri
         self._theme = theme
         self.view = view
+        self.states = states_of(checks)  # of rules
+        self._checks_cost: ChecksCost | None = None  # of the newest training
         self._last_board: Past | None = None
         self._running: Board | None = None  # of the cell that runs
         self._running_run: TrackedRun | None = None
@@ -78,6 +85,7 @@ class CellContext:
         # Of ranks of this machine, now.
         self._pids_here: Callable[[], Collection[int]] = set
         self._clocks: Clocks | None = None
+        self._halts: Halts | None = None
         self.cost_meter = CostMeter()
         self.insight: CellAnalysis | None = None  # of the newest cell
         self.checks: CellChecks | None = None  # of the newest cell
@@ -85,9 +93,10 @@ class CellContext:
             None  # of the newest cell that made steps, and has ended
         )
         self.trained: TrainedCell | None = None  # the newest, whether it went well or not
-        self.note_trained: Callable[[dict[int, float]], None] = lambda _: None
+        self.note_trained: Callable[[dict[int, float], tuple[Change, ...]], None]
+        self.note_trained = lambda *_: None
         self._open: OpenCell | None = None
-        self._ends: dict[str, Told] = {}  # models that cells left different on ranks
+        self._memory = Memory()  # of the rules
         self._cells: deque[CellInfo] = deque(maxlen=_MOST_CELLS)  # a run keeps what led to it
 
     @property
@@ -110,16 +119,13 @@ class CellContext:
         """Problems in the training of the newest cell."""
         return () if self.checks is None else self.checks.found
 
-    def show_board(
-        self, view: str | None = None, run: str | None = None, *, interactive: bool = False
-    ) -> None:
-        """Display a board; with buttons where they can work.
+    def show_board(self, view: str | None = None, run: str | None = None) -> None:
+        """Display a board, live where widgets are.
 
         Args:
             view: Which of the board's views; None shows the one that boards open on.
             run: A run of this notebook, by name or number. None is the training that runs, else
                 the last one of this kernel.
-            interactive: Show what can be hovered over, where plotly is installed.
 
         Raises:
             ClusterError: No cell has trained yet.
@@ -127,10 +133,7 @@ class CellContext:
             UsageError: There is no such run.
         """
         past = self.board(view) if run is None else self._board_of(run, view)
-        if interactive:
-            show_interactive(past, view, self.view)
-        else:
-            show_past(past, view or self.view)
+        show_past(past, view or self.view)
 
     def board(self, view: str | None = None) -> Past:
         """Return the board of the running or last training; any thread.
@@ -148,7 +151,7 @@ class CellContext:
         return board
 
     def _board_of(self, word: str, view: str | None) -> Past:
-        from nbdist.client.board.scene_file import from_bytes
+        from nbdist.client.board.scene.scene_file import from_bytes
         from nbdist.client.tracking.past.runs import find_run, kept_board
 
         tracker, running = self._tracking(), self._running
@@ -195,7 +198,21 @@ class CellContext:
             self._open = None
             if closed is not None:
                 self.trained = closed
-                self.note_trained(closed.telemetry.first_values("loss"))
+                self._note_cost_of_checks(closed)
+                telemetry = closed.telemetry
+                self.note_trained(telemetry.first_values("loss"), telemetry.changes)
+
+    def rules(self) -> Checks:
+        """Return the rules, with what they have found in the newest cell."""
+        if self.checks is None:
+            return Checks(self.states)
+        of = self.checks
+        return Checks(self.states, of.by_rule, of.ignored, of.failed, self._checks_cost)
+
+    def _note_cost_of_checks(self, trained: TrainedCell) -> None:
+        steps = trained.figures.steps if trained.figures is not None else 0
+        if steps and self.checks is not None:
+            self._checks_cost = ChecksCost(steps, 1e6 * self.checks.spent_s / steps)
 
     def follow_board(self, board: Board, run: "TrackedRun | None" = None) -> None:
         """Let `show_board` show a cell's board while it runs, also by the name of its run."""
@@ -225,10 +242,11 @@ class CellContext:
         request = attempt.request
         info = _info(attempt, cluster, continues, attached=attached and continues is not None)
         self._processes = processes = {rank: r.serial for rank, r in cluster.ranks.items()}
-        telemetry = Telemetry(self._heard_of(processes))
+        telemetry = Telemetry(self._heard_of(processes), Detail(self.folder.absolute()))
         self._pids_here = lambda: {r.pid for r in cluster.ranks.values() if r.is_here}
         clocks = self._clocks_of(cluster, processes)
-        insight, checks = CellAnalysis(info, clocks), CellChecks(info, _trained, self._ends)
+        insight = CellAnalysis(info, clocks)
+        checks = CellChecks(info, self.states, request.ignore, self._memory, _memory)
         cell = HeardCell(info, telemetry, clocks, insight, checks)
         before = tuple(self._cells)
         run = self._tracking().follow(info, telemetry, insight, before) if request.track else None
@@ -260,11 +278,24 @@ class CellContext:
                 return "The cell has ended: nothing was interrupted."
             return "Interrupting all ranks." if rank is None else f"Interrupting rank {rank}."
 
+        halts = self.halts_of(cluster)
+        halts.cell_begins()
         return CellActions(
             stacks=lambda: str(Stacks.ask(cluster, ranks)),
             cost=lambda: str(self.cost_meter.cost(cluster)),
             interrupt=interrupt,
+            halts=halts,
         )
+
+    def halts_of(self, cluster: Cluster) -> Halts:
+        """Return what is asked of the steps of a cluster's cell: one, for one asks at a time.
+
+        Any thread.
+        """
+        halts = self._halts
+        if halts is None or halts.cluster is not cluster:
+            halts = self._halts = Halts(cluster)
+        return halts
 
     def _clocks_of(self, cluster: Cluster, processes: Mapping[int, int]) -> Clocks:
         if self._clocks is None:
@@ -293,6 +324,7 @@ class CellContext:
             "tracking_uri": uri,
             "theme": self._theme,
             "view": self.view,
+            "checks": self.states,
         }
 
     def require_run(self, name: str) -> None:
@@ -339,8 +371,7 @@ def _no_board_yet(view: str | None) -> ClusterError:
     )
 
 
-# One a kernel, also after `%dist stop`: more ranks often come with a new start.
-_trained: deque[Trained] = deque(maxlen=_MOST_CELLS)
+_memory = Memory()  # of the rules; one a kernel, also after `%dist stop`
 
 
 class Trackers:

@@ -49,6 +49,7 @@ class CellRequest:
         script: The file that `code` is all of; "" for a cell.
         module: The module that the file is, where it was called by that, such as `pkg.__main__`.
         argv: The words after it.
+        ignore: Rules that say nothing of it.
     """
 
     code: str
@@ -70,9 +71,11 @@ class CellRequest:
     every: int = 0
     asked_at: float = field(default_factory=time.time)
     is_changed: bool = False
+    guard: bool = False
     script: str = ""
     module: str = ""
     argv: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
 
     @property
     def ran(self) -> WhatRan:
@@ -130,6 +133,7 @@ class CellAttempt:
             track=request.track,
             script=Script(script, request.module, request.argv) if script else None,
             keep=keep,
+            guard=request.guard,
         )
         return cls(request, start)
 
@@ -160,6 +164,7 @@ def remembered(memory: Mapping[str, Any]) -> CellAttempt:
         "profile": None if chosen is None else ChosenSteps(*chosen),
         "above": (),
         "argv": tuple(kept["argv"]),
+        "ignore": tuple(kept["ignore"]),
     }
     return CellAttempt(CellRequest(**kept | own), CellStart.from_wire(memory["start"]))
 

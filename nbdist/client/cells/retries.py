@@ -142,7 +142,7 @@ class CellAttempts:
             self._profile_folder = Path(attempt.start.profile.folder).parent
         done = self._follow(attempt, None, "", follows=False, run=run, memory=own)
         if done.outcome.error is not None:
-            self._has_failed(request, done, None)
+            self._has_failed(_as_changed(request, done), done, None)
             raise done.outcome.error
         assert self.last is not None, "an attempt leaves its result"
         return self.last
@@ -189,6 +189,7 @@ class CellAttempts:
                 self._went_well(request, before)
                 assert self.last is not None, "an attempt leaves its result"
                 return self.last
+            asked, request = request, _as_changed(request, done)
             self._has_failed(request, done, before)
             if not isinstance(error, RankError) or retries == 0:
                 raise error
@@ -203,6 +204,7 @@ class CellAttempts:
             lines = done.outcome.repaired.lines
             if self._cluster.broken:
                 lines = self._with_fewer_ranks(done.outcome.repaired, error, request.ran)
+            lines = (*lines, *_changed_lines(asked, request))
             notice = announcement(attempt + 1, retries + 1, error, lines)
             before = done
         raise AssertionError("the last attempt returns or raises")
@@ -370,7 +372,7 @@ class CellAttempts:
         memory: Mapping[str, Any] | None,
     ) -> Outcome:
         """Run an attempt, or with `memory` the rest of what another kernel has sent."""
-        parts = shown.slots, shown.telemetry, shown.tick, interrupts
+        parts = shown.slots, shown.telemetry, shown.tick, interrupts, shown.checks
         if memory is None:
             return CellRun(self._cluster, attempt, *parts).run()
         cell = AttachedCell(self._cluster, attempt, *parts)
@@ -403,6 +405,20 @@ class CellAttempts:
         clocks = shown.clocks_after_all()
         received = heard.calls_by_rank()
         return gather(self._cluster, folder, chosen, steps_made, received, clocks.offset_ns)
+
+
+def _as_changed(request: CellRequest, done: _Attempt) -> CellRequest:
+    """Return the cell with the parameters that were changed by hand while it ran, as they are."""
+    changes = done.shown.telemetry.changes
+    changed = {one.name: one.value for one in changes if one.name in request.params}
+    return replace(request, params={**request.params, **changed}) if changed else request
+
+
+def _changed_lines(asked: CellRequest, now: CellRequest) -> tuple[str, ...]:
+    """Return that an attempt has other parameters than it was asked for, in a sentence."""
+    names = [name for name, value in now.params.items() if value is not asked.params[name]]
+    values = ", ".join(f"{name} = {now.params[name]!r}" for name in names)
+    return (f"It begins with {values}, as changed by hand.",) if names else ()
 
 
 def _hear_collectives(chosen: ChosenSteps | None, shown: ShownCell) -> ProfiledCollectives | None:

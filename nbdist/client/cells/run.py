@@ -19,17 +19,18 @@ from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.requests import RankDiedError
 from nbdist.client.faults import rank_errors
 from nbdist.client.faults.advice import Advice, AdviceKind
-from nbdist.client.faults.failures import Group, place_of
+from nbdist.client.faults.failures import Failure, Group, missing_name, place_of
 from nbdist.client.faults.fault_handler import FaultHandler
 from nbdist.client.faults.leaving import Leaving
 from nbdist.client.faults.repair_report import Repaired
 from nbdist.client.faults.stderr_tail import StderrReader
+from nbdist.client.metrics.checks.cell_checks import CellChecks
 from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.client.output.live_text import LiveText
 from nbdist.client.output.result import CellResult
 from nbdist.client.output.slots import Slots
-from nbdist.shared import origins, wire
-from nbdist.shared.errors import ClusterError, Interrupted
+from nbdist.shared import origins, side, wire
+from nbdist.shared.errors import CheckError, ClusterError, Interrupted
 from nbdist.shared.processes.ended import Ended, EndKind
 
 log = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class CellRun:
         telemetry: Telemetry,
         on_tick: Callable[[], None],
         interrupts: Interrupts,
+        checks: CellChecks,
     ) -> None:
         """Prepare; nothing is sent yet.
 
@@ -87,9 +89,12 @@ class CellRun:
             telemetry: Gets the records.
             on_tick: Called on the main thread a few times a second while ranks run.
             interrupts: Counts what the person interrupts; entered by the caller.
+            checks: Hears the records, too; what it finds may end the cell.
         """
         self._cluster = cluster
         self._interrupts = interrupts
+        self._checks = checks
+        self._is_mistaken = False  # and was interrupted for that
         self._attempt = attempt
         self._request = request = attempt.request
         self._on_tick = on_tick
@@ -122,6 +127,7 @@ class CellRun:
             self._begin(start)
             self._wait(began - self._ran_before_s)
             self._complete()
+            self._checks.end()
             outcome.repaired = self._recover()
             outcome.error = self._leaving.error() or self._judge(outcome.repaired)
         except ClusterError as error:
@@ -202,6 +208,9 @@ class CellRun:
             self._faults.attend(running, gone, heard_at)
             self._on_tick()
             self._leaving.attend(running, self._faults)
+            if not self._faults.interrupted and self._checks.mistake is not None:
+                self._is_mistaken = True
+                self._faults.interrupt(running)
             limit_s = self._request.timeout_s or float("inf")
             if not self._faults.interrupted and time.monotonic() - began > limit_s:
                 self._timed_out = self._faults.what_they_do(running, gone)
@@ -268,6 +277,8 @@ class CellRun:
         )
         loops = outcomes.in_loops(self._collectors)
         loops = loops and repaired.is_whole and not self._cluster.broken
+        if self._is_mistaken and not self._interrupts.count:
+            return self._mistaken(beside, repaired, in_loops=loops)
         if self._timed_out is not None:
             return self._out_of_time(self._timed_out, beside, repaired, in_loops=loops)
         if self._interrupts.is_to_stop:
@@ -276,7 +287,7 @@ class CellRun:
             return self._interrupted(beside, repaired, in_loops=loops)
         deadlock = self._faults.deadlock
         if not self._has_failed() and deadlock is None:
-            return None
+            return self._mistaken((), repaired, in_loops=False)
         return rank_errors.rank_error(
             failures,
             asked=list(self._collectors),
@@ -285,7 +296,7 @@ class CellRun:
             notes=repaired.lines,
             because=deadlock.text if deadlock else "",
             do=self._advice(repaired),
-            otherwise=self._advice_to_retry(repaired),
+            otherwise=self._advice_to_retry(repaired) or self._advice_on_name(failures),
             in_loops=loops,
             ran=self._request.ran,
             replaced=repaired.replaced,
@@ -318,6 +329,31 @@ class CellRun:
             do=ran.out_of_time + (f" {ran.loops()}" if in_loops else ""),
         )
 
+    def _mistaken(
+        self, beside: Sequence[Group], repaired: Repaired, *, in_loops: bool
+    ) -> CheckError | None:
+        """Return the error of a cell in which a rule that is set to raise has found something."""
+        mistake = self._checks.mistake
+        if mistake is None:
+            return None
+        ran = self._request.ran
+        own = rank_errors.summaries(beside, outcomes.places(self._ranks))
+        ended = "was interrupted" if self._is_mistaken else "had come to its end"
+        kept = () if repaired.replaced else ("All ranks kept their variables.",)
+        return CheckError(
+            mistake.sentence,
+            why=" ".join(
+                [
+                    f"the rule {mistake.rule} is set to raise, and {ran.name} {ended}.",
+                    *(f"{line.strip()}." for line in own),
+                    *(repaired.lines or kept),
+                ]
+            ),
+            do=f"change that, and {ran.again()}; %%distributed --ignore {mistake.rule} lets it "
+            f"pass in one cell." + (f" {ran.loops()}" if in_loops else ""),
+            rule=mistake.rule,
+        )
+
     def _interrupted(
         self, beside: Sequence[Group], repaired: Repaired, *, in_loops: bool
     ) -> Interrupted:
@@ -342,6 +378,12 @@ class CellRun:
         if repaired.is_refused:
             return ran.restore(saves_itself=self._request.every > 0)
         return ran.retry_on_fewer if repaired.has_fewer else None
+
+    def _advice_on_name(self, failures: Sequence[Failure]) -> Advice | None:
+        """Return what to do about a name that ranks lack and the notebook has."""
+        name = missing_name(failures)
+        text = side.notebook.advise_on(name) if name else ""
+        return Advice(AdviceKind.FIX, text) if text else None
 
     def _advice_to_retry(self, repaired: Repaired) -> Advice | None:
         """Return what to do when nothing is wrong with the cell itself."""

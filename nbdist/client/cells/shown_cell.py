@@ -8,13 +8,14 @@ outcome of the cell comes first.
 import logging
 import math
 import os
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from nbdist.client.board.cell_board import Board
-from nbdist.client.board.live_controls import CellActions
+from nbdist.client.board.live.actions import CellActions
 from nbdist.client.board.past import Past, caption
 from nbdist.client.cells.cost_meter import CostMeter
 from nbdist.client.cells.run import Outcome
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _EXPLAIN_TIMEOUT_S = 2.0
+_NUMBERS = re.compile(r"\d[\d,.]*")
 _SIGN_OF_LIFE_S = 0.35  # ticks come every 0.1 s: it is seen within 0.5 s
 
 
@@ -95,7 +97,7 @@ class ShownCell:
         self._showing = showing
         self._ranks = cell.info.ranks
         self._clocks = cell.clocks
-        self._checks = cell.checks
+        self.checks = cell.checks
         self._run = run
         self._show = show
         static = os.environ.get("NBDIST_STATIC") == "1" or not show
@@ -124,7 +126,7 @@ class ShownCell:
             )
         if self.telemetry.first_record.is_set():
             self._showing.meter_cost(self.telemetry)
-        for line in self._checks.lines():
+        for line in self.checks.lines():
             self.slots.open(_text(line))
 
     def clocks_after_all(self) -> Clocks:
@@ -142,10 +144,14 @@ class ShownCell:
         try:
             board = self._board.finish(outcome.word, is_seen_again=was_reopened)
             self._showing.remember_board(self._board.past)
-            self._checks.lines(is_last=True)
+            self.checks.lines(is_last=True)
             self._showing.remember_training(outcome)
             if self._show:
-                said = [*map(_text, self._checks.found), *_notices(outcome)]
+                # An error of a rule says its sentence itself.
+                found = [
+                    one for one in self.checks.found if one != getattr(outcome.error, "what", "")
+                ]
+                said = [*map(_text, found), *_notices(outcome)]
                 finals = [*board, *self._texts(outcome), *said, *_shown(profiled)]
                 if should_go_on(outcome.error):
                     finals = []  # it is run once more, and shows the same again
@@ -162,9 +168,10 @@ class ShownCell:
                     self._show_again(self._pages, outcome.error)
 
     def _show_again(self, of_kernel: Pages, error: BaseException | None) -> None:
-        """Show what is left to pages that were opened meanwhile, and to the file, in the next cell.
+        """Show what is left to pages that were opened meanwhile, and have the file hold it once.
 
-        Jupyter drops the outputs of a cell that another page has sent.
+        Jupyter drops the outputs of a cell that another page has sent. Where neither that page is
+        still there nor another takes them into the cell, the next cell shows them.
         """
         left = [*self.left, *([_text(f"{type(error).__name__}: {error}")] if error else [])]
         self._board.show_again(left)
@@ -172,7 +179,12 @@ class ShownCell:
             "The page was opened again while the last %%distributed cell ran. "
             "If its output is not above, this is it:"
         )
-        of_kernel.show_next(lambda: Slots(live=False).settle([caption(since), *left]))
+
+        def show() -> None:
+            if self._board.shows_end():
+                Slots(live=False).settle([caption(since), *left])
+
+        of_kernel.show_next(show)
 
     def _texts(self, outcome: Outcome) -> list[Display]:
         collectors = outcome.collectors
@@ -216,7 +228,7 @@ def _to_keep(past: Past | None) -> bytes | None:
     """Return what a board is drawn from on another day; None where there is nothing to keep."""
     if past is None:
         return None
-    from nbdist.client.board.scene_file import to_bytes
+    from nbdist.client.board.scene.scene_file import to_bytes
 
     try:
         return to_bytes(past.scene)
@@ -228,12 +240,15 @@ def _to_keep(past: Past | None) -> bytes | None:
 def _notices(outcome: Outcome) -> list[Display]:
     """Return the notices beside the output.
 
-    Those of one rank, for all have the same with other numbers; and what was repaired after a cell
-    that succeeded: an error says so itself.
+    Each sentence once, that of the lowest rank where ranks say it with other numbers; and what was
+    repaired after a cell that succeeded: an error says so itself.
     """
-    said = next(filter(None, (c.summary.notices for c in outcome.collectors.values())), ())
+    said: dict[str, str] = {}
+    for collector in outcome.collectors.values():
+        for line in collector.summary.notices:
+            said.setdefault(_NUMBERS.sub("", line), line)
     repaired = outcome.repaired.lines if outcome.error is None else ()
-    return [_text(line) for line in (*said, *repaired)]
+    return [_text(line) for line in (*said.values(), *repaired)]
 
 
 def _text(line: str) -> Display:

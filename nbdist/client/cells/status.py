@@ -52,7 +52,8 @@ class RankLine:
         """Return the line's words, in the order of the table's columns."""
         memory = name_bytes(self.memory_bytes) if self.memory_bytes else ""
         of_gpu = (name_bytes(self.gpu[key]) if key in self.gpu else "" for key in _GPU)
-        words = (self.rank, self.host, self.device, self.pid, self.state, self.step, memory)
+        step = f"{self.step:,}"
+        words = (self.rank, self.host, self.device, self.pid, self.state, step, memory)
         return (*map(str, words), self.last_collective, *of_gpu, self.snapshot)
 
 
@@ -195,7 +196,7 @@ def describe_snapshot(said: Mapping[str, Any] | None) -> str:
         return ""
     if "refused" in said:
         return "refused"
-    return f"step {said['step']}, {said['age_s']:.0f} s old, {name_bytes(said['bytes'])}"
+    return f"step {said['step']:,}, {said['age_s']:.0f} s old, {name_bytes(said['bytes'])}"
 
 
 def _refused(answers: Mapping[int, Mapping[str, Any]]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
 from nbdist.client.metrics.analysis.clocks import Clocks
 from nbdist.client.metrics.analysis.values import Straggler
-from nbdist.client.metrics.checks.checks import CellChecks
+from nbdist.client.metrics.checks.cell_checks import CellChecks
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.metrics.usual_step import RunFigures, UsualSteps
 from nbdist.shared.text import counted

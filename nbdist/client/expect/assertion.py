@@ -55,7 +55,7 @@ FORMS = (
 )
 
 OVER_STEPS: Mapping[str, str] = {
-    "final": "the newest value, the mean of the ranks; what a bare name means",
+    "final": "the value of the last step, the mean of the ranks; what a bare name means",
     "first": "the first value, the mean of the ranks",
     "mean": "the mean over steps and ranks",
     "min": "the least of any step and rank",

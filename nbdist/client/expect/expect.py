@@ -20,7 +20,7 @@ from nbdist.client.expect.assertion import Comparison, Phrase, parse
 from nbdist.client.expect.baseline import Stored, baseline_file, machine, store_run, stored_run
 from nbdist.client.metrics.usual_step import RunFigures
 from nbdist.shared.errors import ClusterError, ExpectationError, TransferError, UsageError
-from nbdist.shared.text import counted, figure
+from nbdist.shared.text import counted, figure, name_ranks
 
 if TYPE_CHECKING:
     from nbdist.client.cells.trained_cell import TrainedCell
@@ -117,28 +117,31 @@ def _metric(
 
 
 def _over(over: str, name: str, known: "dict[int, Series]") -> tuple[Sequence[float], str]:
-    final = [series.values[series.n - 1] for series in known.values()]
+    from nbdist.client.metrics.recent import last_values
+
+    step, last = last_values(known)
+    newest = [series.values[series.n - 1] for series in known.values()]
     first = [series.values[0] for series in known.values()]
     every = [value for series in known.values() for value in series.values[: series.n]]
-    step = int(max(series.steps[series.n - 1] for series in known.values()))
-    where = f"step {step}" + (f", the mean of {len(known)} ranks" if len(known) > 1 else "")
     if over == "each":
         words = ", ".join(
-            f"{_written(value)} on rank {rank}" for rank, value in zip(known, final, strict=True)
+            f"{_written(value)} on rank {rank}" for rank, value in zip(known, newest, strict=True)
         )
-        return final, f"{name} is {words}"
+        return newest, f"{name} is {words}"
     # A NaN that `min` and `max` would pass over is what must be seen.
     is_odd = any(math.isnan(value) for value in every)
     number = {
-        "final": _mean(final),
+        "final": _mean(list(last.values())),
         "first": _mean(first),
         "mean": _mean(every),
         "min": math.nan if is_odd else min(every),
         "max": math.nan if is_odd else max(every),
-        "spread": max(final) - min(final),
+        "spread": max(newest) - min(newest),
     }[over]
     if over == "final":
-        return [number], f"{name} is {_written(number)} at {where}"
+        who = f"{len(last)} ranks" if len(last) == len(known) else name_ranks(last)
+        of = f", the mean of {who}" if len(last) > 1 else f", of {who}" if len(known) > 1 else ""
+        return [number], f"{name} is {_written(number)} at step {step:,}{of}"
     return [number], f"{over} {name} is {_written(number)}"
 
 

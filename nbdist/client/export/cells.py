@@ -32,6 +32,7 @@ class NotebookCell:
         ran_code: It is the notebook's own, and has let ranks run code in another way.
         runs: How often it has succeeded, where that is known.
         losses: Of the first step that it has made, by rank; empty where it has made none.
+        changes: What was changed by hand while it trained, in words.
         has_lost_steps: It failed after steps before it succeeded, or has failed after some.
     """
 
@@ -42,6 +43,7 @@ class NotebookCell:
     ran_code: bool = False
     runs: int = 1
     losses: Mapping[int, float] = field(default_factory=dict)
+    changes: tuple[str, ...] = ()
     has_lost_steps: bool = False
 
     @property

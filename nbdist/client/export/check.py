@@ -5,6 +5,7 @@ as the notebook did.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from nbdist.client.export.parts import trains
 from nbdist.client.export.script import Script
 from nbdist.shared.errors import NBDistError
+from nbdist.shared.options import HASH_SEED
 from nbdist.shared.text import name_ranks
 
 TIMEOUT_S = 600.0
@@ -98,6 +100,7 @@ def _run(command: list[str], path: Path) -> None:
     try:
         ran = subprocess.run(
             command,
+            env={**os.environ, "PYTHONHASHSEED": HASH_SEED},
             cwd=path.parent,
             stdin=subprocess.DEVNULL,
             capture_output=True,

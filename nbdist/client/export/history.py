@@ -5,11 +5,12 @@ corrected after it was used stays above its use. Which runs are of one cell the 
 an id; where it sends none (nbclient, papermill, IPython in a terminal) each run is a cell.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nbdist.client.export.cells import RETRY, NotebookCell
 from nbdist.client.export.sent import Sent, sent
+from nbdist.client.metrics.changes import Change
 
 
 @dataclass(slots=True)
@@ -19,6 +20,7 @@ class _Running:
     sent: list[Sent] = field(default_factory=list)
     ran_code: bool = False
     losses: Mapping[int, float] = field(default_factory=dict)
+    changes: tuple[str, ...] = ()
 
 
 class History:
@@ -45,9 +47,10 @@ class History:
         """Note that the cell that runs has let ranks run code."""
         self._running.ran_code = True
 
-    def note_losses(self, losses: Mapping[int, float]) -> None:
-        """Note the first losses of a training in the cell that runs, by rank."""
+    def note_trained(self, losses: Mapping[int, float], changes: Sequence[Change] = ()) -> None:
+        """Note a training in the cell that runs: first losses by rank, what was changed by hand."""
         self._running.losses = self._running.losses or losses
+        self._running.changes += tuple(one.as_comment for one in changes)
 
     def note_run(
         self, number: int, source: str, cell_id: str | None, *, has_failed: bool, trouble: str = ""
@@ -64,7 +67,7 @@ class History:
         self._count += 1
         running, self._running = self._running, _Running()
         if RETRY.search(source):
-            self._retry(number, running.losses, has_failed)
+            self._retry(number, running, has_failed)
             return
         found = NotebookCell(
             number,
@@ -72,6 +75,7 @@ class History:
             "failed" if has_failed else trouble,
             tuple(running.sent),
             losses=running.losses,
+            changes=running.changes,
         )
         found = replace(
             found,
@@ -97,12 +101,18 @@ class History:
         elif cell.has_lost_steps:
             self._cells[key] = replace(before, has_lost_steps=True)
 
-    def _retry(self, number: int, losses: Mapping[int, float], has_failed: bool) -> None:
+    def _retry(self, number: int, running: _Running, has_failed: bool) -> None:
         """Take the cell that `%dist retry` has run again for one that has succeeded."""
         if self._failed in self._cells and not has_failed:
             cell = self._cells[self._failed]
             # A loop that continues begins where the attempt began that failed.
-            again = replace(cell, number=number, trouble="", losses=cell.losses or losses)
+            again = replace(
+                cell,
+                number=number,
+                trouble="",
+                losses=cell.losses or running.losses,
+                changes=cell.changes + running.changes,
+            )
             self._put(self._failed, again)
             self._failed = ""
 

@@ -21,6 +21,7 @@ _LONGEST_LINE = 100
 _WITHOUT = {
     "retry": "--retry: a script starts again from nbdist.save and nbdist.restore",
     "checkpoint": "--checkpoint: call nbdist.save() in the loop, and nbdist.restore() before it",
+    "guard": "--guard: give layout.step(skip_nonfinite=True) in the loop",
     "profile": "--profile: use torch.profiler",
     "timeout": "--timeout: the job's time limit ends it",
     "resume": "--resume: a script keeps no runs",
@@ -123,7 +124,7 @@ def _of_code(cell: NotebookCell, parse: Parse) -> Part:
     line = f"%%distributed {cell.line}".rstrip() if cell.is_of_ranks else ""
     return Part(
         cell.number,
-        "\n".join([line, *notes]),
+        "\n".join([line, *notes, *cell.changes]),
         code if ranks is None else _only_on(ranks, code),
         without=tuple(line for line in found.without if not line.startswith("%dist push")),
         least_ranks=1 if ranks is None else max(ranks) + 1,

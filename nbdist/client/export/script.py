@@ -20,6 +20,7 @@ from pyflakes.messages import UndefinedName
 from nbdist.client.export.cells import NotebookCell
 from nbdist.client.export.parts import RANK, Part, name_cells
 from nbdist.client.export.plain_code import commented
+from nbdist.shared.options import HASH_SEED
 from nbdist.shared.text import counted
 
 _GIVEN_BY_IPYTHON = {"display": "from IPython.display import display"}
@@ -98,10 +99,11 @@ class Script:
     def command_of(self, path: str) -> str:
         """Return what runs it where its path is that one, for a shell."""
         nodes, n, quoted = self.options.nodes, self.options.n, shlex.quote(path)
+        torchrun = f"PYTHONHASHSEED={HASH_SEED} torchrun"  # else each rank orders sets another way
         if nodes == 1:
-            return f"torchrun --nproc-per-node {n} {quoted}"
+            return f"{torchrun} --nproc-per-node {n} {quoted}"
         meeting = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint HOST:29400"
-        return f"torchrun {meeting} --nproc-per-node {n // nodes} {quoted}"
+        return f"{torchrun} {meeting} --nproc-per-node {n // nodes} {quoted}"
 
     @property
     def left_out_lines(self) -> list[str]:

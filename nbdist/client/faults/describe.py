@@ -7,7 +7,7 @@ error of a `--timeout`.
 import re
 from collections.abc import Mapping, Sequence
 
-from nbdist.client.faults.rank_state import Inactive, RankState, missing_in, waiters
+from nbdist.client.faults.rank_state import PAUSED, Inactive, RankState, missing_in, waiters
 from nbdist.shared import origins
 from nbdist.shared.text import begin_with_ranks, name_ranks
 
@@ -23,6 +23,8 @@ def describe(rank: int, said: Mapping[int, RankState], gone: Mapping[int, Inacti
         gone: The ranks that launch nothing more.
     """
     doing = said[rank]
+    if doing.word == PAUSED:
+        return f"paused at step {doing.step}"
     if doing.wait is None:
         return doing.word + doing.place
     peers = missing_in(rank, said, gone, frozenset({*said, *gone}))
@@ -56,8 +58,12 @@ def clauses(
             peers = missing_in(rank, said, gone, world)
             waiting.setdefault((str(doing.wait), peers), []).append(rank)
         else:
-            verb = {"loading data": "load data", "idle": "begin"}.get(doing.word, "compute")
-            others.setdefault(verb + doing.place, []).append(rank)
+            verb = {
+                "loading data": f"load data{doing.place}",
+                "idle": f"begin{doing.place}",
+                PAUSED: f"pause at step {doing.step}",
+            }.get(doing.word, f"compute{doing.place}")
+            others.setdefault(verb, []).append(rank)
     parts = [f"{name_ranks(ranks)} {_conjugate(verb, ranks)}" for verb, ranks in others.items()]
     subjects = frozenset(next(iter(others.values()))) if len(others) == 1 else frozenset[int]()
     for (where, peers), ranks in waiting.items():
@@ -75,6 +81,14 @@ def _conjugate(verb: str, ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         first += "s"
     return f"{first} {rest}".rstrip()
+
+
+def paused_note(step: int) -> str:
+    """Return what a cell shows whose ranks are paused."""
+    return (
+        f"Paused after step {step}. It goes on by %dist continue in another console, or "
+        "nbdist continue in a terminal."
+    )
 
 
 def quiet_note(

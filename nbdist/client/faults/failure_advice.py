@@ -18,6 +18,10 @@ _NO_SHARED_MEMORY: Final = re.compile(
     r"|unable to allocate shared memory|killed by signal: Bus error",
     re.DOTALL,
 )
+# Of torch/distributed/tensor/_dispatch.py, in a forward and in a step.
+_UNGATHERED: Final = re.compile(
+    r"got mixed torch\.Tensor and DTensor|in-place operations that require placement changes"
+)
 
 
 def of_gpu(
@@ -72,7 +76,7 @@ def of_failures(groups: Sequence[Group], ran: WhatRan) -> Advice:
     if ran.words and all(_refuses_words(cause) for cause in causes):
         return ran.look_at_words
     place = place_of(causes[0]) if len(causes) == 1 and isinstance(causes[0], Failure) else ""
-    return _shared_memory_advice(causes) or ran.fix(place)
+    return _shared_memory_advice(causes) or _shards_advice(causes) or ran.fix(place)
 
 
 def _is_state(cause: "Failure | Death") -> bool:
@@ -105,6 +109,17 @@ def _shared_memory_advice(causes: Iterable[Failure | Death]) -> Advice | None:
         "/dev/shm is full; DataLoader workers pass their batches through it. Use "
         "num_workers=0 or smaller batches, delete files left in it (%dist doctor lists them), or "
         "start the container with --shm-size=1g.",
+    )
+
+
+def _shards_advice(causes: Iterable[Failure | Death]) -> Advice | None:
+    """Return what to do where a model computes with shards that nothing has gathered."""
+    if not any(isinstance(cause, Failure) and _UNGATHERED.search(cause.evalue) for cause in causes):
+        return None
+    return Advice(
+        AdviceKind.FIX,
+        "weights are shards here, and whole only while model(...) runs. A method or a part of it "
+        "that is called by itself finds shards: have forward call it.",
     )
 
 

@@ -60,6 +60,8 @@ _COLLECTIVE: Final = re.compile(
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]*m")
 _CELL: Final = re.compile(r"Cell In\s?\[(\d+)\], line (\d+)")
 _FILE: Final = re.compile(r"^\s*File (.+?):(\d+)")  # which may have spaces
+_AT: Final = re.compile(f"{_CELL.pattern}|{_FILE.pattern}")
+_MISSING: Final = re.compile(r"name '(\w+)' is not defined")
 _OURS: Final = ("nbdist", "ipyparallel", "ipykernel", "IPython")  # they carry what users write
 _ARROW: Final = re.compile(r"^-+> ?\d+ (.*)$", re.MULTILINE)
 
@@ -148,6 +150,18 @@ def place_of(failure: Failure) -> str:
         elif (found := _FILE.search(first)) and is_users(file := found.group(1)):
             place = f"{PureWindowsPath(file).name}, line {found.group(2)}"
     return place
+
+
+def missing_name(failures: Iterable[Failure]) -> str:
+    """Return the name whose lack in a cell is all that failed; "" where there is none."""
+    found = {_name_missing_in_cell(failure) for failure in failures if not follows(failure)}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _name_missing_in_cell(failure: Failure) -> str:
+    missing = _MISSING.match(failure.evalue) if failure.ename == "NameError" else None
+    last = next((f for f in map(first_line, reversed(failure.traceback)) if _AT.search(f)), "")
+    return missing[1] if missing and _CELL.search(last) else ""
 
 
 def is_users(file: str) -> bool:

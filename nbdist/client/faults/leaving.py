@@ -43,7 +43,7 @@ class Leaving:
             return ClusterError(f"{notice} {self._ran.title} was stopped.", why=error)
         return ClusterError(
             f"{notice} The training was saved, and {self._ran.name} was stopped.",
-            why=f"step {self._saved['step']} is in {self._saved['folder']}.",
+            why=f"step {self._saved['step']:,} is in {self._saved['folder']}.",
             do=self._ran.after_leaving,
         )
 

@@ -15,13 +15,14 @@ from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.processes import RankProcess
 from nbdist.client.faults import describe
 from nbdist.client.faults.poll import Poll
-from nbdist.client.faults.rank_state import Inactive, RankState
+from nbdist.client.faults.rank_state import PAUSED, Inactive, RankState
 from nbdist.client.output.live_text import LiveText
 from nbdist.shared.text import begin_with_ranks
 
 _LONG_CALL_S = 1.5  # after an interrupt, for a rank that says that it computes
 _ASKED_AFTER_S = 1.0  # after an interrupt: what a rank said before is no news
 _FREED_WITHIN_S = 5.0  # on a machine that is loaded; for a rank that has waited, or does not answer
+_PAUSED_S = 1.0  # what a rank said that has been heard of since is no news
 _STILL_COMPUTES_S = 0.5  # after another rank's failure
 
 
@@ -142,6 +143,10 @@ class CellNotes:
         quiet_s = self._cluster.options.quiet if self._cluster.options else 0.0
         if since is None or not quiet_s:
             return None
+        running_said = [watch.last.said[rank] for rank in running if rank in watch.last.said]
+        paused = {doing.step for doing in running_said if doing.word == PAUSED}
+        if paused and now > since + _PAUSED_S:
+            return describe.paused_note(max(paused))
         for_s = now - max(since, watch.moved_at)
         if for_s < quiet_s:
             self._told_quiet_s = 0.0  # what comes is another wait

@@ -95,18 +95,18 @@ class Poll:
         return prove(before.said, last.said, last.gone, world, ran)
 
     def waiting_since(self, began: float) -> set[int]:
-        """Return the ranks that have said, asked since then, that they wait; also in this round.
+        """Return the ranks that have said, asked since then, that they stand; also in this round.
 
         The others' answers need not be waited for: a loaded machine may take a second for them.
         """
         said = self.last.said if self.last.began >= began else {}
-        found = {rank for rank, doing in said.items() if doing.wait is not None}
+        found = {rank for rank, doing in said.items() if doing.stands}
         if not self._round or self._began < began:
             return found
         for rank in self._round:
             future = self._open[rank]
             is_told = future.done() and future.exception() is None
-            if is_told and RankState.from_wire(future.result()).wait is not None:
+            if is_told and RankState.from_wire(future.result()).stands:
                 found.add(rank)
         return found
 

@@ -86,10 +86,14 @@ def rank_error(
     is_lost = is_lost or failure_advice.without_gpu(groups) - set(replaced) >= set(asked)
     if in_loops and not is_lost and advice.kind is not AdviceKind.RETRY:
         next_step = f"{next_step.rstrip('.')}. {ran.loops()}"
+    told = _tracebacks(groups, next_step)
+    # Empty lines set tracebacks apart; one error of nbdist's has none, and reads as it does alone.
+    is_own = len(groups) == 1 and hasattr(errors, getattr(groups[0].first, "ename", ""))
+    told = list(filter(None, told)) if is_own else [*told, ""] if told else []
     table = {f.rank: (f.ename, f.evalue) for f in raised}
     table |= {death.rank: ("Died", str(death.ended)) for death in deaths}
     return RankError(
-        "\n".join([*lines, *_tracebacks(groups, next_step), ""]),
+        "\n".join([*lines, *told]),
         why=" ".join(dict.fromkeys(g.first.gpu.why for g in groups if g.first.gpu)),
         do=next_step,
         failures=table,
@@ -222,15 +226,18 @@ def _told(text: str) -> str:
 
 def _tracebacks(groups: Sequence[Group], next_step: str) -> list[str]:
     """Return the traceback of each group, without what is said as advice at the end."""
-    lines = [
-        line
-        for group in groups[:MAX_GROUPS]
-        for line in _traceback(group)
-        if not (line.startswith(DO) and f"{DO}{next_step}".startswith(line.rstrip(".")))
-    ]
+    lines: list[str] = []
+    for group in groups[:MAX_GROUPS]:
+        told = [line for line in _traceback(group) if not _is_said(line, next_step)]
+        lines += told if any(told) else []
     if len(groups) > MAX_GROUPS:
         lines += ["", f"The tracebacks of {len(groups) - MAX_GROUPS} more groups are omitted."]
     return lines
+
+
+def _is_said(line: str, next_step: str) -> bool:
+    """Return whether a line is the advice that the error ends with."""
+    return line.startswith(DO) and f"{DO}{next_step}".startswith(line.rstrip("."))
 
 
 def _traceback(group: Group) -> list[str]:
@@ -258,7 +265,7 @@ def _traceback(group: Group) -> list[str]:
         head = MAX_TRACEBACK_LINES // 3
         tail = MAX_TRACEBACK_LINES - head - 1
         gone = len(lines) - head - tail
-        lines = [*lines[:head], f"… {gone} lines not shown", *lines[-tail:]]
+        lines = [*lines[:head], f"… {gone:,} lines not shown", *lines[-tail:]]
     of = "" if len(group.ranks) == 1 else f" (traceback from rank {first.rank})"
     return ["", f"{name_ranks(group.ranks)}{of}:", *lines]
 
@@ -271,4 +278,4 @@ def _is_heading(head: str) -> bool:
 
 
 def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} characters more)"
+    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} characters more)"

@@ -13,6 +13,7 @@ from nbdist.shared.text import name_bytes, name_ranks
 WORLD = "0"  # how torch names the default group
 STORE = "store"
 MEETING = "init_process_group"  # `engine/group/meeting.KIND`
+PAUSED = "paused"  # what a rank does that stands still as it was asked to
 ANY = "any"  # the peer of a receive from any source, where messages are counted
 
 
@@ -24,8 +25,9 @@ class Wait:
     `init_process_group`, which is its group, too. `seq` numbers the group's
     collectives from 1 since it was formed; for `send` and `recv` it numbers the messages with
     `peer`, which is None for a message from anyone. `ranks` are the group's members. `line` is the
-    cell's. All ranks are global. `is_certain` is False inside backward, where the collective is
-    under way and the main thread may also be computing. `title` is the group's, for people.
+    cell's, or that of another `cell` whose function waits. All ranks are global. `is_certain` is
+    False inside backward, where the collective is under way and the main thread may also be
+    computing. `title` is the group's, for people.
     `tag_number` numbers a message among those with its `tag`; 0 where that is unknown.
     """
 
@@ -41,6 +43,7 @@ class Wait:
     title: str = ""
     tag: int = 0
     tag_number: int = 0
+    cell: int = 0
 
     def is_same(self, other: "Wait | None") -> bool:
         """Return whether this is the same wait, seen at another time."""
@@ -62,7 +65,7 @@ class Wait:
 
     def __str__(self) -> str:
         """Return e.g. `all_reduce #12 (8.4 MB, group dp), line 14`."""
-        line = "" if self.line is None else f", line {self.line}"
+        line = "" if self.line is None else f", {_name_line(self.cell, self.line)}"
         if self.kind == STORE:
             return f"the store, where groups are made{line}"
         if self.kind == MEETING:
@@ -78,11 +81,11 @@ class Wait:
 class RankState:
     """One rank at one moment.
 
-    `word` is `idle`, `computing`, `waiting` or `loading data`. `function` and `line` (of the cell)
-    tell where the main thread is. `counts` are the collectives launched by group, `sent` and
-    `received` the messages by "group/peer", `tagged` those by "group/send/peer/tag" and
-    "group/recv/peer/tag"; None where the rank does not say. A rank that `serves` answers messages
-    on a thread, also when it has finished the cell.
+    `word` is `idle`, `computing`, `waiting`, `paused` or `loading data`. `function` and `line` (of
+    the cell, or of another `cell`, by its prompt's number) tell where the main thread is. `counts`
+    are the collectives launched by group, `sent` and `received` the messages by "group/peer",
+    `tagged` those by "group/send/peer/tag" and "group/recv/peer/tag"; None where the rank does not
+    say. A rank that `serves` answers messages on a thread, also when it has finished the cell.
     """
 
     word: str
@@ -95,12 +98,13 @@ class RankState:
     step: int = 0
     serves: bool = False
     tagged: Mapping[str, int] | None = None
+    cell: int = 0
 
     @classmethod
     def from_wire(cls, answer: Mapping[str, Any]) -> "RankState":
         """Return what an answer of `control.state` says."""
-        wait = _wait_from(answer.get("waiting"))
         where = answer.get("where") or {}
+        wait = _wait_from(answer.get("waiting"), where)
         return cls(
             answer.get("doing") or ("waiting" if wait else "computing"),
             wait,
@@ -112,7 +116,13 @@ class RankState:
             answer.get("step", 0),
             answer.get("serves", False),
             answer.get("tagged"),
+            where.get("cell", 0),
         )
+
+    @property
+    def stands(self) -> bool:
+        """Whether it does nothing by itself: it waits for others, or is paused."""
+        return self.wait is not None or self.word == PAUSED
 
     @property
     def progress(self) -> tuple[object, ...]:
@@ -122,9 +132,9 @@ class RankState:
 
     @property
     def place(self) -> str:
-        """Where it is, after `computing`: ` in load_batch (line 3)`, or nothing."""
+        """Where it is, after `computing`: ` in load_batch (cell 2, line 3)`, or nothing."""
         function = f" in {self.function}" if self.function else ""
-        return function + ("" if self.line is None else f" (line {self.line})")
+        return function + ("" if self.line is None else f" ({_name_line(self.cell, self.line)})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +288,11 @@ def waiters(ranks: frozenset[int]) -> str:
     return f"{name_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'}"
 
 
-def _wait_from(answer: Mapping[str, Any] | None) -> Wait | None:
+def _name_line(cell: int, line: int) -> str:
+    return f"cell {cell}, line {line}" if cell else f"line {line}"
+
+
+def _wait_from(answer: Mapping[str, Any] | None, where: Mapping[str, Any]) -> Wait | None:
     if answer is None:
         return None
     _, _, line = (answer.get("line") or "").rpartition(":")
@@ -295,4 +309,6 @@ def _wait_from(answer: Mapping[str, Any] | None) -> Wait | None:
         title=answer.get("title") or "",
         tag=answer.get("tag") or 0,
         tag_number=answer.get("tag_number") or 0,
+        # The main thread may be elsewhere by now, as in a backward.
+        cell=where.get("cell", 0) if answer.get("line") == where.get("file_line") else 0,
     )

@@ -3,20 +3,22 @@
 import argparse
 import contextlib
 import functools
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn, get_args, get_origin
 
 from nbdist.client.board.views import VIEWS, require_view
+from nbdist.client.cells.params import drop_comment, read_param, split_line
 from nbdist.client.cluster.launchers.base import LOCAL, OWN, NoOptions, find_options
 from nbdist.client.expect.assertion import FORMS, OVER_STEPS
 from nbdist.client.export.export import TORCHRUN
 from nbdist.client.export.jobs import FORMATS
+from nbdist.client.metrics.checks.settings import require_rules
 from nbdist.client.notebook.start_options import all_options
-from nbdist.client.session.params import drop_comment, read_param, split_line
 from nbdist.shared.errors import UsageError
-from nbdist.shared.options import Option, Parser, flag_of, read_seconds
+from nbdist.shared.options import Option, Parser, flag_of, read_seconds, read_word
 
 COMMANDS = {
     "start": "start the ranks and create their process group",
@@ -35,6 +37,14 @@ COMMANDS = {
     "expect": "check what is said of the newest training, for notebooks that are tests",
     "probe": "measure latency and bandwidth between the ranks",
     "stacks": "show where each rank is: cell line, collective, ranks that it waits for",
+    "pause": "let the training stand still, all ranks after the same step",
+    "continue": "let a training go on that is paused",
+    "change": "set lr, or a -p parameter, on all ranks after the same step: change lr=0.01",
+    "peek": "evaluate an expression on all ranks after the same step: peek model.weight.norm()",
+    "checks": "list the rules that watch for silent mistakes, their state, and what they cost; "
+    "with a name: what that rule says, an example, and the remedy",
+    "replay": "run the forward again of a step that was left out as not finite, the newest or "
+    "STEP: which rank, module and sample; changes nothing",
     "chaos": "make ranks fail on purpose while cells run; without arguments: the report",
     "board": "show the board of the training that runs, else of the last one, or of any run;"
     " looking changes nothing for later cells",
@@ -74,6 +84,7 @@ class _HelpShown(Exception):
 
 def _plainer(message: str) -> str:
     message = message.replace("the following arguments are required", "missing")
+    message = re.sub(r"^argument (\S+): takes ", r"\1 takes ", message)  # as ours begin
     return message.removesuffix(", ARGS")  # argparse counts the rest of a line among them
 
 
@@ -118,6 +129,20 @@ def dist_parser(own: type = NoOptions) -> argparse.ArgumentParser:
         help="; ".join(f"{form}: {text}" for form, text in FORMS).replace("%", "%%")
         + f". Before a name: {', '.join(OVER_STEPS)}, as in max loss < 9",
     )
+    made["change"].add_argument(
+        "values",
+        nargs="+",
+        type=functools.partial(_parameter, after="change"),
+        metavar="KEY=VALUE",
+        help="such as lr=0.01",
+    )
+    made["peek"].add_argument(
+        "expression", metavar="EXPR", help="such as model.weight.norm(), with the names of cells"
+    )
+    made["checks"].add_argument("rule", nargs="?", metavar="NAME", help="name of a rule")
+    made["replay"].add_argument(
+        "step", nargs="?", type=int, metavar="STEP", help="its number; by default the newest"
+    )
     made["scale"].add_argument("n", type=int, metavar="N", help="number of ranks")
     made["runs"].add_argument(
         "chosen",
@@ -136,7 +161,10 @@ def dist_parser(own: type = NoOptions) -> argparse.ArgumentParser:
 
 def _add_flag(parser: argparse.ArgumentParser, option: Option) -> None:
     kind, *others = option.types
-    how: dict[str, Any] = {"type": option.read or kind, "choices": option.choices or None}
+    how: dict[str, Any] = {"type": option.read or kind}
+    if option.choices:
+        read = functools.partial(read_word, option.name, option.choices)
+        how = {"type": read, "choices": option.choices}
     if others:  # True or a word
         how = {"nargs": "?", "const": True}
     elif kind is bool:
@@ -170,10 +198,22 @@ def _add_board(board: argparse.ArgumentParser) -> None:
         help="the same as RUN: one word that is a view's name means the view, and this a run",
     )
     board.add_argument(
-        "--interactive",
+        "--interactive", action="store_true", help="of earlier versions: boards are, by themselves"
+    )
+
+
+def _add_checks(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--guard",
         action="store_true",
-        help="hover over values, zoom, choose a log scale and hide ranks: in loss, step and "
-        "collectives (all three without VIEW); needs plotly, the extra `interactive`",
+        help="leave a step out, on all ranks, where a gradient of any of them is not finite",
+    )
+    parser.add_argument(
+        "--ignore",
+        type=_rules,
+        default=(),
+        metavar="NAME[,NAME]",
+        help="rules on silent mistakes that say nothing of this cell: names of %%dist checks",
     )
 
 
@@ -183,6 +223,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         "--run", metavar="NAME", help="name of the MLflow run; by default the script's"
     )
     run.add_argument("--no-track", action="store_true", help="no MLflow run")
+    _add_checks(run)
     run.add_argument(
         "-m",
         dest="is_module",
@@ -294,6 +335,7 @@ def distributed_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="this is the last failed cell, fixed: its loops continue where they stopped",
     )
+    _add_checks(parser)
     parser.add_argument(
         "--profile",
         nargs="?",
@@ -315,10 +357,12 @@ def parse_dist(line: str, launcher: str = LOCAL) -> argparse.Namespace | None:
     Raises:
         UsageError: A word is wrong; one line says what is right.
     """
-    is_expect = line.split()[:1] == ["expect"]
-    words = _words("%dist", line, _as_typed if is_expect else shlex.split)
+    split = _SPLIT.get(next(iter(line.split()), ""), shlex.split)
+    words = _words("%dist", line, split)
     if not words:
         words = ["status"]
+    if words[0] == "help":
+        words = [*words[1:2], "--help"]
     if not words[0].startswith("-") and words[0] not in COMMANDS:
         close = get_close_matches(words[0], COMMANDS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"it is one of {', '.join(COMMANDS)}."
@@ -384,6 +428,21 @@ def _as_typed(line: str) -> list[str]:
     return shlex.split(line) if len(words) == 2 else words
 
 
+def _with_quotes(line: str) -> list[str]:
+    """Return the words of values, whose quotes tell what they are."""
+    return shlex.split(line, posix=False)
+
+
+def _one_expression(line: str) -> list[str]:
+    """Return the command and all that follows it as one word."""
+    command, *rest = line.split(None, 1)
+    asks = bool(rest) and rest[0].strip() in ("-h", "--help")
+    return [command, *(rest if asks else ["--", *rest])]
+
+
+_SPLIT = {"expect": _as_typed, "change": _with_quotes, "peek": _one_expression}
+
+
 def _words(magic: str, line: str, split: Callable[[str], list[str]]) -> list[str]:
     try:
         return split(drop_comment(line))
@@ -405,9 +464,9 @@ def _parse(
     return asked
 
 
-def _parameter(word: str) -> tuple[str, Any]:
+def _parameter(word: str, after: str = "-p") -> tuple[str, Any]:
     try:
-        return read_param(word)
+        return read_param(word, after)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -422,6 +481,13 @@ def _kinds(text: str) -> tuple[str, ...]:
             f"unknown fault {unknown[0]!r}; use {', '.join(FAULTS)}, or off"
         )
     return kinds
+
+
+def _rules(text: str) -> tuple[str, ...]:
+    try:
+        return require_rules(text.split(","))
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _every(text: str) -> int:

@@ -7,12 +7,15 @@ Threads: the kernel's main one; that of a subshell, while a cell runs.
 """
 
 import functools
+import glob
 import logging
+import os
 import sys
 from collections.abc import Iterable
 from typing import Any
 
-from nbdist.client.notebook import completion
+from nbdist.client.notebook import completion, missing_names
+from nbdist.shared import side
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +29,7 @@ def install(shell: Any) -> None:
     if hasattr(shell, "kernel"):
         _inspect(shell.kernel)
     _explain_name_errors(shell)
+    side.notebook.advise_on = functools.partial(_advise_on, shell)
 
 
 def _complete(shell: Any) -> None:
@@ -37,6 +41,7 @@ def _complete(shell: Any) -> None:
         of_ranks=_of_ranks,
         of_notebook=lambda: _of_notebook(shell),
         metrics=_metrics,
+        files=_files,
     )
 
     @context_matcher()  # type: ignore[untyped-decorator]
@@ -49,6 +54,14 @@ def _complete(shell: Any) -> None:
             return {"completions": found, "suppress": True, "matched_fragment": fragment}
         above = context.full_text.split("\n")[: context.cursor_line]
         text = "\n".join([*above, line[:column]])
+        beginning = completion.layout_at(text, len(text))
+        if beginning is not None:
+            words = [word for word in _layout_words() if word.startswith(beginning)]
+            return {
+                "completions": [SimpleCompletion(text=word, type="param") for word in words],
+                "suppress": bool(words),
+                "matched_fragment": beginning,
+            }
         word = completion.word_of_ranks(text, len(text))
         if word is None:
             return {"completions": []}
@@ -122,6 +135,17 @@ def _add_hint(error: Any, names: dict[str, Any]) -> None:
         error.add_note(line)
 
 
+def _advise_on(shell: Any, name: str) -> str:
+    """Return how ranks get what the notebook has by a name that they lack; "" where it has none."""
+    if name not in _of_notebook(shell):
+        return ""
+    try:
+        return missing_names.advise(name, shell.user_ns[name])
+    except Exception:
+        log.exception("no advice on %s", name)  # the error itself matters more
+        return ""
+
+
 def _session() -> Any:
     """Return the session that runs, or None; imports nothing."""
     kernel = sys.modules.get("nbdist.client.notebook.current")  # without it nothing runs
@@ -136,6 +160,18 @@ def _members(path: str) -> dict[str, str]:
 def _of_ranks(*timeout_s: float) -> Iterable[str]:
     session = _session()
     return () if session is None else session.rank_names.members("", *timeout_s)
+
+
+def _layout_words() -> Iterable[str]:
+    session = _session()
+    return () if session is None else session.rank_names.layout_words()
+
+
+def _files(beginning: str) -> list[str]:
+    """Return the files and folders that begin so, as they are typed; `~` stays."""
+    whole = os.path.expanduser(beginning)
+    found = sorted(glob.glob(f"{glob.escape(whole)}*"))
+    return [f"{beginning}{f[len(whole) :]}{'/' if os.path.isdir(f) else ''}" for f in found]
 
 
 def _of_notebook(shell: Any) -> list[str]:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 from nbdist.client.board import VIEWS
 from nbdist.client.expect.assertion import FORMS, OVER_STEPS
+from nbdist.client.metrics.checks.rules import all_rules
 from nbdist.client.notebook import arguments
 
 _MAGICS = ("%dist", "%%distributed")
 _QUOTES = ("'", '"')
+_LAYOUT = re.compile(r"\bparallelize\([^'\"\n]*,\s*(?:layout\s*=\s*)?['\"]([^'\"\n]* )?([\w=]*)$")
 _PATH = re.compile(r"(?<![\w.)\]}'\"])((?:[^\W\d]\w*\.)*)([^\W\d]\w*)?$")
 
 
@@ -30,6 +32,7 @@ class Values:
     of_ranks: Callable[[], Iterable[str]] = _none
     of_notebook: Callable[[], Iterable[str]] = _none
     metrics: Callable[[], Iterable[str]] = _none
+    files: Callable[[str], Iterable[str]] = lambda _: ()  # that begin so
 
 
 def complete(text: str, cursor: int, values: Values | None = None) -> list[str]:
@@ -52,11 +55,20 @@ def complete(text: str, cursor: int, values: Values | None = None) -> list[str]:
     options = [option for action in parser._actions for option in action.option_strings]
     if last.startswith("-"):
         return [option for option in options if option.startswith(last)]
-    if command == "chaos" and len(before) == 1:
-        return _kinds(last)
     previous = before[-1] if before else ""
-    awaits = {o for action in parser._actions if action.nargs != 0 for o in action.option_strings}
-    offered = _values(command, previous if previous in awaits else "", values or Values(), before)
+    if command == "chaos" and len(before) == 1:
+        return _listed(last, [*arguments.FAULTS, "off"])
+    if previous == "--ignore":
+        return _listed(last, _rules())
+    awaits = {o: one for one in parser._actions if one.nargs != 0 for o in one.option_strings}
+    offered: Iterable[str]
+    if previous in awaits and awaits[previous].choices:
+        offered = map(str, awaits[previous].choices or ())
+    elif previous not in awaits and any(one.metavar == "PATH" for one in parser._actions):
+        offered = (values or Values()).files(_plain(last))
+    else:
+        option = previous if previous in awaits else ""
+        offered = _values(command, option, values or Values(), before)
     closed = text[cursor : cursor + 1]  # editors close a quote as soon as it is opened
     return [_as_typed(word, last, closed) for word in offered if word.startswith(_plain(last))]
 
@@ -87,6 +99,12 @@ def word_of_ranks(text: str, cursor: int) -> tuple[str, str] | None:
     if found is None or not found.group():
         return None
     return found[1].rstrip("."), found[2] or ""
+
+
+def layout_at(text: str, cursor: int) -> str | None:
+    """Return what is typed of a word of a layout, in a `%%distributed` cell; None elsewhere."""
+    found = _LAYOUT.search(text[:cursor]) if is_in_cell(text, cursor) else None
+    return None if found is None else found[2]
 
 
 def fitting(members: Mapping[str, str], beginning: str) -> dict[str, str]:
@@ -154,11 +172,15 @@ def _as_typed(word: str, last: str, closed: str) -> str:
     return f"{quote}{word}{'' if closed == quote else quote}"
 
 
-def _kinds(last: str) -> list[str]:
+def _listed(last: str, words: Iterable[str]) -> list[str]:
+    """Return how a list with commas may go on."""
     *chosen, last = last.split(",")
-    kinds = [*arguments.FAULTS, "off"]
-    fit = [kind for kind in kinds if kind.startswith(last) and kind not in chosen]
-    return [",".join([*chosen, kind]) for kind in fit]
+    fit = [word for word in words if word.startswith(last) and word not in chosen]
+    return [",".join([*chosen, word]) for word in fit]
+
+
+def _rules() -> list[str]:
+    return [rule.name for rule in all_rules()]
 
 
 def _of_board(before: list[str], values: Values) -> Iterable[str]:
@@ -201,6 +223,8 @@ def _values(command: str, option: str, values: Values, before: list[str]) -> Ite
         return ()
     if command == "board":
         return _of_board(before[1:], values)
+    if command == "checks":
+        return _rules()
     if command == "expect":
         return _of_expect(before[1:], values)
     of_ranks = command == "pull" or (command == "verify" and len(before) == 1)

@@ -29,15 +29,16 @@ from nbdist.client.cluster.launchers.base import (
 )
 from nbdist.client.cluster.network import choose_address, has_curve, look_at_interfaces
 from nbdist.client.cluster.open_files import require_files_to_start
+from nbdist.client.metrics.changes import Change
 from nbdist.client.notebook.log_file import log_to
 from nbdist.client.notebook.start_options import StartOptions, read_options, takes_options
 from nbdist.client.session.session import Session
 from nbdist.client.session.terminal_requests import TerminalRequests
 from nbdist.client.tracking.settings import require_store
 from nbdist.doctor.findings import Finding
-from nbdist.shared import gpu_errors, side
+from nbdist.shared import background, gpu_errors, side
 from nbdist.shared.errors import ClusterError, UsageError
-from nbdist.shared.options import ClusterOptions, choose_options, sharing_note
+from nbdist.shared.options import ClusterOptions, choose_options, cores_note, sharing_note
 from nbdist.shared.processes.detached import name_for
 
 if TYPE_CHECKING:
@@ -115,9 +116,7 @@ def runs() -> "RunsTable":
     return runs_table(tracker.folder, tracker.experiment)
 
 
-def show_board(
-    view: str | None, run: str | None, theme: str, opens_on: str, *, interactive: bool = False
-) -> None:
+def show_board(view: str | None, run: str | None, theme: str, opens_on: str) -> None:
     """Display a board: of this kernel's session, or without one of a run of another day.
 
     Args:
@@ -125,7 +124,6 @@ def show_board(
         run: A run's name or number; None is the last training of this kernel.
         theme: Without a session: the board's background.
         opens_on: Without a session: the view that boards open on.
-        interactive: Show what can be hovered over.
 
     Raises:
         ClusterError: No cell has trained yet.
@@ -133,10 +131,10 @@ def show_board(
         UsageError: There is no such run.
     """
     if _current is not None:
-        _current.show_board(view, run=run, interactive=interactive)
+        _current.show_board(view, run=run)
     else:
         showing = CellContext(project_folder(current_folder()), None, theme, opens_on)
-        showing.show_board(view, run, interactive=interactive)
+        showing.show_board(view, run)
 
 
 def compare(words: Sequence[str]) -> "Comparison":
@@ -241,7 +239,7 @@ def start(n: int | None = None, **given: Any) -> Session:
             running = cluster = Cluster(parent, logs)
         _start_ranks(cluster, parent, asked, address, say)
         with hold_interrupts():
-            showing = CellContext(folder, asked.tracking_uri, asked.theme, asked.view)
+            showing = CellContext(folder, asked.tracking_uri, asked.theme, asked.view, asked.checks)
             running = session = Session(cluster, showing, str(cluster.options))
             if name:
                 session.detach(name, str(place or folder))
@@ -308,6 +306,8 @@ def _options_for(
     found = {name: ready[name] for name in known if name in ready}
     options = choose_options(ready["gpus"], **asked.of_cluster, address=address, **found)
     if sentence := sharing_note(options, ready["gpus"]):
+        say(sentence)
+    if asked.launcher == LOCAL and (sentence := cores_note(options, background.cores())):
         say(sentence)
     if asked.device is None and options.device == "cpu" and _NVIDIA.exists():
         say(_on_cpu(found.get("no_gpu", "")))
@@ -381,10 +381,10 @@ def _note_sent(code: str, values: Mapping[str, Any], ranks: str) -> None:
     export_command.note_sent(code, values, ranks)
 
 
-def _note_trained(losses: Mapping[int, float]) -> None:
+def _note_trained(losses: Mapping[int, float], changes: Sequence[Change]) -> None:
     from nbdist.client.notebook import export_command
 
-    export_command.note_trained(losses)
+    export_command.note_trained(losses, changes)
 
 
 def take_over(session: Session, place: Path | None) -> None:
@@ -402,8 +402,12 @@ def take_over(session: Session, place: Path | None) -> None:
 
 def _answer_terminals(session: Session, place: Path | None) -> None:
     """Let this user's terminals ask the session; where they cannot, it continues without them."""
+    from nbdist.client.tracking.provenance import notebook_path
+
     try:
-        session.at_stop(TerminalRequests(session, place).close)
+        path = notebook_path()
+        requests = TerminalRequests(session, place, path.name if path is not None else "")
+        session.at_stop(requests.close)
     except OSError as error:
         log.warning("nbdist status in a terminal will not find this cluster: %s", error)
 

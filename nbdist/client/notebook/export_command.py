@@ -12,6 +12,7 @@ from nbdist.client.export.cells import NotebookCell, read_notebook
 from nbdist.client.export.check import check
 from nbdist.client.export.export import Exported, ExportRequest, export
 from nbdist.client.export.history import History
+from nbdist.client.metrics.changes import Change
 from nbdist.client.notebook.arguments import parse_dist, parse_distributed
 from nbdist.shared.errors import UsageError
 from nbdist.shared.options import ClusterOptions
@@ -37,10 +38,10 @@ def note_sent(code: str, values: Mapping[str, object], ranks: str) -> None:
     here.note_push(values, ranks)
 
 
-def note_trained(losses: Mapping[int, float]) -> None:
-    """Note the losses of the first step that the cell which runs has made, by rank."""
+def note_trained(losses: Mapping[int, float], changes: Sequence[Change]) -> None:
+    """Note a training of the cell that runs: first losses by rank, and what was changed in it."""
     if here.is_watched:
-        here.note_losses(losses)
+        here.note_trained(losses, changes)
 
 
 def _note_run(result: Any) -> None:

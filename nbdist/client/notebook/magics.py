@@ -10,7 +10,19 @@ from collections.abc import Callable
 from typing import Any, Final, get_origin
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, needs_local_scope
-from traitlets import All, Bool, Enum, Float, Integer, List, TraitError, Unicode, observe, validate
+from traitlets import (
+    All,
+    Bool,
+    Dict,
+    Float,
+    Integer,
+    List,
+    TraitError,
+    Unicode,
+    Union,
+    observe,
+    validate,
+)
 
 from nbdist.client.notebook import arguments, assist, export_command
 from nbdist.client.notebook.start_options import all_options, require_value
@@ -28,10 +40,10 @@ def _traits() -> dict[str, Any]:
 
 def _trait(option: Option) -> Any:
     about: dict[str, Any] = {"help": option.text, "allow_none": option.default is None}
-    (kind,) = option.types
+    kind, *others = option.types
     trait: Any
-    if option.choices:
-        trait = Enum(option.choices, option.default, **about)
+    if others:  # a word, or a dict of words
+        trait = Union([Unicode(), Dict()], default_value=option.default, **about)
     elif get_origin(kind):
         trait = List(Unicode(), list(option.default), **about)
     else:
@@ -46,6 +58,7 @@ class NBDist(Magics):
     launcher: str
     theme: str
     view: str
+    checks: str | dict[str, str]
     # What a class's body binds are its attributes: traitlets takes no traits that are added later.
     locals().update(_traits())
 
@@ -67,6 +80,8 @@ class NBDist(Magics):
             return
         if name == "view":
             kernel.current().view = change["new"]
+        elif name == "checks":
+            kernel.current().checks(change["new"])
         else:
             print(f"NBDist.{name} = {change['new']!r} takes effect at the next %dist start.")
 
@@ -108,6 +123,8 @@ class NBDist(Magics):
             "prompt": self._prompt,
             "retry": asked.retry,
             "profile": asked.profile,
+            "guard": asked.guard,
+            "ignore": asked.ignore,
         }
         if not lists:
             options |= {
@@ -227,6 +244,43 @@ class NBDist(Magics):
 
         print(current().stacks(asked.ranks))
 
+    def _pause(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.notebook.current import current
+
+        print(current().pause())
+
+    def _continue(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.notebook.current import current
+
+        print(current().resume())
+
+    def _change(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.notebook.current import current
+
+        print(current().change(**dict(asked.values)))
+
+    def _peek(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.notebook.current import current
+
+        print(current().peek(asked.expression))
+
+    def _checks(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.metrics.checks.page import section_of
+        from nbdist.client.metrics.checks.table import Checks
+        from nbdist.client.notebook.current import current, is_running
+
+        if asked.rule is not None:
+            print(section_of(asked.rule))
+        elif is_running():
+            print(current().checks())
+        else:
+            print(Checks(self.checks))
+
+    def _replay(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.notebook.current import current
+
+        print(current().replay(asked.step))
+
     def _chaos(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current
         from nbdist.client.session.chaos import ChaosPlan
@@ -247,7 +301,7 @@ class NBDist(Magics):
     def _board(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import show_board
 
-        show_board(asked.view, asked.run, self.theme, self.view, interactive=asked.interactive)
+        show_board(asked.view, asked.run, self.theme, self.view)
 
     def _runs(self, asked: Any, names: dict[str, Any]) -> Any:
         from nbdist.client.notebook.current import compare, runs, sync
@@ -259,7 +313,7 @@ class NBDist(Magics):
         if asked.chosen:
             table = compare(asked.chosen)
             if has_pictures:
-                from nbdist.client.board.compare_plot import show
+                from nbdist.client.board.drawn.compare_plot import show
 
                 show(table, self.theme)
         else:
@@ -287,6 +341,8 @@ class NBDist(Magics):
             show=True,
             prompt=self._prompt,
             is_module=asked.is_module,
+            guard=asked.guard,
+            ignore=asked.ignore,
         )
 
     def _export(self, asked: Any, names: dict[str, Any]) -> None:
@@ -307,6 +363,14 @@ def _numbered_like_the_notebook(line: str, cell: str) -> str:
     return ("" if is_magic else f"# %%distributed {line}".rstrip()) + f"\n{cell}"
 
 
+def _refuse_below(line: str) -> None:
+    """Raise for `%%distributed` below other lines: there IPython takes it for a line's magic."""
+    raise UsageError(
+        "%%distributed must be the first line of its cell.",
+        do="move what stands above it below, or into another cell",
+    )
+
+
 def _with_body(lines: list[str]) -> list[str]:
     """Give a cell that only asks for `%%distributed --help` a body.
 
@@ -321,6 +385,7 @@ def register(shell: Any) -> None:
     if "NBDist" in shell.magics_manager.registry:
         return
     shell.register_magics(NBDist)
+    shell.register_magic_function(_refuse_below, "line", "%distributed")
     # Texts that cells leave name it: nbdist.current().last[1].show()
     shell.user_ns.setdefault("nbdist", sys.modules["nbdist"])
     # First: the list ends with the step that parses cell magics.

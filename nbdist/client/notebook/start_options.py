@@ -17,8 +17,11 @@ from nbdist.client.board.views import VIEWS, require_view
 from nbdist.client.cluster.launchers import kubernetes_manifest, slurm_words
 from nbdist.client.cluster.launchers.base import LOCAL, OWN, NoOptions, find_options
 from nbdist.client.cluster.launchers.shared_options import HostsOptions
+from nbdist.client.metrics.checks.settings import states_of
 from nbdist.shared.errors import UsageError
 from nbdist.shared.options import (
+    BACKENDS,
+    DEVICES,
     LOOPBACK,
     ClusterOptions,
     Option,
@@ -53,12 +56,15 @@ class StartOptions:
         metavar="NAME",
     )
     own: Any = field(default_factory=NoOptions)
-    device: str | None = option(None, "cpu or cuda", "By default `cuda` where there are GPUs.")
+    device: str | None = option(
+        None, "cpu or cuda", "By default `cuda` where there are GPUs.", choices=DEVICES
+    )
     backend: str | None = option(
         None,
         "gloo or nccl",
         "By default what the device calls for: nccl on GPUs, or gloo where several ranks share "
         "one.",
+        choices=BACKENDS,
     )
     timeout: float = same_option(ClusterOptions, "timeout")
     threads: int | None = option(
@@ -103,6 +109,13 @@ class StartOptions:
         choices=tuple(VIEWS),
         flag=False,
     )
+    checks: str | dict[str, str] = option(
+        "warn",
+        "what rules on silent mistakes do: off, warn, or raise, which ends the cell; or a dict of "
+        "these by the names of rules",
+        "In the dict, `all` stands for those that it does not name. `%dist checks` lists them.",
+        flag=False,
+    )
     detach: bool | str = option(
         False,
         "let the cluster outlive this kernel, for %dist attach in another one; NAME is by default "
@@ -121,6 +134,7 @@ class StartOptions:
     def __post_init__(self) -> None:
         """Refuse words that no start could take; `ClusterOptions` looks at what ranks read."""
         require_view(self.view)
+        states_of(self.checks)
         require_word("theme", self.theme, _THEMES)
 
     @property

@@ -26,7 +26,7 @@ from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.data.position import position, resume
 from nbdist.engine.group import group
 from nbdist.engine.recovery import sync_state
-from nbdist.engine.steps import step_state
+from nbdist.engine.steps import halt, step_state
 from nbdist.shared.errors import CheckpointError, NBDistError
 from nbdist.shared.text import figure
 from nbdist.shared.wire import CellStart, CheckpointEvery, Repeat
@@ -302,6 +302,7 @@ class Leaving:
 
     def hold(self) -> dict[str, Any]:
         """Stand still at the next boundary; return `passed` and whether the cell `saves`."""
+        halt.here.end()  # a rank that is paused comes to no boundary
         with self._changed:
             self._is_held = self._saves
             return {"passed": self._passed, "saves": self._saves}

@@ -127,7 +127,7 @@ def require_rank(call: str) -> None:
 
 def not_written(step: int, error: NBDistError) -> str:
     """Return what is said of a checkpoint that failed, with its cause."""
-    said = f"The checkpoint of step {step} was not written"
+    said = f"The checkpoint of step {step:,} was not written"
     cause = " ".join(filter(None, (error.what, error.why)))
     return cause if error.what.startswith(said) else f"{said}. {cause}"
 
@@ -238,9 +238,9 @@ class Saves(Component):
         said = [self.first_failure()] if failed else []
         if len(failed) > 1:
             more = counted(len(failed) - 1, "more checkpoint")
-            said.append(f"{more} failed, the newest of step {failed[-1].step}.")
+            said.append(f"{more} failed, the newest of step {failed[-1].step:,}.")
         return said + [
-            f"The checkpoint of step {one.step} is still being written."
+            f"The checkpoint of step {one.step:,} is still being written."
             for one in self._written
             if one.error is None and not one.is_done
         ]
@@ -252,7 +252,7 @@ class Saves(Component):
         blocked = sum(one.blocked_s for one in done)
         newest = done[-1]
         said = (
-            f"{counted(len(done), 'checkpoint')} saved, the newest of step {newest.step} in "
+            f"{counted(len(done), 'checkpoint')} saved, the newest of step {newest.step:,} in "
             f"{newest.folder} ({name_bytes(newest.nbytes)} a rank); training stood still for "
             f"{figure(blocked)} s."
         )

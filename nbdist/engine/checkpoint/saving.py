@@ -86,10 +86,10 @@ class Saving:
 
     def __repr__(self) -> str:
         if not self._is_done.is_set():
-            return f"<checkpoint of step {self.step}, being written to {self.folder}>"
+            return f"<checkpoint of step {self.step:,}, being written to {self.folder}>"
         if self._error is not None:
-            return f"<checkpoint of step {self.step}, not written: {self._error.what}>"
-        return f"<checkpoint of step {self.step} in {self.folder}>"
+            return f"<checkpoint of step {self.step:,}, not written: {self._error.what}>"
+        return f"<checkpoint of step {self.step:,} in {self.folder}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel to a new rank, or to the notebook, as what there is to tell of it."""
@@ -318,7 +318,9 @@ class Saving:
 
     def _reason(self, error: BaseException) -> NBDistError:
         if isinstance(error, ReleasedError):
-            return CheckpointError(f"The checkpoint of step {self.step} was not written: {error}.")
+            return CheckpointError(
+                f"The checkpoint of step {self.step:,} was not written: {error}."
+            )
         return error if isinstance(error, NBDistError) else folder.reason(error, self.folder)
 
 

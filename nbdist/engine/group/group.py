@@ -39,7 +39,7 @@ from nbdist.engine.group import (
 from nbdist.engine.group.links import throttle
 from nbdist.engine.group.rendezvous import FORM_TIMEOUT_S
 from nbdist.engine.group.state import GLOO_THREADS, GroupState
-from nbdist.engine.steps import step_state
+from nbdist.engine.steps import guard, step_state
 from nbdist.engine.tap import counters, in_flight
 from nbdist.engine.tap.interruptible_store import PatientStore, ReleasedError
 from nbdist.shared import error_text
@@ -165,6 +165,7 @@ def _make_groups(here: GroupState, first_group: int) -> None:
 def _note_made(made: Any) -> None:
     identity.here.note(made)
     step_state.here().note_made(made)
+    guard.here.evidence.note_made(made)
 
 
 def _make_default(here: GroupState, name: str) -> None:

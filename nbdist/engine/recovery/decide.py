@@ -288,7 +288,7 @@ def _tell_who_stays(
     rank, own = next(iter(decision.places.items()))
     age = dict(reports[rank][own].snapshots).get(decision.steps, 0.0)
     staying = [
-        f"{report.name} at step {_made(report)}"
+        f"{report.name} at step {_made(report):,}"
         for place, report in enumerate(reports[rank])
         if (rank, place) not in moved
         and report.identity
@@ -431,7 +431,7 @@ def _copy(places: Mapping[int, int], of_unit: Mapping[int, ModelReport]) -> Deci
     else:
         verb = "it" if len(behind) == 1 else "they"
         line = (
-            f"{begin_with_ranks(behind)} had lost step {_made(best)}: {verb} copied the "
+            f"{begin_with_ranks(behind)} had lost step {_made(best):,}: {verb} copied the "
             f"model ({best.name}) and its optimizer from rank {source}."
         )
     return Decision(places, "copy", best.steps, best.parts, line, source, behind)
@@ -460,8 +460,8 @@ def _roll_back(
     if _is_equal(of_unit):
         why = f"{best.name[0].upper()}{best.name[1:]} was trained in the same steps"
     line = (
-        f"{why}: rolled back {counted(count, 'step')}, to step {max(steps)} (snapshot {age:.0f} s "
-        "old)."
+        f"{why}: rolled back {counted(count, 'step')}, to step {max(steps):,} (snapshot "
+        f"{age:.0f} s old)."
     )
     back = Decision(places, "roll back", steps, best.parts, line, source, lost=count)
     return replace(back, could=tuple(common), is_idle=_is_idle(of_unit))
@@ -528,7 +528,7 @@ def _give_back(
     took = ", ".join(f"rank {rank}'s part from rank {holder}" for rank, holder in given)
     line = (
         f"{begin_with_ranks(gone)} died with a part of {some.name}, which lay in a peer's memory: "
-        f"all ranks went back {counted(back.lost, 'step')}, to step {max(back.steps)}, and took "
+        f"all ranks went back {counted(back.lost, 'step')}, to step {max(back.steps):,}, and took "
         f"{took}."
     )
     return replace(back, line=line, given=given, identity=some.identity)

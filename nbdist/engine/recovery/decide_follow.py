@@ -281,7 +281,7 @@ def _copied_line(
         return []
     return [
         f"{begin_with_ranks(behind)} took {_listed(taken, kinds)} from rank {source}, "
-        f"where step {reports[source].step} was followed by all that belongs to it."
+        f"where step {reports[source].step:,} was followed by all that belongs to it."
         if not (reports[source].progress.lacking or reports[source].progress.unknown)
         else f"{begin_with_ranks(behind)} took {_listed(taken, kinds)} from rank {source}."
     ]
@@ -333,7 +333,7 @@ def _ahead_line(reports: Mapping[int, FollowReport], behind: Sequence[int]) -> l
     step = max(report.step for report in reports.values())
     moves = "moves" if len(ahead) == 1 else "move"
     line = (
-        f"{_listed(sorted(ahead), ahead)} had moved since step {step} and cannot be put back: "
+        f"{_listed(sorted(ahead), ahead)} had moved since step {step:,} and cannot be put back: "
         f"with the batch that comes again {'it' if len(ahead) == 1 else 'they'} {moves} twice."
     )
     return [line]
@@ -367,7 +367,7 @@ def _short_lists(
             by_lists.setdefault(lists, []).append(rank)
     step = max(report.step for report in reports.values())
     return [
-        f"On {name_ranks(ranks)} nothing was added to {_listed(lists, {})} in step {step}."
+        f"On {name_ranks(ranks)} nothing was added to {_listed(lists, {})} in step {step:,}."
         for lists, ranks in by_lists.items()
     ]
 
@@ -382,7 +382,7 @@ def _half_line(
     is_everywhere = len(ranks) == len(reports)  # a new rank gets what it lacks, too
     where = sorted({r for one in reports.values() for r in one.ranks}) if is_everywhere else ranks
     half = (
-        f"Step {step} of {models} is half done on {name_ranks(where)}: {_listed(lacking, kinds)} "
+        f"Step {step:,} of {models} is half done on {name_ranks(where)}: {_listed(lacking, kinds)} "
         f"{does}."
     )
     unmade = {n for report in reports.values() for n in report.progress.optimizers} & set(lacking)
@@ -406,8 +406,8 @@ def _unknown_line(reports: Mapping[int, FollowReport], best: Progress) -> list[s
     step = max(report.step for report in reports.values())
     models = ", ".join(sorted({n for report in reports.values() for n in report.names}))
     line = (
-        f"Whether {_listed(best.unknown, best.kinds)} had followed step {step} of {models} is not "
-        "known, for no step before it shows that. What the loop does with "
+        f"Whether {_listed(best.unknown, best.kinds)} had followed step {step:,} of {models} is "
+        "not known, for no step before it shows that. What the loop does with "
         f"{'it' if len(best.unknown) == 1 else 'them'} after the optimizer's step, do in a cell of "
         "its own; then %dist retry."
     )
@@ -434,7 +434,7 @@ def _unfinished_line(reports: Mapping[int, FollowReport], left: Sequence[int]) -
         "dicts and lists made there",
     ]
     line = (
-        f"On {name_ranks(left)} the code between the optimizer's step {step} and the next batch "
+        f"On {name_ranks(left)} the code between the optimizer's step {step:,} and the next batch "
         f"did not run to its end: {_listed([*kinds, *beyond], {})} are as the fault has left them."
     )
     return [line]

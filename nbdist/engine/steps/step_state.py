@@ -30,7 +30,7 @@ from nbdist.engine.compat.torch_hooks import StepArgs, StepKeywords
 from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.kernel.backward_threads import is_mains
 from nbdist.engine.kernel.cost_clock import clock, clocked
-from nbdist.engine.steps import defer_interrupt, random_states
+from nbdist.engine.steps import defer_interrupt, halt, random_states
 from nbdist.engine.steps.followers.followers import Followers
 from nbdist.engine.steps.followers.progress import Progress
 from nbdist.shared.wire import CellStart
@@ -230,6 +230,8 @@ class StepBoundary(Component):
         defer_interrupt.here.end()
         if began_ns:
             clock.add("boundary", thread_time_ns() - began_ns + clock.hook.ns)
+        if halt.here.is_asked:
+            halt.here.stand()
 
     def _take_boundary(self, optimizer: Optimizer, steps: OptimizerSteps) -> None:
         self.last = self.take()
@@ -475,7 +477,7 @@ class StepBoundary(Component):
         if chosen is None:
             return False
         if mark is None:
-            self._put_buffers_back()
+            self._put_back(self._buffers)
         if random:
             _set_rng(chosen)
         for (_, restore), value in zip(self._others, chosen.others, strict=False):
@@ -488,11 +490,17 @@ class StepBoundary(Component):
         A rank may have left a loop that the others were in: what it drew since, they draw again.
         """
         if not self._is_failed and self.last is not None:
-            self._put_buffers_back()
+            self._put_back(self._buffers)
             _set_rng(self.last)
 
-    def _put_buffers_back(self) -> None:
-        for buffer in self._buffers:
+    def put_buffers_back(self, optimizer: Optimizer) -> None:
+        """Give the buffers of what an optimizer trains what they held at the last boundary."""
+        own = {live.data_ptr() for _, live in self._find_buffers(optimizer)}
+        lives = ((buffer, buffer.live()) for buffer in self._buffers)
+        self._put_back(b for b, live in lives if live is not None and live.data_ptr() in own)
+
+    def _put_back(self, buffers: Iterable[_Buffer]) -> None:
+        for buffer in buffers:
             live = buffer.moved()
             if live is not None:
                 with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A number is the same wherever it is shown: board, tables, runs, comparisons and MLflow."""
+"""A number is the same wherever it is shown: board, runs, comparisons, expect and MLflow."""
 
 import random
 import re
@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from nbdist.client.board.look import look
-from nbdist.client.board.scene import Scene
+from nbdist.client.board.drawn.plots import lines
+from nbdist.client.board.scene.look import look
+from nbdist.client.board.scene.scene import Scene
 from nbdist.client.board.tables import ViewTable
 from nbdist.client.board.views import VIEWS
+from nbdist.client.expect.expect import expect
 from nbdist.client.metrics.analysis.parts import StepParts
 from nbdist.client.metrics.analysis.values import RECENT, Analysis, ExplainedStep, RankStep
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
@@ -22,6 +26,9 @@ from nbdist.client.tracking.series import Point
 from nbdist.client.tracking.spool import SpooledRun, spool_of
 from nbdist.client.tracking.writing import RunEnd, RunWriter
 from nbdist.shared.wire import Batch, Record, is_measured
+
+if TYPE_CHECKING:
+    from nbdist.client.session.session import Session
 
 STEPS, RANKS = 400, (0, 1)
 WAITING = {0: 0.75, 1: 0.25}  # of the exposed communication
@@ -33,6 +40,7 @@ class Shown:
 
     records: list[Record]
     of_devices: list[Record]
+    telemetry: Telemetry
     scene: Scene
     home: Path
     key: str
@@ -125,7 +133,8 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     writer.add(records[len(records) // 2 :] + told)
     writer.end(RunEnd("finished", None, None, 2 * 10**9))
     writer.close()
-    return Shown(records, told, look(telemetry, info, Analysis(compared)), home, writer.begin.key)
+    seen = look(telemetry, info, Analysis(compared))
+    return Shown(records, told, telemetry, seen, home, writer.begin.key)
 
 
 def of_device(rank: int, step: int) -> Record:
@@ -154,6 +163,17 @@ def agrees(text: str, value: float) -> None:
     (digits,) = re.findall(r"-?[\d,]+\.?\d*", text.partition("±")[0])
     decimals = len(digits.partition(".")[2])
     assert float(digits.replace(",", "")) == pytest.approx(value, abs=0.51 * 10**-decimals), text
+
+
+def loss_of_expect(telemetry: Telemetry) -> str:
+    """Return what `%dist expect` says of a training's loss."""
+    trained = SimpleNamespace(telemetry=telemetry, cut_off="")
+    return expect(cast("Session", SimpleNamespace(trained=trained)), "loss < 99")
+
+
+def loss_in_picture(scene: Scene) -> str:
+    """Return the number over the finished plot of the loss."""
+    return found(r"^([\d.]+) in the last step$", lines._note(scene.panel("loss"), scene))
 
 
 def column(table: ViewTable, name: str) -> list[float]:
@@ -188,6 +208,44 @@ def test_the_sentences_of_the_board_agree(shown: Shown) -> None:
     agrees(found(r"loss ([\d.]+)", VIEWS["loss"].sentence(shown.scene)), shown.loss)
 
 
+def test_the_last_loss_is_the_same_everywhere(shown: Shown) -> None:
+    """Also in the picture, whose lines are smooth: a mean of steps would be another number."""
+    agrees(loss_in_picture(shown.scene), shown.loss)
+    said = found(
+        rf"loss is ([\d.]+) at step {STEPS}, the mean of 2", loss_of_expect(shown.telemetry)
+    )
+    agrees(said, shown.loss)
+    (row,) = run_list.runs(shown.home)
+    assert row.values["loss"] == pytest.approx(shown.loss)
+    assert "Last loss and other last values: of the last step" in str(run_list.RunsTable((row,)))
+    assert abs(shown.recent_loss - shown.loss) > 0.01, "a mean of steps is not another number here"
+
+
+def test_a_loss_that_one_rank_logs_is_the_loss_everywhere(tmp_path: Path) -> None:
+    info = CellInfo(5, "train()", RANKS, 2, "gloo", ("cpu", "cpu"), run_name="logged")
+    telemetry, home = Telemetry(), tmp_path / ".nbdist"
+    place = RunPlace(home, f"sqlite:///{home}/mlflow.db", "numbers")
+    writer = RunWriter(place, info, [info], telemetry, 10**9)
+    for step in range(1, 31):
+        for rank in RANKS:
+            seen = {"loss": 7.0 + rank, "step_s": 0.01}
+            records = [Record(rank, 2 * step, "step", step, 10**15 + 10**7 * step, seen)]
+            if rank == 0:
+                mine = {"loss": 1 / step}
+                records.append(Record(0, 2 * step + 1, "log", step, 10**15 + 10**7 * step, mine))
+            telemetry.receive(Batch(rank, tuple(records)))
+            writer.add(records)
+    writer.end(RunEnd("finished", None, None, 2 * 10**9))
+    writer.close()
+    scene = replace(look(telemetry, info), outcome="finished")
+    (row,) = run_list.runs(home)
+    said = found(r"loss is ([\d.]+) at step 30", loss_of_expect(telemetry))
+    sentence = found(r"loss ([\d.]+)", VIEWS["overview"].sentence(scene))
+    assert row.values["loss"] == pytest.approx(1 / 30)
+    for text in (sentence, loss_in_picture(scene), said):
+        agrees(text, 1 / 30)
+
+
 def test_where_a_rank_was_killed_the_last_step_is_the_same_everywhere(tmp_path: Path) -> None:
     """Its last records went with it; the others told theirs."""
     info = CellInfo(5, "train()", RANKS, 2, "gloo", ("cpu", "cpu"), run_name="killed")
@@ -213,6 +271,8 @@ def test_where_a_rank_was_killed_the_last_step_is_the_same_everywhere(tmp_path: 
         assert found(r"Step (\d+)", said) == str(row.steps) == "30"
         agrees(found(r"loss ([\d.]+)", said), row.values["loss"])
     assert row.values["loss"] == pytest.approx(1 / 30)
+    agrees(loss_in_picture(scene), 1 / 30)
+    agrees(found(r"loss is ([\d.]+) at step 30, of rank 0", loss_of_expect(telemetry)), 1 / 30)
 
 
 def test_what_making_batches_takes_agrees_and_waiting_for_data_with_it(shown: Shown) -> None:

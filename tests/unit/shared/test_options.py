@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from nbdist.shared.errors import StartError, UsageError
-from nbdist.shared.options import MOST_RANKS_A_CORE, ClusterOptions, choose_options, sharing_note
+from nbdist.shared.options import (
+    MOST_RANKS_A_CORE,
+    ClusterOptions,
+    choose_options,
+    cores_note,
+    sharing_note,
+)
 
 NOTHING: dict[str, Any] = {"n": None, "device": None, "backend": None, "threads": None}
 
@@ -29,6 +35,22 @@ def test_ranks_share_the_cores_and_each_has_one_thread_at_least() -> None:
     assert chosen(n=1).threads >= chosen(n=2).threads >= 1
     assert chosen(n=64).threads == 1
     assert chosen(n=2, threads=7).threads == 7
+
+
+@pytest.mark.parametrize(
+    ("n", "cores", "said"),
+    [
+        (2, 2, ""),
+        (2, 64, ""),
+        (40, 2, "40 ranks on 2 cores: each gets 1/20 of a core."),
+        (3, 2, "3 ranks on 2 cores: each gets 2/3 of a core."),
+        (2, 1, "2 ranks on 1 core: each gets 1/2 of a core."),
+        (3, 1.5, "3 ranks on 1.5 cores: each gets 1/2 of a core."),
+    ],
+)
+def test_more_ranks_than_cores_are_told_what_each_gets(n: int, cores: float, said: str) -> None:
+    assert cores_note(chosen(n=n, slots=n), cores) == said
+    assert cores_note(chosen(n, n=n), cores) == ""  # on GPUs
 
 
 def test_options_reach_a_rank_as_they_were_made() -> None:

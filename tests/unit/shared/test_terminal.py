@@ -11,13 +11,14 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nbdist import cli
 from nbdist.client.board import palette
-from nbdist.client.board.look import look
 from nbdist.client.board.past import Past
+from nbdist.client.board.scene.look import look
 from nbdist.client.cells.interrupts import Interrupts
 from nbdist.client.session.terminal_requests import TerminalRequests
 from nbdist.shared.errors import ClusterError, NBDistError, UsageError
@@ -46,8 +47,23 @@ class FakeSession:
             raise RuntimeError("moved")
         return f"stacks of {ranks}"
 
+    def checks(self) -> str:
+        return "all silent"
+
     def board(self) -> Past:
         return self.boards.pop(0)
+
+    def pause(self) -> str:
+        return "Paused."
+
+    def resume(self) -> str:
+        return "Going on."
+
+    def peek(self, expression: str) -> str:
+        return f"{expression} is 3"
+
+    def change(self, **values: Any) -> str:
+        return f"changed {values}"
 
     def interrupt_and_stop(self) -> None:
         assert self.may_stop.wait(30)
@@ -82,6 +98,7 @@ def test_status_and_stacks_are_the_session_s_words(requests: TerminalRequests) -
     assert terminal.status(None) == "all idle"
     assert terminal.status(os.getpid()) == "all idle"
     assert terminal.stacks(None, "0-1") == "stacks of 0-1"
+    assert terminal.checks(None) == "all silent"
     (found,) = terminal.find()
     assert str(found) == f"kernel {os.getpid()}: 2 ranks on cpu, gloo, in /home/me/thesis"
 
@@ -92,6 +109,27 @@ def test_an_error_of_the_session_is_the_terminal_s(requests: TerminalRequests) -
     with pytest.raises(ClusterError, match="It failed: RuntimeError: moved"):
         terminal.stacks(None, "x")
     assert terminal.status(None) == "all idle"
+
+
+def test_a_terminal_pauses_looks_into_changes_and_continues_a_training(
+    requests: TerminalRequests, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["pause"], ["peek", "-w"], ["change", "lr=0.01", 'opt="sgd"'], ["continue"]):
+        arguments = words if words[0] != "peek" else ["peek", "--", words[1]]
+        assert cli.main(arguments) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "Paused.",
+        "-w is 3",
+        "changed {'lr': 0.01, 'opt': 'sgd'}",
+        "Going on.",
+    ]
+
+
+def test_a_terminal_s_change_that_is_no_value_is_refused_in_its_words(
+    requests: TerminalRequests,
+) -> None:
+    with pytest.raises(ClusterError, match=r"change takes KEY=VALUE, not 'lr'"):
+        terminal.change(None, ["lr"])
 
 
 def test_after_stop_nothing_listens_and_no_file_is_left(
@@ -281,6 +319,40 @@ def test_of_several_clusters_one_is_chosen_by_its_kernel() -> None:
         terminal.choose(found, None)
     with pytest.raises(ClusterError, match=r"Kernel 30 has no cluster of yours"):
         terminal.choose(found, 30)
+
+
+def test_of_several_clusters_that_of_this_folder_is_meant() -> None:
+    found = [
+        terminal.Found(10, Path("10.sock"), "/home/me/a", "2 ranks"),
+        terminal.Found(20, Path("20.sock"), "/home/me/b", "4 ranks", notebook="vision.ipynb"),
+        terminal.Found(30, Path("30.sock"), "/home/me/b", "4 ranks", notebook="text.ipynb"),
+    ]
+    assert terminal.choose(found, None, Path("/home/me/a")) is found[0]
+    assert terminal.choose(found, 20, Path("/home/me/a")) is found[1]
+    two = r"20: 4 ranks, in /home/me/b/vision.ipynb[^$]*30: 4 ranks, in /home/me/b/text.ipynb"
+    with pytest.raises(ClusterError, match=two):
+        terminal.choose(found, None, Path("/home/me/b"))
+
+
+def test_in_a_notebooks_folder_its_cluster_answers_and_others_are_listed(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = terminal.Found(1, Path("1.sock"), "/home/me/a", "8 ranks", notebook="big.ipynb")
+    monkeypatch.setattr(terminal, "find", lambda found=terminal.find: [other, *found()])
+    requests = TerminalRequests(FakeSession(), tmp_path, "small.ipynb")
+    try:
+        assert terminal.stacks(None, "all") == "stacks of all"
+        assert terminal.pause(None) == "Paused."
+        assert terminal.peek(None, "w") == "w is 3"
+        assert terminal.change(None, ["lr=0.01"]) == "changed {'lr': 0.01}"
+        assert terminal.go_on(None) == "Going on."
+        assert terminal.status(None) == (
+            f"kernel {os.getpid()}: 2 ranks on cpu, gloo, in {tmp_path}/small.ipynb\nall idle\n\n"
+            "In other folders:\nkernel 1: 8 ranks, in /home/me/a/big.ipynb"
+        )
+    finally:
+        requests.close()
 
 
 def test_status_of_several_clusters_shows_all(

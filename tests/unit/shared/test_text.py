@@ -34,7 +34,14 @@ def test_things_are_counted_in_the_singular_and_the_plural() -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0.12649, "0.126"), (12.34, "12.3"), (1234.0, "1,234"), (3.1e-5, "3.1e-05"), (0.0, "0")],
+    [
+        (0.12649, "0.126"),
+        (12.34, "12.3"),
+        (1234.0, "1,234"),
+        (3.1e-5, "3.1e-05"),
+        (0.0, "0"),
+        (617_227_517_952.0, "6.2e+11"),
+    ],
 )
 def test_figures_have_about_three_digits(value: float, shown: str) -> None:
     assert figure(value) == shown

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from nbdist.client.cluster.folders import fix_for_start
 from nbdist.shared.errors import StartError
+from nbdist.shared.options import HASH_SEED
 
 # Secrets of the notebook's server and of the tracking server: nothing on a rank needs them.
 _KEPT_FROM_RANKS = (
@@ -28,7 +29,8 @@ def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment ranks start from: the kernel's, without secrets that are not theirs.
 
     OpenBLAS and OpenMP start their threads when numpy is imported, and a parent with threads
-    must not fork: the parent runs with one each, and a rank sets its own number later.
+    must not fork: the parent runs with one each, and a rank sets its own number later. The order of
+    a set of texts follows from `PYTHONHASHSEED`: all parents have the same.
     """
     kept = {k: v for k, v in environment.items() if k not in _KEPT_FROM_RANKS}
     if "@" in kept.get("MLFLOW_TRACKING_URI", ""):
@@ -40,6 +42,8 @@ def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
     # What the notebook can import, its ranks can: nbdist itself, run from a checkout, and what a
     # cell has added to sys.path.
     kept["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    if kept.get("PYTHONHASHSEED", "random") == "random":
+        kept["PYTHONHASHSEED"] = HASH_SEED
     kept.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     return kept
 

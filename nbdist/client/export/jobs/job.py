@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from nbdist.client.cluster.launchers.slurm_words import seconds_of
 from nbdist.shared.errors import UsageError
+from nbdist.shared.options import HASH_SEED
 
 _SCRIPT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py")  # as keys of a ConfigMap may be
 _MODULE: Final = re.compile(r"(?:(?!\.\.?/)[A-Za-z0-9_.-]+/)*(?!\.\.?$)[A-Za-z0-9_.-]+")
@@ -32,7 +33,8 @@ class Job:
         modules: Files that the script needs beside it, also in folders below.
         arguments: Words for the script.
         packages: What pip installs first, where the job's environment is built from scratch.
-        environment: Variables of each rank.
+        environment: Variables of each rank; also PYTHONHASHSEED, as the notebook's ranks have it,
+            from which the order of a set of texts follows.
         time_limit: As Slurm reads it: `30` (minutes), `2:00:00`, `1-12` (days and hours).
         image: Of the container, where there is one.
         cores_per_rank: CPU cores; None leaves it to the scheduler.
@@ -99,6 +101,8 @@ class Job:
                 do="write it as Slurm does: 30 (minutes), 2:00:00 or 1-12 (days and hours)",
             )
         object.__setattr__(self, "name", _slug(self.name or self.stem))
+        environment = {"PYTHONHASHSEED": HASH_SEED, **self.environment}
+        object.__setattr__(self, "environment", environment)
 
     @property
     def stem(self) -> str:

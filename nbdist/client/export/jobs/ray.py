@@ -3,7 +3,7 @@
 Ray makes a process group before the script begins, which the driver replaces by the script's own.
 """
 
-from typing import Final
+from typing import Any, Final
 
 from nbdist.client.export.jobs.driver import driver
 from nbdist.client.export.jobs.job import Job
@@ -46,7 +46,10 @@ def files(job: Job) -> dict[str, str]:
     """Return the driver."""
     file = f"{job.stem}_ray.py"
     resources = {"CPU": job.cores_per_rank or 1}
-    runtime_env = {"pip": list(job.packages)} if job.packages else {}
+    # Python has read them before a worker runs the first line.
+    runtime_env: dict[str, Any] = {"env_vars": dict(job.environment)}
+    if job.packages:
+        runtime_env["pip"] = list(job.packages)
     main = _MAIN.format(
         n=job.world_size,
         use_gpu=job.device == "cuda",

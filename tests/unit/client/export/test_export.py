@@ -34,7 +34,7 @@ def test_a_script_says_what_it_is_and_how_it_runs(tmp_path: Path) -> None:
         f"Wrote {tmp_path / 'train.py'}, of 1 cell.\n"
         "Left out: cell 3: failed.\n"
         "Nothing in the script gives model, which cell 2 uses.\n"
-        f"Run it: torchrun --nproc-per-node 4 {tmp_path / 'train.py'}"
+        f"Run it: PYTHONHASHSEED=0 torchrun --nproc-per-node 4 {tmp_path / 'train.py'}"
     )
     assert 'nbdist.init(device="cpu", threads=1, timeout=60)' in (tmp_path / "train.py").read_text()
 
@@ -54,8 +54,10 @@ def test_the_command_that_is_printed_runs_the_script_from_where_the_user_is(
     (tmp_path / "sub").mkdir()
     cells = [NotebookCell(1, "%%distributed -r 1\na = 1")]
     made = exported(Path(path), cells)
-    assert str(made).endswith(f"\nRun it: torchrun --nproc-per-node 2 {shown}")
-    assert f"    torchrun --nproc-per-node 2 {in_header}\n" in Path(path).read_text()
+    assert str(made).endswith(f"\nRun it: PYTHONHASHSEED=0 torchrun --nproc-per-node 2 {shown}")
+    assert (
+        f"    PYTHONHASHSEED=0 torchrun --nproc-per-node 2 {in_header}\n" in Path(path).read_text()
+    )
 
 
 def test_a_partition_that_slurm_could_not_read_is_refused(tmp_path: Path) -> None:
@@ -84,7 +86,8 @@ def test_ranks_on_several_machines_are_started_on_each(tmp_path: Path) -> None:
     start = "%dist start --launcher ssh --hosts a:2,b:2 -n 4 --trust-network"
     made = exported(tmp_path / "a.py", [NotebookCell(1, start), CELLS[1]])
     assert made.script.command == (
-        "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint HOST:29400 --nproc-per-node 2 a.py"
+        "PYTHONHASHSEED=0 torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint HOST:29400 "
+        "--nproc-per-node 2 a.py"
     )
 
 
@@ -315,8 +318,9 @@ def test_a_file_is_exported_without_a_kernel(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["export", str(notebook(tmp_path)), "train.py"]) == 0
-    assert "Left out: cell 3: failed.\nRun it: torchrun --nproc-per-node 3 train.py" in (
-        capsys.readouterr().out
+    assert (
+        "Left out: cell 3: failed.\nRun it: PYTHONHASHSEED=0 torchrun --nproc-per-node 3 train.py"
+        in (capsys.readouterr().out)
     )
     assert "The cells of digits.ipynb, as a script." in Path("train.py").read_text()
     assert cli.main(["export", "digits.ipynb", "train.py"]) == 1
@@ -344,7 +348,7 @@ def test_ranks_that_a_scale_added_before_the_training_are_those_of_the_script(
     cells = [NotebookCell(number, source) for number, source in enumerate(sources, 1)]
     made = exported(tmp_path / "train.py", cells)
     assert str(made).split("\n")[1:] == [
-        f"Run it: torchrun --nproc-per-node 2 {tmp_path / 'train.py'}"
+        f"Run it: PYTHONHASHSEED=0 torchrun --nproc-per-node 2 {tmp_path / 'train.py'}"
     ]
     assert "On 2 ranks of one machine" in made.script.text
 

@@ -2,6 +2,9 @@
 
 from nbdist.client.export.cells import NotebookCell
 from nbdist.client.export.history import History
+from nbdist.client.export.parts import parts_of
+from nbdist.client.metrics.changes import Change
+from nbdist.client.notebook.arguments import parse_distributed
 
 A, B = "%%distributed\na = 1", "%%distributed\nb = 2"
 
@@ -47,7 +50,7 @@ def test_a_retry_is_the_success_of_the_cell_that_failed() -> None:
     run(history, 1, A, "a", fails=True)
     run(history, 2, "%dist retry", "r", fails=True)
     assert found(history) == [(1, A, "failed")]
-    history.note_losses({0: 2.0})
+    history.note_trained({0: 2.0})
     run(history, 3, "%dist retry", "r")
     assert found(history) == [(3, A, "")]
     assert history.cells()[0].losses == {0: 2.0}
@@ -70,8 +73,8 @@ def test_code_that_ran_by_other_means_is_known_and_losses_are_those_of_the_first
     history.note_code()
     run(history, 1, "session.run('a = 1')", "s")
     history.note_code()
-    history.note_losses({0: 2.0})
-    history.note_losses({0: 1.0})
+    history.note_trained({0: 2.0})
+    history.note_trained({0: 1.0})
     run(history, 2, A, "a")
     assert [(cell.ran_code, cell.losses) for cell in history.cells()] == [
         (True, {}),
@@ -84,3 +87,17 @@ def test_a_cell_is_of_the_ranks_also_below_lines_that_time_it() -> None:
     assert cell.is_of_ranks
     assert (cell.line, cell.body) == ("-r 0", "%%time\nx = 1")
     assert not NotebookCell(1, "%%bash\nls").is_of_ranks
+
+
+def test_what_was_changed_by_hand_stands_above_the_cell_that_a_script_has_also_of_a_retry() -> None:
+    history = History()
+    history.note_trained({0: 2.0}, [Change(120, "lr", "0.1", "0.01", 0.01)])
+    run(history, 1, A, "a", fails=True)
+    history.note_trained({0: 1.0}, [Change(3, "alpha", "1", "2", 2)])
+    run(history, 2, "%dist retry", "r")
+    (part,) = parts_of(history.cells(), None, set(), parse_distributed)
+    assert part.heading.splitlines() == [
+        "%%distributed",
+        "lr was set to 0.01 after step 120 by hand",
+        "alpha was set to 2 after step 3 by hand",
+    ]

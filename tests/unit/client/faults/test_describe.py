@@ -28,6 +28,7 @@ def test_the_quiet_note_names_who_computes_who_waits_and_the_way_out() -> None:
     [
         ({0: RankState("loading data", line=4)}, {}, "rank 0 loads data (line 4)"),
         ({0: RankState("idle")}, {}, "rank 0 begins"),
+        ({0: RankState("paused", line=4, step=7)}, {}, "rank 0 pauses at step 7"),
         ({}, {0: "stopped (SIGSTOP?)"}, "rank 0 does not answer: stopped (SIGSTOP?)"),
         ({}, {0: ""}, "rank 0 does not answer"),
         ({0: RankState("waiting", WAIT, {"0": 7})}, {}, f"rank 0 waits in {WAIT}"),
@@ -55,6 +56,17 @@ def test_a_rank_is_described_in_a_few_words() -> None:
     assert describe.describe(1, said, {}) == (
         "waiting 14 s in all_reduce #7 (8.4 MB, group 0), line 9 for rank 0"
     )
+
+
+def test_a_place_in_another_cell_is_named_with_it() -> None:
+    where = {"file_line": "/tmp/cd34.py:16", "line": 16, "cell": 2, "function": "relu"}
+    computes = {0: RankState.from_wire({"doing": "computing", "where": where})}
+    assert describe.describe(0, computes, {}) == "computing in relu (cell 2, line 16)"
+    wait = {"kind": "barrier", "group": "0", "seq": 3, "line": "/tmp/cd34.py:16"}
+    waits = RankState.from_wire({"waiting": wait, "where": where})
+    assert str(waits.wait) == "barrier #3 (group 0), cell 2, line 16"
+    elsewhere = RankState.from_wire({"waiting": wait | {"line": "/tmp/ab12.py:3"}, "where": where})
+    assert str(elsewhere.wait) == "barrier #3 (group 0), line 3"
 
 
 def test_after_a_failure_the_ranks_that_still_compute_are_named_with_what_ends_them() -> None:

@@ -136,3 +136,13 @@ def test_when_the_cell_has_ended_nothing_is_said_of_running_ranks() -> None:
     attend(said, {0: COMPUTES}, interrupted_at=time.monotonic() - 60)
     said.end()
     assert note.text is None
+
+
+def test_a_cell_that_is_paused_says_how_it_goes_on_until_a_rank_is_heard_of_again() -> None:
+    said, note = commentary()
+    paused = {0: RankState("paused", step=120), 1: RankState("paused", step=120)}
+    attend(said, paused, quiet_since=time.monotonic() - 60)
+    assert note.text is not None
+    assert note.text.startswith("Paused after step 120. It goes on by %dist continue")
+    attend(said, paused, quiet_since=time.monotonic())
+    assert note.text is None

@@ -339,6 +339,18 @@ def test_a_full_dev_shm_is_recognised_in_all_that_is_said_of_it(text: str, frame
     assert error.do.startswith("/dev/shm is full")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "aten.mm.default got mixed torch.Tensor and DTensor, need to convert all torch.Tensor",
+        "aten.add_.Tensor: in-place operations that require placement changes are not supported.",
+    ],
+)
+def test_a_method_that_finds_shards_is_told_who_gathers_them(text: str) -> None:
+    error = rank_error([Failure(0, "RuntimeError", text)], asked=range(1))
+    assert error.do.startswith("weights are shards here, and whole only while model(...) runs.")
+
+
 def test_a_full_disk_is_not_taken_for_a_full_dev_shm() -> None:
     failure = Failure(0, "OSError", "[Errno 28] No space left on device", ("f.write(data)",))
     assert "/dev/shm" not in rank_error([failure], asked=range(2)).do
@@ -362,7 +374,7 @@ def test_a_mismatch_reads_alike_whoever_was_told_of_it_first(told: tuple[int, ..
     ]
     error = rank_error(failures, asked=range(3), notes=["The process group was re-created."])
     what, why, do = MISMATCH.split("\n")
-    assert error.what == f"{what}\nThe process group was re-created.\n\n{why}\n"
+    assert error.what == f"{what}\nThe process group was re-created.\n{why}"
     assert error.do == do.removeprefix("Do:  ")
 
 
@@ -371,7 +383,17 @@ def test_the_advice_of_our_own_errors_is_given_once_and_last() -> None:
     told = str(rank_error([own], asked=range(2)))
     assert told.count("make it smaller") == 1
     assert told.count("It does not fit.") == 1
-    assert told.endswith("Do:  make it smaller")
+    assert told.endswith("It does not fit.\nWhy: too big\nDo:  make it smaller")
+    assert "\n\n" not in told
+
+
+def test_errors_of_our_own_on_several_ranks_leave_no_gap_where_their_advice_stood() -> None:
+    own = [
+        Failure(0, "LayoutError", "It does not fit.\nDo:  make it smaller", ("f",)),
+        Failure(1, "DataError", "No file.\nDo:  make it smaller", ("f",)),
+    ]
+    told = str(rank_error(own, asked=range(2), do=Advice(AdviceKind.FIX, "make it smaller")))
+    assert told.endswith("DataError: No file.\nDo:  make it smaller")
 
 
 def test_one_sentence_of_our_own_is_said_once() -> None:

@@ -119,10 +119,10 @@ def test_an_option_that_cells_do_not_have_is_refused_with_their_help() -> None:
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("start -n x", "argument -n: takes a whole number, not 'x'"),
-        ("scale two", "argument N: takes a whole number, not 'two'"),
-        ("export t.py --nodes 1.5", "argument --nodes: takes a whole number, not '1.5'"),
-        ("start --timeout x", "argument --timeout: takes a number of seconds above 0, not 'x'"),
+        ("start -n x", "-n takes a whole number, not 'x'"),
+        ("scale two", "N takes a whole number, not 'two'"),
+        ("export t.py --nodes 1.5", "--nodes takes a whole number, not '1.5'"),
+        ("start --timeout x", "--timeout takes a number of seconds above 0, not 'x'"),
     ],
 )
 def test_what_is_no_number_is_refused_with_what_is_wanted(line: str, sentence: str) -> None:
@@ -162,7 +162,7 @@ def test_help_prints_and_asks_for_nothing(command: str, capsys: pytest.CaptureFi
     ("text", "expected"),
     [
         ("%dist ", list(COMMANDS)),
-        ("%dist re", ["restart", "retry"]),
+        ("%dist re", ["restart", "retry", "replay"]),
         ("x = 1\n%dist ret", ["retry"]),
         ("%dist start --back", ["--backend"]),
         ("%dist push x --ra", ["--ranks"]),
@@ -182,7 +182,7 @@ def test_completion(text: str, expected: list[str]) -> None:
 
 
 def test_completion_looks_at_the_cursor_and_not_at_the_end() -> None:
-    assert complete("%dist re\nother", 8) == ["restart", "retry"]
+    assert complete("%dist re\nother", 8) == ["restart", "retry", "replay"]
 
 
 def test_the_board_takes_a_view_or_none() -> None:
@@ -264,3 +264,45 @@ def test_a_hash_within_a_word_or_quotes_is_no_comment() -> None:
     assert asked is not None
     assert asked.run == "a#1"
     assert dict(asked.params) == {"note": "run #2"}
+
+
+@pytest.mark.parametrize(
+    ("line", "expression"),
+    [
+        ("peek model.weight.norm()", "model.weight.norm()"),
+        ('peek  names["a b"] - 1  # one less', 'names["a b"] - 1  '),
+        ("peek -loss", "-loss"),
+    ],
+)
+def test_a_peek_takes_the_rest_of_its_line_as_it_was_typed(line: str, expression: str) -> None:
+    asked = parse_dist(line)
+    assert asked is not None
+    assert asked.expression == expression
+
+
+def test_a_change_takes_values_as_a_parameter_does() -> None:
+    asked = parse_dist('change lr=1e-3 opt="sgd" betas=(0.9,0.99)')
+    assert asked is not None
+    assert dict(asked.values) == {"lr": 1e-3, "opt": "sgd", "betas": (0.9, 0.99)}
+    with pytest.raises(UsageError, match=r"%dist change: .*: change lr takes a Python literal"):
+        parse_dist("change lr=fast")
+
+
+def test_a_peek_without_an_expression_is_refused() -> None:
+    with pytest.raises(UsageError, match="%dist peek: missing: EXPR"):
+        parse_dist("peek")
+
+
+def test_rules_to_ignore_are_named_with_commas_and_a_wrong_one_is_refused() -> None:
+    asked = parse_distributed("--ignore same-samples,unequal-start")
+    assert asked is not None
+    assert asked.ignore == ("same-samples", "unequal-start")
+    with pytest.raises(UsageError, match="There is no rule 'same-sample'; did you mean same-sam"):
+        parse_distributed("--ignore same-sample")
+
+
+def test_checks_takes_the_name_of_a_rule_or_none() -> None:
+    bare, one = parse_dist("checks"), parse_dist("checks same-samples")
+    assert bare is not None
+    assert one is not None
+    assert (bare.rule, one.rule) == (None, "same-samples")

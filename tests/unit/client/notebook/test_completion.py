@@ -8,6 +8,7 @@ from nbdist.client.notebook.completion import (
     fitting,
     help_at,
     hint,
+    layout_at,
     typed_word,
     word_of_ranks,
 )
@@ -18,6 +19,7 @@ VALUES = Values(
     of_ranks=lambda: ["model", "loss", "_private"],
     of_notebook=lambda: ["data", "_"],
     metrics=lambda: ["val_loss", "val/acc"],
+    files=lambda beginning: ["train.py", "two words.py"],
 )
 
 
@@ -35,7 +37,16 @@ VALUES = Values(
         ("%dist pull -r 1 lo", ["loss"]),
         ("%dist push ", ["data"]),
         ("%dist verify m", ["model"]),
+        ("%dist checks same", ["same-samples"]),
+        ("%%distributed --ignore step", ["step-past-scaler"]),
+        ("%%distributed --ignore step-past-scaler,same", ["step-past-scaler,same-samples"]),
         ("%dist start ", []),
+        ("%dist start --device ", ["cpu", "cuda"]),
+        ("%dist start -n 2 --backend n", ["nccl"]),
+        ("%dist export ", ["train.py", "'two words.py'"]),
+        ("%dist export --force tr", ["train.py"]),
+        ("%dist export train.py --cells ", []),
+        ("%dist run train.py --data tr", ["train.py"]),
         ("%dist board c", ["collectives", "careful"]),
         ("%dist board --interactive c", ["collectives", "careful"]),
         ("%dist expect final val", ["val_loss"]),
@@ -80,6 +91,22 @@ def test_the_word_before_the_cursor(line: str, expected: tuple[str, str] | None)
     text = f"%%distributed -r 0\nx = 1\n{line}"
     assert word_of_ranks(text, len(text)) == expected
     assert word_of_ranks(line, len(line)) is None  # a plain cell
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('nbdist.parallelize(model, "', ""),
+        ("layout = nbdist.parallelize(Net(8, 2), 'ze", "ze"),
+        ('nbdist.parallelize(model, layout="dp=2 t', "t"),
+        ('nbdist.parallelize(model, "ddp"', None),
+        ('nbdist.parallelize(model)\nprint(x, "', None),
+    ],
+)
+def test_the_word_of_a_layout_before_the_cursor(line: str, expected: str | None) -> None:
+    text = f"%%distributed\n{line}"
+    assert layout_at(text, len(text)) == expected
+    assert layout_at(line, len(line)) is None  # a plain cell
 
 
 def test_private_names_are_offered_when_asked_for() -> None:

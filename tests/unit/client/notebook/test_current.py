@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.board import VIEWS
 from nbdist.client.cluster.launchers.base import LaunchOptions
 from nbdist.client.cluster.launchers.shared_options import HostsOptions
 from nbdist.client.notebook import current
-from nbdist.client.notebook.magics import NBDist
+from nbdist.client.notebook.start_options import read_options
+from nbdist.shared import background
 from nbdist.shared.errors import UsageError
 
 
@@ -35,9 +35,15 @@ def test_wrong_words_start_no_process(
         current.start(**asked)
 
 
-def test_the_option_of_the_view_knows_all_views() -> None:
-    view: Any = NBDist.class_traits()["view"]
-    assert view.values == tuple(VIEWS)
+def test_a_start_says_what_each_rank_gets_where_they_share_the_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(background, "cores", lambda: 2)
+    said: list[str] = []
+    for n in (2, 40):
+        asked = read_options({"n": n, "device": "cpu"})
+        current._options_for({"gpus": 0, "slots": 64}, asked, "127.0.0.1", said.append)
+    assert said == ["40 ranks on 2 cores: each gets 1/20 of a core."]
 
 
 def test_a_gpu_that_is_there_and_cannot_be_used_is_told_with_its_reason() -> None:

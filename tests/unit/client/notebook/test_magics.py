@@ -45,9 +45,11 @@ def test_a_push_within_a_function_finds_its_own_names_and_the_notebooks(
     [
         ("n", -5, "n is the number of ranks, at least 1, not -5."),
         ("device", "tpu", 'device is "cpu" or "cuda", not \'tpu\'.'),
+        ("view", "stpe", "The board has no view 'stpe'; did you mean step?"),
         ("timeout", 0.0, "timeout is a number of seconds above 0, not 0.0."),
         ("peer_snapshots", -1, "peer_snapshots is a number of steps, 0 for never, not -1."),
         ("nodes", 0, "nodes must be at least 1, not 0."),
+        ("checks", {"same-sample": "off"}, "There is no rule 'same-sample'; did you mean same-sam"),
         ("launcher", "nobody", "There is no launcher 'nobody'."),
     ],
 )

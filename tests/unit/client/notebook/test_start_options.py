@@ -49,11 +49,13 @@ TAKEN = {
     "peer_snapshots": 0,
     "theme": "auto",
     "view": "overview",
+    "checks": "warn",
     "detach": False,
     "say": None,
 }
 NO_TRAIT = {"detach", "say"}
 FLAGS = set(TAKEN) - {"tap", "hooks", "grad_norm", "quiet", "check", "theme", "view", "say"}
+FLAGS -= {"checks"}
 MODULE = """
 from dataclasses import dataclass
 from nbdist.shared.options import option

@@ -3,7 +3,9 @@
 import ast
 import json
 import os
+import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from nbdist.client.export.jobs import FORMATS, Job, files
 from nbdist.client.export.jobs.sagemaker import _FIND_NODE as SAGEMAKER_NODE
 from nbdist.client.export.jobs.vertex import _FIND_NODE as VERTEX_NODE
 from nbdist.shared.errors import UsageError
+from nbdist.shared.options import HASH_SEED
 
 SMALL = Job("train.py", 2)
 LARGE = Job(
@@ -98,6 +101,14 @@ def test_the_files_of_each_format_can_be_read_and_name_the_script(format: str, j
             assert yaml.safe_load(text)
         else:
             subprocess.run(["bash", "-n"], input=text.encode(), check=True)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_ranks_of_each_format_have_one_hash_seed_or_the_job_s_own(format: str) -> None:
+    assert HASH_SEED == "0"
+    for job, seed in ((SMALL, "0"), (replace(SMALL, environment={"PYTHONHASHSEED": "7"}), "7")):
+        said = " ".join(files(format, job).values()).replace('"', "'")
+        assert re.findall(r"PYTHONHASHSEED'?[:=,]? *\n? *(?:'?value'?:)? *'?(\d)", said)[0] == seed
 
 
 def test_modules_travel_with_the_script() -> None:

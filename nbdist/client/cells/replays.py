@@ -1,0 +1,267 @@
+"""What ranks have found in a step that was left out, and the sentences about it. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from nbdist.shared.errors import UsageError
+from nbdist.shared.text import begin_with_ranks, counted, name_ranks
+
+_SHOWN: Final = 8  # names or numbers in a sentence
+
+
+@dataclass(frozen=True, slots=True)
+class BadModule:
+    """The first module of a forward whose output is not finite.
+
+    Attributes:
+        name: In the model; "" for the model itself.
+        kind: Its class.
+        weights: Names of its own parameters and buffers that are not finite.
+        is_passed_on: Whether what it was called with was not finite.
+    """
+
+    name: str
+    kind: str
+    weights: tuple[str, ...]
+    is_passed_on: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.kind})" if self.name else f"the model itself ({self.kind})"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedForward:
+    """What one forward of a rank gave, and the batch that its loader had given last.
+
+    Attributes:
+        module: None where every output was finite, or it did not run.
+        is_input: Whether what the model was called with is not finite.
+        rows: Of its samples, by number in the batch from 0, those that are not finite: by the
+            input, or by an output that has a row for each sample. None of them where all are; of
+            many the first 16.
+        samples: Which samples of the dataset these are; None where that is not certain.
+        is_all: Whether it is so for all samples, more than one.
+        epoch: Of the loader; None without a loader of nbdist's.
+        positions: In the epoch, of this rank's part of the batch.
+        batch: Samples of the dataset in it, the first 16; None where they are not known.
+    """
+
+    module: BadModule | None
+    is_input: bool
+    rows: tuple[int, ...]
+    samples: tuple[int, ...] | None
+    is_all: bool
+    epoch: int | None
+    positions: range | None
+    batch: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> Self:
+        """Return what a rank has said of a forward."""
+        bad, rows, samples = said["bad"], said.get("rows", ()), said.get("bad_samples")
+        is_all = bool(rows) and said["bad_rows"] == said["size"] > 1
+        return cls(
+            None
+            if bad is None
+            else BadModule(bad["module"], bad["kind"], tuple(bad["weights"]), bad["is_passed_on"]),
+            said.get("is_input", False),
+            () if is_all else tuple(rows),
+            None if samples is None or is_all else tuple(samples),
+            is_all,
+            said["epoch"],
+            None if said["positions"] is None else range(*said["positions"]),
+            None if said["samples"] is None else tuple(said["samples"]),
+        )
+
+    @property
+    def _which(self) -> str:
+        """Return the samples in words; "" where none is known."""
+        if self.is_all:
+            return "every sample of its batch"
+        if not self.rows:
+            return ""
+        known = "" if self.samples is None else f", dataset[{_numbers(self.samples)}]"
+        return (
+            f"sample{'' if len(self.rows) == 1 else 's'} {_numbers(self.rows)} of its batch{known}"
+        )
+
+    def sentences(self) -> list[str]:
+        """Return what is to be said of it, without the rank."""
+        if self.module is None and not self.is_input:
+            return ["every output of its forward is finite"]
+        found = []
+        if self.is_input:
+            which = f" in {self._which}" if self._which else ""
+            found.append(f"the input of its forward is not finite{which}")
+        if self.module is not None:
+            which = f", for {self._which}" if self._which and not self.is_input else ""
+            found.append(f"{self.module} is the first module whose output is not finite{which}")
+            if self.module.weights:
+                held = " and ".join(self.module.weights)
+                found.append(f"its {held} {'is' if len(self.module.weights) == 1 else 'are'} not")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class RankReplay:
+    """What one rank has found.
+
+    Attributes:
+        loss: Of the step, before it was left out; None where it is not known.
+        gradients: The norm of its gradients by module, None where it is not finite; of many the
+            first 64 that are not, and the 64 largest.
+        modules: How many modules have gradients.
+        bad_modules: In how many they are not finite.
+        forwards: Those of the step: several where micro-batches are accumulated.
+        why_not: Why they did not run again; "" where they did, or another rank is the reason.
+        unkept: Forwards beyond what is kept.
+    """
+
+    loss: float | None
+    gradients: Mapping[str, float | None]
+    modules: int
+    bad_modules: int
+    forwards: tuple[ReplayedForward, ...]
+    why_not: str
+    unkept: int
+
+    @property
+    def bad_gradients(self) -> tuple[str, ...]:
+        """Modules with gradients that are not finite, in the order of the model."""
+        return tuple(module for module, norm in self.gradients.items() if norm is None)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A step that was left out, as each rank that left it out has found it. Prints as sentences.
+
+    Attributes:
+        step: Its number in its cell.
+        ranks: By rank.
+        ran: Whether its forward ran again.
+        has_weights: Whether it did so with the weights that it began with; else with those of now.
+    """
+
+    step: int
+    ranks: Mapping[int, RankReplay]
+    ran: bool
+    has_weights: bool
+
+    @classmethod
+    def of(cls, said: Mapping[int, Mapping[str, Any]]) -> Self:
+        """Return what ranks have answered.
+
+        Raises:
+            UsageError: As they say.
+        """
+        first = next(iter(said.values()))
+        if "error" in first:
+            what, why, do = first["error"]
+            raise UsageError(what, why=why, do=do)
+        found = {rank: one for rank, one in said.items() if one}
+        one = next(iter(found.values()))
+        ranks = {
+            rank: RankReplay(
+                mine["loss"],
+                mine["gradients"],
+                mine["modules"],
+                mine["bad_modules"],
+                tuple(map(ReplayedForward.of, mine["forwards"])),
+                mine["why_not"],
+                mine["unkept"],
+            )
+            for rank, mine in found.items()
+        }
+        return cls(one["step"], ranks, one["ran"], one["has_weights"])
+
+    def __str__(self) -> str:
+        return "\n".join([self._title, *self._forwards(), *self._gradients(), *self._batches()])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    @property
+    def _title(self) -> str:
+        left_out = f"Step {self.step} was left out on {name_ranks(self.ranks)}"
+        if not self.ran:
+            return f"{left_out}. Its forward did not run again:"
+        which = "the weights it had" if self.has_weights else "the weights of now"
+        return f"{left_out}. Its forward again, with {which}:"
+
+    def _forwards(self) -> Iterable[str]:
+        if not self.ran:
+            for why_not, ranks in _by_value({r: one.why_not for r, one in self.ranks.items()}):
+                if why_not:
+                    yield f"  {name_ranks(ranks)}: {why_not}"
+            return
+        for rank, one in self.ranks.items():
+            loss = "" if one.loss is None else f" (loss {one.loss:.4g})"
+            many = len(one.forwards) > 1
+            for number, forward in enumerate(one.forwards, 1):
+                which = f", forward {number} of {len(one.forwards)}" if many else ""
+                yield f"  rank {rank}{which}{loss}: {'; '.join(forward.sentences())}"
+            if one.unkept:
+                yield f"  rank {rank}: {counted(one.unkept, 'forward')} more that it did not keep"
+        if all(
+            not f.is_input and f.module is None for r in self.ranks.values() for f in r.forwards
+        ):
+            yield f"  {self._elsewhere}"
+
+    @property
+    def _elsewhere(self) -> str:
+        """Return where it has become so, if no forward is to blame."""
+        if any(one.unkept for one in self.ranks.values()):
+            return "So it is a forward that was not kept, the loss or the backward."
+        if not self.has_weights:
+            return "So it is the loss or the backward, or these weights no longer show it."
+        return "So it is the loss, or the backward."
+
+    def _gradients(self) -> Iterable[str]:
+        found = {
+            rank: (one.bad_gradients, one.bad_modules, one.modules)
+            for rank, one in self.ranks.items()
+        }
+        for (bad, count, modules), ranks in _by_value(found):
+            if bad:
+                of_all = f" (all {modules} modules)" if count == modules > 1 else ""
+                names = _some([name or "the model itself" for name in bad], count)
+                yield f"Gradients that are not finite on {name_ranks(ranks)}: {names}{of_all}."
+            else:
+                yield f"{begin_with_ranks(ranks, be=True)} without a gradient that is not finite."
+
+    def _batches(self) -> Iterable[str]:
+        given = {
+            rank: tuple((one.epoch, one.positions, one.batch) for one in mine.forwards)
+            for rank, mine in self.ranks.items()
+        }
+        for batches, ranks in _by_value(given):
+            for epoch, positions, batch in dict.fromkeys(batches):
+                if epoch is not None and positions:
+                    names = "" if batch is None else f": dataset[{_numbers(batch, len(positions))}]"
+                    yield (
+                        f"Newest batch of the loader on {name_ranks(ranks)}: positions "
+                        f"{positions.start}-{positions.stop - 1} of epoch {epoch}{names}."
+                    )
+
+
+def _by_value(values: Mapping[int, Any]) -> list[tuple[Any, list[int]]]:
+    """Return each value once, and the ranks that have it."""
+    found: list[tuple[Any, list[int]]] = []
+    for rank, value in values.items():
+        known = next((ranks for one, ranks in found if one == value), None)
+        if known is None:
+            found.append((value, [rank]))
+        else:
+            known.append(rank)
+    return found
+
+
+def _some(names: Sequence[str], count: int) -> str:
+    more = count - len(names[:_SHOWN])
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _numbers(numbers: Sequence[int], count: int | None = None) -> str:
+    shown = ", ".join(map(str, numbers[:_SHOWN]))
+    return shown + (", ..." if (count or len(numbers)) > _SHOWN else "")

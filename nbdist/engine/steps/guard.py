@@ -1,0 +1,246 @@
+"""Leave a step out on all ranks where a gradient of any of them is not finite.
+
+It is looked for as the optimizer begins, after clipping; with a closure, after that. Where a number
+is nan or infinite, all gradients are dropped: an optimizer passes over parameters without one, so
+weights, momentum and weight decay stay as they were. Buffers go back to what they held as the step
+began: batch norm's statistics would stay nan. The call is a step all the same: schedules and we
+count it. Gradients that DDP has averaged are the same on all ranks, and so is what each decides;
+where ranks hold parts of a model they agree by one all_reduce of 4 bytes. A model on one rank alone
+is that rank's. On a GPU the host waits for the gradients once a step.
+
+Source: `torch.amp.GradScaler`, which does it for fp16.
+
+Threads: hooks run on the one that steps; all else on the main one.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+from weakref import WeakKeyDictionary, WeakSet, ref
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
+
+from nbdist.engine.compat import torch_hooks, torch_live, torch_pipeline
+from nbdist.engine.compat.cuda_graphs import graphs
+from nbdist.engine.compat.torch_hooks import Closure, StepArgs, StepKeywords
+from nbdist.engine.component import Component, EndedCell
+from nbdist.engine.kernel.cost_clock import clocked
+from nbdist.engine.steps import step_state
+from nbdist.engine.steps.evidence import Evidence
+from nbdist.shared.errors import UsageError
+from nbdist.shared.wire import CellStart
+
+Optimizer = torch.optim.Optimizer
+
+LEFT_OUT: Final = "left_out"  # as it is logged: how many steps of the cell by then
+_MOST_NAMED = 10
+_LOOK = "%dist replay names the rank, the module and the sample."
+
+
+class Guard(Component):
+    """Which optimizers are watched, and the steps that were left out in the cell that runs.
+
+    Attributes:
+        step: Returns the steps of the cell, the one that has just ended among them; None where
+            they are not counted.
+        log: Called with numbers, at that step.
+        evidence: What is kept of the steps that were left out last.
+    """
+
+    def __init__(self) -> None:
+        """Watch nothing."""
+        self.step: Callable[[], int | None] = lambda: None
+        self.log: Callable[[dict[str, float]], None] = lambda _: None
+        self.evidence = Evidence()
+        self._is_on = False  # for each step of the cell
+        self._armed: dict[int, ref[torch.Tensor]] = {}  # parameters, by `id`, for their next step
+        self._is_armed = False  # also where a rank has no parameters
+        self._dropped: WeakSet[Optimizer] = WeakSet()  # whose step is being made, without gradients
+        self._left_out: list[int] = []
+        self._is_of_all = True
+        self._reach: WeakKeyDictionary[Optimizer, _Reach] = WeakKeyDictionary()
+        self._undo: list[torch_hooks.Undo] = []
+
+    def cell_began(self, start: CellStart) -> None:
+        """Watch all steps of a cell that asks for it."""
+        self._uninstall()
+        self._is_on = start.guard
+        self._armed, self._is_armed, self._left_out = {}, False, []
+        self._dropped.clear()
+        optimizers = torch_live.here.live(Optimizer)
+        self.evidence.begin_cell(start.number, watches_all=self._is_on, optimizers=optimizers)
+        if self._is_on:
+            self._install()
+
+    def cell_ended(self, cell: EndedCell) -> Iterable[str]:
+        """Tell of the steps that were left out."""
+        self._uninstall()
+        self.evidence.end_cell()
+        if not self._left_out:
+            return ()
+        said = left_out(self._left_out, is_of_all=self._is_of_all)
+        can_look = any(one.cell == cell.number for one in self.evidence.steps)
+        return (said, _LOOK) if can_look else (said,)
+
+    def arm(self, parameters: Iterable[torch.Tensor], model: torch.nn.Module | None = None) -> None:
+        """Watch the next step of the optimizers that have any of these parameters.
+
+        Args:
+            parameters: Those of a model.
+            model: The one that is about to run, where it can run by itself again.
+        """
+        if model is not None:
+            self.evidence.watch(model)
+        self._armed |= {id(one): ref(one) for one in parameters}
+        self._is_armed = True
+        self._install()
+
+    def _install(self) -> None:
+        # In the cell that asks, so behind the hooks of whoever counts its steps.
+        if not self._undo:
+            self._undo = [
+                torch_hooks.before_plain_step(self._before_step),
+                torch_hooks.on_optimizer_step(self._after_step),
+            ]
+
+    def _uninstall(self) -> None:
+        for undo in self._undo:
+            undo()
+        self._undo = []
+
+    def _before_step(
+        self, optimizer: Optimizer, args: StepArgs, kwargs: StepKeywords
+    ) -> tuple[StepArgs, StepKeywords] | None:
+        parameters = _parameters(optimizer)
+        if not self._watches(parameters):
+            return None
+        if graphs.is_capturing:
+            raise UsageError(
+                "A step that is captured in a CUDA graph cannot be left out.",
+                why="whether its gradients are finite is decided on the host, which a replay does "
+                "not ask.",
+                do="leave out --guard and skip_nonfinite=True, or do not capture the optimizer.",
+            )
+        self._dropped.discard(optimizer)
+        if (closure := torch_hooks.closure_of(args, kwargs)) is not None:
+            return torch_hooks.with_closure(args, kwargs, self._guarded(optimizer, closure))
+        self._look(optimizer, parameters)
+        return None
+
+    def _watches(self, parameters: list[torch.Tensor]) -> bool:
+        if self._is_on or not self._is_armed:
+            return self._is_on
+        armed = (p for p in parameters if (known := self._armed.get(id(p))) and known() is p)
+        # One without parameters, of a pipeline's stage, steps for what other ranks have.
+        return not parameters or next(armed, None) is not None
+
+    def _guarded(self, optimizer: Optimizer, closure: Closure) -> Closure:
+        def look_after() -> Any:
+            loss = closure()
+            self._look(optimizer, _parameters(optimizer))
+            return loss
+
+        return look_after
+
+    @clocked("guard")
+    def _look(self, optimizer: Optimizer, parameters: list[torch.Tensor]) -> None:
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        is_bad = not is_finite(gradients)
+        if (reach := self._reach.get(optimizer)) is None:
+            reach = self._reach[optimizer] = _Reach.of(parameters)
+            self.evidence.note_made(optimizer)  # made before its model was wrapped, or named
+        if reach.must_agree:
+            is_bad = _any_rank(is_bad, gradients)
+        if is_bad:
+            self.evidence.keep(optimizer, parameters, is_of_all=reach.is_of_all)
+            step_state.here().put_buffers_back(optimizer)
+            for parameter in parameters:
+                parameter.grad = None
+            self._dropped.add(optimizer)
+            self._is_of_all = reach.is_of_all
+
+    def _after_step(self, optimizer: Optimizer, _args: StepArgs, _kwargs: StepKeywords) -> None:
+        if self._is_armed:
+            parameters = _parameters(optimizer)
+            for parameter in parameters:
+                self._armed.pop(id(parameter), None)
+            self._is_armed = bool(parameters and self._armed)
+        left_out = None
+        if optimizer in self._dropped:  # one within its step found no gradients
+            self._dropped.discard(optimizer)
+            left_out = self.step() or len(self._left_out) + 1
+            self._left_out.append(left_out)
+            self.log({LEFT_OUT: float(len(self._left_out))})
+        self.evidence.stepped(left_out)
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+class _Reach:
+    """On how many ranks an optimizer's step is the same, and whether they must agree on it."""
+
+    def __init__(self, *, must_agree: bool, is_of_all: bool) -> None:
+        self.must_agree, self.is_of_all = must_agree, is_of_all
+
+    @classmethod
+    def of(cls, parameters: list[torch.Tensor]) -> "_Reach":
+        """Return that of an optimizer with these parameters."""
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return cls(must_agree=False, is_of_all=True)
+        stages = torch_pipeline.live_pipelines()[1]
+        staged = {id(p) for stage in stages for p in stage.submod.parameters()}
+        is_cut = any(
+            isinstance(p, DTensor) or torch_hooks.is_flat_shard(p) or id(p) in staged
+            for p in parameters
+        )
+        if is_cut or (not parameters and staged):
+            return cls(must_agree=True, is_of_all=True)
+        own = {id(p) for p in parameters}
+        ddps = torch_live.here.live(DistributedDataParallel)
+        averaged = {id(p) for ddp in ddps for p in ddp.module.parameters()}
+        return cls(must_agree=False, is_of_all=bool(own & averaged))
+
+
+def is_finite(gradients: list[torch.Tensor]) -> bool:
+    """Return whether all numbers are finite; of a DTensor this rank's. One wait for a GPU."""
+    local = [torch_hooks.local_part(one.detach()) for one in gradients]
+    values = [one._values() if one.is_sparse else one for one in local]
+    # A norm reads fast what it may overflow on: only then each number is looked at.
+    if not values or bool(torch.isfinite(get_total_norm(values))):
+        return True
+    return all(bool(torch.isfinite(one).all()) for one in values)
+
+
+def _any_rank(is_bad: bool, gradients: list[torch.Tensor]) -> bool:
+    """Return whether it is so on any rank. Collective."""
+    device = gradients[0].device if gradients else _device()
+    flag = torch.tensor([is_bad], dtype=torch.float32, device=device)
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag.item())
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+
+
+def left_out(steps: list[int], *, is_of_all: bool) -> str:
+    """Return the sentence about the steps that a cell has left out."""
+    named = [f"{step:,}" for step in steps[:_MOST_NAMED]]
+    if len(steps) > _MOST_NAMED:
+        named.append(f"{len(steps) - _MOST_NAMED:,} more")
+    which = " and ".join(filter(None, [", ".join(named[:-1]), named[-1]]))
+    one = len(steps) == 1
+    ranks = "on all ranks" if is_of_all else f"on rank {dist.get_rank()}, which trains by itself"
+    return (
+        f"Step{'' if one else 's'} {which} {'was' if one else 'were'} left out {ranks}: gradients "
+        "were not finite. Weights, buffers and the optimizer's state are as before; a schedule has "
+        f"counted {'it' if one else 'them'}."
+    )
+
+
+here = Guard()

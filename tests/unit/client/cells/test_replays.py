@@ -1,0 +1,115 @@
+"""The sentences about a step that was left out."""
+
+import math
+from typing import Any
+
+import pytest
+
+from nbdist.client.cells.replays import Replayed
+from nbdist.shared.errors import UsageError
+
+FINITE: dict[str, Any] = {
+    "bad": None,
+    "is_input": False,
+    "size": 4,
+    "rows": [],
+    "bad_rows": 0,
+    "bad_samples": None,
+    "epoch": None,
+    "positions": None,
+    "samples": None,
+}
+LOG = {"module": "0.log", "kind": "Log", "weights": [], "is_passed_on": False}
+
+
+def rank(*forwards: dict[str, Any], **more: Any) -> dict[str, Any]:
+    said = {
+        "step": 3,
+        "loss": 1.5,
+        "gradients": {"0": None, "1": 2.0},
+        "modules": 2,
+        "bad_modules": 1,
+        "why_not": "",
+        "ran": True,
+        "has_weights": True,
+        "unkept": 0,
+        "forwards": [FINITE | one for one in forwards],
+    }
+    return said | more
+
+
+def lines(*said: dict[str, Any]) -> list[str]:
+    return str(Replayed.of(dict(enumerate(said)))).splitlines()
+
+
+def test_rank_module_and_sample_are_named() -> None:
+    bad = {"bad": LOG, "rows": [2], "bad_rows": 1, "bad_samples": [11]}
+    where = {"epoch": 0, "positions": [8, 12], "samples": [4, 9, 11, 2]}
+    assert lines(rank({}), rank(bad | where, loss=math.nan)) == [
+        "Step 3 was left out on ranks 0-1. Its forward again, with the weights it had:",
+        "  rank 0 (loss 1.5): every output of its forward is finite",
+        (
+            "  rank 1 (loss nan): 0.log (Log) is the first module whose output is not finite, for "
+            "sample 2 of its batch, dataset[11]"
+        ),
+        "Gradients that are not finite on ranks 0-1: 0.",
+        "Newest batch of the loader on rank 1: positions 8-11 of epoch 0: dataset[4, 9, 11, 2].",
+    ]
+
+
+def test_of_an_input_that_is_not_finite_the_sample_is_named_with_it() -> None:
+    said = lines(rank({"bad": LOG, "is_input": True, "rows": [0, 3], "bad_rows": 2}))
+    assert said[1] == (
+        "  rank 0 (loss 1.5): the input of its forward is not finite in samples 0, 3 of its batch; "
+        "0.log (Log) is the first module whose output is not finite"
+    )
+
+
+def test_where_all_samples_are_bad_none_is_named_and_weights_are() -> None:
+    bad = {"bad": LOG | {"weights": ["weight"]}, "rows": [0, 1, 2, 3], "bad_rows": 4}
+    found = Replayed.of({0: rank(bad | {"bad_samples": [7, 8, 9, 1]})})
+    (forward,) = found.ranks[0].forwards
+    assert (forward.rows, forward.samples, forward.is_all) == ((), None, True)
+    assert (
+        str(found)
+        .splitlines()[1]
+        .endswith("is not finite, for every sample of its batch; its weight is not")
+    )
+
+
+def test_where_every_output_is_finite_it_says_what_is_left() -> None:
+    assert lines(rank({}))[2] == "  So it is the loss, or the backward."
+    said = lines(rank({}, has_weights=False))
+    assert said[0].endswith("with the weights of now:")
+    assert said[2].endswith("or these weights no longer show it.")
+    assert lines(rank({}, unkept=2))[2:4] == [
+        "  rank 0: 2 forwards more that it did not keep",
+        "  So it is a forward that was not kept, the loss or the backward.",
+    ]
+
+
+def test_where_nothing_ran_the_reason_and_the_gradients_are_told() -> None:
+    why = {"ran": False, "why_not": "its model is gone"}
+    assert lines(
+        rank(**why), rank(**why | {"why_not": ""}, gradients={"": 1.0}, bad_modules=0)
+    ) == [
+        "Step 3 was left out on ranks 0-1. Its forward did not run again:",
+        "  rank 0: its model is gone",
+        "Gradients that are not finite on rank 0: 0.",
+        "Rank 1 is without a gradient that is not finite.",
+    ]
+
+
+def test_of_many_modules_some_are_named_and_all_are_counted() -> None:
+    many = {f"layer.{number}": None for number in range(64)}
+    (*_, said) = lines(rank({}, gradients=many, modules=90, bad_modules=90))
+    assert said.endswith("layer.6, layer.7 and 82 more (all 90 modules).")
+
+
+def test_a_rank_that_did_not_leave_it_out_is_not_spoken_of() -> None:
+    assert Replayed.of({0: {}, 1: rank({})}).ranks.keys() == {1}
+
+
+def test_a_refusal_is_that_of_the_ranks() -> None:
+    with pytest.raises(UsageError, match="Step 4 is not kept"):
+        Replayed.of({0: {"error": ["Step 4 is not kept.", "kept is 3", "%dist replay 3"]}})
