@@ -5,6 +5,7 @@ A page asks by a comment on a line of its own:
     <!-- magics -->                 the `--help` text of `%dist`, its commands and `%%distributed`
     <!-- options -->                what `nbdist.start` takes, with its defaults
     <!-- defaults -->               the traits of `c.NBDist`, with their defaults
+    <!-- rules -->                  the rules on silent mistakes: what each says, and its example
     <!-- api: NAME members... -->   the docstring of `nbdist.NAME`, by mkdocstrings
     <!-- file: PATH -->             a file of the repository, its headings one level deeper
     <!-- needs: WORDS -->           nothing: why a test leaves the next block of code out
@@ -24,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import nbdist  # noqa: E402
+from nbdist.client.metrics.checks.page import section  # noqa: E402
+from nbdist.client.metrics.checks.rules import all_rules  # noqa: E402
 from nbdist.client.notebook import arguments  # noqa: E402
 from nbdist.client.notebook.start_options import all_options  # noqa: E402
 from nbdist.shared.options import Option  # noqa: E402
@@ -61,6 +64,8 @@ def _fill(what: str, words: list[str]) -> str:
             return options("c.NBDist.", (one for one in all_options().values() if one.trait))
         case "options":
             return options("", all_options().values())
+        case "rules":
+            return "\n\n".join(map(section, all_rules()))
         case "api":
             return _api(*words)
         case "needs":
