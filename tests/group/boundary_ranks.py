@@ -37,6 +37,7 @@ from nbdist.shared.wire import CellStart, Repeat
 WIDTH, BATCH = 16, 8
 
 names: dict[str, Any] = {}  # the namespace of the rank's cells
+reached: dict[str, int] = {}  # the newest step whose backward is over
 
 
 class Boom(Exception):
@@ -51,6 +52,7 @@ def build(kind: str) -> None:
     names.clear()
     names.update(_KINDS[kind]())
     names["step"] = 0
+    reached.clear()
     torch.manual_seed(100 + dist.get_rank())
     step_state.begin_cell()
 
@@ -160,6 +162,7 @@ def _step(number: int, fault: str) -> None:
     x, y = (torch.randn(BATCH, WIDTH, generator=generator) for _ in range(2))
     names["optimizer"].zero_grad()
     _forward_and_backward(x, y)
+    reached["backward"] = number
     if fault == "step":
         raise Boom
     names["optimizer"].step()
@@ -181,6 +184,11 @@ def _forward_and_backward(x: Tensor, y: Tensor) -> None:
 def steps() -> int:
     """Return how many steps the optimizer has made, by our count."""
     return step_state.here().steps[names["optimizer"]].whole
+
+
+def has_ended_backward(number: int) -> bool:
+    """Return whether this rank has ended a step's backward: it has all that ranks give it there."""
+    return reached.get("backward", -1) >= number
 
 
 def recover(generation: int, replacements: list[int] | None = None) -> list[str]:

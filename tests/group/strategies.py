@@ -174,11 +174,11 @@ def train(
     """
     while held.step < until:
         here = ""
-        if held.step == break_at:
-            # Nobody fails before all have ended the step before: one may else lose it.
-            dist.barrier()
-            here = place if dist.get_rank() == breaker else ""
         try:
+            if held.step == break_at:
+                # Nobody fails before all have ended the step before: one may else lose it.
+                dist.barrier()
+                here = place if dist.get_rank() == breaker else ""
             with _armed(here, passes):
                 _trip("before")
                 held.step_function(held)

@@ -22,10 +22,20 @@ def unbroken(kind: str, n: int, steps: int = STEPS) -> list[str]:
         return fingerprints
 
 
-def fail_between_backward_and_step(ranks: Cluster, breaker: int = 1, place: str = "step") -> None:
-    ranks.post(ranks_.train, STEPS, BREAK_AT, breaker, place)
+def fail_between_backward_and_step(
+    ranks: Cluster,
+    breaker: int = 1,
+    place: str = "step",
+    steps: int = STEPS,
+    break_at: int = BREAK_AT,
+) -> None:
+    ranks.post(ranks_.train, steps, break_at, breaker, place)
     ranks.engines[breaker].result()
     others = [engine for engine in ranks.engines if engine.rank != breaker]
+    wait_for(
+        lambda: all(engine.now(ranks_.has_ended_backward, break_at) for engine in others),
+        "the other ranks have ended the backward",
+    )
     for engine in ranks.engines:
         engine.now(faults.abort)
     for engine in others:
@@ -124,12 +134,7 @@ def test_scheduled_snapshots_are_of_one_step_and_what_follows_them_can_be_made_a
         held = [ranks.run(train_and_look, until) for until in (30, 60)]
         ranks.run(ranks_.schedule_snapshots, 1e9)
         held.append(ranks.run(train_and_look, 70))
-        ranks.post(ranks_.train, steps, break_at)
-        ranks.engines[1].result()
-        for engine in ranks.engines:
-            engine.now(faults.abort)
-        for rank in (0, 2):
-            ranks.engines[rank].result()
+        fail_between_backward_and_step(ranks, steps=steps, break_at=break_at)
         agreed = ranks.run(ranks_.recover, 1)
         stood = ranks.run(ranks_.steps)
         ranks.run(ranks_.train, steps)
