@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import lru_cache, wraps
 from time import thread_time_ns
-from types import FrameType, FunctionType
+from types import FrameType, FunctionType, MethodType
 from typing import Any, cast
 
 import torch
@@ -498,11 +498,18 @@ def let_run_hooks(kind: type) -> None:
 
 
 def step_without_hooks(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer step without a word to those who count steps."""
-    step: Any = type(optimizer).step
+    """Let an optimizer step, and the one inside it, without a word to those who count steps."""
+    inner = getattr(optimizer, "optim", None)
+    if isinstance(inner, torch.optim.Optimizer):  # a ZeroRedundancyOptimizer's
+        setattr(inner, "step", MethodType(_native_step(inner), inner))  # noqa: B010 - a method's name
+    _native_step(optimizer)(optimizer)
+
+
+def _native_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
     # torch replaces a class's `step` by one that runs the hooks, and marks it so.
-    native = step.__wrapped__ if getattr(step, "hooked", False) else step
-    native(optimizer)
+    step: Any = type(optimizer).step
+    native: Callable[..., Any] = step.__wrapped__ if getattr(step, "hooked", False) else step
+    return native
 
 
 here = ScaledLosses()

@@ -250,12 +250,16 @@ class Layout(Trainable):
         batch: tuple[Any, Any],
         loss_fn: LossFunction,
         steps: int = 3,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> Proof:
         """Prove that the layout computes what one process does on the same split. Collective.
 
         Some shadow steps are made on this model and, on rank 0, on the plain one with the same
         weights. Gradients, buffers and losses are compared on every rank; then all is put back:
-        weights, gradients, statistics, modes, random numbers. Optimizers are not used.
+        weights, gradients, statistics, modes, random numbers. No optimizer is used, unless yours is
+        to be proven, too: then a new one of its class and options steps on the layout's parts, and
+        one on the plain model, both with the same gradients, and weights are compared.
 
         Rank 0 also computes the loss of some pieces in one. Where it is not their mean, as that of
         a masked mean, the proof says so.
@@ -267,6 +271,8 @@ class Layout(Trainable):
             batch: This rank's `(x, y)`, as in `step`.
             loss_fn: Makes the mean loss of `(model(x), y)`.
             steps: How many are made.
+            optimizer: The one that trains the model; it and its states are not touched. The
+                learning rate is at least 0.01 meanwhile.
 
         Returns:
             A proof, the same on every rank: `ok`, and printed, what differs, where and by how much.
@@ -288,7 +294,7 @@ class Layout(Trainable):
             lambda model, given, loss_of: loss_of(Inputs(*given[:2]).run(model), given[2]),
             _whole_batch if self.pipeline is None else self.pipeline.runner.cut,
         )
-        self.proof = verify.verify(self, task, steps)
+        self.proof = verify.verify(self, task, steps, optimizer)
         return self.proof
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:

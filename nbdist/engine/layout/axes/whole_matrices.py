@@ -17,11 +17,12 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from nbdist.engine.compat import torch_hooks, torch_live
+from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.steps import step_state
 from nbdist.shared.errors import LayoutError
 
@@ -76,11 +77,12 @@ def _try(optimizer: Optimizer, group: dict[str, Any], like: DTensor) -> None:
     except Exception:  # a constructor, or a step, that wants more than is known: it cannot be tried
         _log.info("%s could not be tried on parts", type(optimizer).__name__, exc_info=True)
         return
+    parts = [full_tensors.cut_like(tensor, like) for tensor in (whole, gradient)]
     try:
-        found = _stepped(optimizer, group, _cut(whole, like), _cut(gradient, like))
+        found = _stepped(optimizer, group, *parts)
     except Exception as error:
         raise _refusal(optimizer, f"torch says: {str(error).splitlines()[0]}") from error
-    began, right = (_part(_cut(tensor, like)) for tensor in (whole, expected))
+    began, right = (_part(full_tensors.cut_like(tensor, like)) for tensor in (whole, expected))
     off = float((_part(found) - right).norm() / (right - began).norm().clamp_min(1e-30))
     if off > _ROUNDING:
         raise _refusal(
@@ -110,11 +112,6 @@ def _small(like: DTensor) -> tuple[Tensor, Tensor]:
     scale = grows.unsqueeze(1) * grows
     drawn = torch.randn(2, size, size, generator=numbers)
     return (drawn[0] * scale).to(like.device), (drawn[1] / scale).to(like.device)
-
-
-def _cut(whole: Tensor, like: DTensor) -> DTensor:
-    """Return a tensor that all ranks have, cut as `like`, without a collective."""
-    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def _part(tensor: Tensor) -> Tensor:

@@ -162,6 +162,12 @@ class Reference:
                 if parameter.grad is not None:
                     parameter.add_(parameter.grad, alpha=-rate)
 
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Let the model in float64 have the weights that an optimizer has left."""
+        if self._double is not None:
+            _set(list(self._double.parameters()), list(self.model.parameters()))
+
     def _run(self, model: nn.Module, parts: Sequence[Part], step: int) -> dict[str, torch.Tensor]:
         """Compute gradients into `.grad`; return them, buffers and losses by name.
 

@@ -98,6 +98,11 @@ class Alone:
         if self._reference is not None:
             self._reference.move(rate)
 
+    def follow(self) -> None:
+        """Go on with the weights that an optimizer has left in the plain model."""
+        if self._reference is not None:
+            self._reference.follow()
+
     def _filled(self, bare: nn.Module, places: Mapping[str, TensorFacts]) -> nn.Module | None:
         """Return, on rank 0, the plain model with the layout's weights, modes and flags."""
         plain = None

@@ -5,7 +5,7 @@
                 gradient with rank 0's, and moves its weights by plain SGD, as rank 0 does
 
 Each rank compares its own part or copy, so a difference on a single rank is found, and named with
-it. Steps do not use the user's optimizer: its inputs are what is proven.
+it. Its inputs are what is proven, not the user's optimizer, unless asked for (`optimizer_parity`).
 
 Main thread, all ranks.
 """
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout.policies import compress
@@ -26,6 +27,7 @@ from nbdist.engine.layout.policies.efficiency import FULL
 from nbdist.engine.layout.verify.compare import Findings
 from nbdist.engine.layout.verify.loss_sync import UnlikeError
 from nbdist.engine.layout.verify.low_precision import epsilon_of
+from nbdist.engine.layout.verify.optimizer_parity import LEAST_RATE, OptimizerParity
 from nbdist.engine.layout.verify.preconditions import (
     Provable,
     Task,
@@ -51,8 +53,10 @@ from nbdist.shared.errors import LayoutError
 from nbdist.shared.text import counted
 
 
-def verify(layout: Provable, task: Task, steps: int) -> Proof:
+def verify(layout: Provable, task: Task, steps: int, optimizer: Optimizer | None = None) -> Proof:
     """Return the distance of the layout from one process. Collective; changes nothing.
+
+    With the user's optimizer, one like it makes the steps, and weights are compared after each.
 
     Raises:
         LayoutError: It cannot be proven: no plain model, no room for it, or other inputs on ranks
@@ -68,7 +72,7 @@ def verify(layout: Provable, task: Task, steps: int) -> Proof:
     try:
         # Inside of it nothing needs to be put back but what it puts back itself.
         with suppress(UnlikeError), unharmed(model):
-            run = _Run(layout, task)
+            run = _Run(layout, task, optimizer)
             run.make(bare, steps)
         return run.conclude()
     finally:
@@ -80,8 +84,9 @@ def verify(layout: Provable, task: Task, steps: int) -> Proof:
 class _Run:
     """One proof under way."""
 
-    def __init__(self, layout: Provable, task: Task) -> None:
+    def __init__(self, layout: Provable, task: Task, optimizer: Optimizer | None) -> None:
         self._layout = layout
+        self._optimizer = optimizer
         self._task = task
         self._device = layout.mesh.device_type
         self._part, _ = layout.shape.data_part(dist.get_rank())
@@ -106,6 +111,7 @@ class _Run:
         self._compare_weights()
         gathered = gather_parts(self._layout, self._task)
         alone = Alone(self._layout, bare, self._places, self._task, gathered)
+        parity = self._parity(alone)
         models = [self._layout.model] + ([] if alone.model is None else [alone.model])
         if any(dropouts(model) for model in models):
             self._notes.append(
@@ -139,8 +145,13 @@ class _Run:
                     self._terms.append(
                         f"without compression, which changes gradients by {percent:.2g} % here"
                     )
-                self._live.move(reference.rate)
-                alone.move(reference.rate)
+                if parity is None:
+                    self._live.move(reference.rate)
+                    alone.move(reference.rate)
+                else:
+                    parity.step(step, self._findings, alone.gradients, reference.noise)
+                    full_tensors.settle(self._layout.model)
+                    alone.follow()
         if alone.float64_failed:
             self._notes.append(
                 "float64 could not be used, so the noise floor is that of weights moved by half a "
@@ -173,6 +184,19 @@ class _Run:
         for name, full in self._whole_of_rank_0(saved):
             if name in held:
                 self._findings.compare("weight", name, 0, held[name], full, exact, 0.0)
+
+    def _parity(self, alone: Alone) -> OptimizerParity | None:
+        """Return the optimizers of both sides; None where the user gave none. Collective."""
+        if self._optimizer is None:
+            return None
+        parity = OptimizerParity(self._optimizer, self._layout, alone.model, self._places)
+        self._terms.append(f"with {parity.recipe.name}")
+        if (rate := parity.recipe.raised_from) is not None:
+            self._notes.append(
+                f"{parity.recipe.name} stepped with a learning rate of {LEAST_RATE:g} in place of "
+                f"{rate:g}, so that its updates stand out of the round-off of the weights."
+            )
+        return parity
 
     def _whole_of_rank_0(
         self, saved: Mapping[str, TensorFacts]

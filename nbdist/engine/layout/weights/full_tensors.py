@@ -151,13 +151,18 @@ def put(target: torch.Tensor, full: torch.Tensor) -> None:
 @torch.no_grad()
 def part_of(full: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Return the part of `full` that this rank has of a tensor like `target`. No collective."""
+    return torch_hooks.local_part(cut_like(full, target))
+
+
+@torch.no_grad()
+def cut_like(full: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that all ranks have, cut as `target` is. No collective."""
     if not isinstance(target, DTensor):
         return full
-    cut: Any = distribute_tensor(
+    cut: torch.Tensor = distribute_tensor(
         full.to(target.device), target.device_mesh, target.placements, src_data_rank=None
     )
-    part: torch.Tensor = cut.to_local()
-    return part
+    return cut
 
 
 @torch.no_grad()
