@@ -69,6 +69,9 @@ def is_measured(values: Mapping[str, float]) -> bool:
 
 CELL_END = 0  # the step of an "alike" row at the end of a cell, and of a "left" row
 
+# What torch's default dtype may be; a "left" row has places in it.
+DEFAULT_DTYPES = ("float32", "float64", "bfloat16", "float16")
+
 # The kinds that tell of training; the others only come with it, or with any communication.
 RUN_KINDS = frozenset({"step", "log"})
 
@@ -87,7 +90,7 @@ class Record:
     `engine/group/links/link_stats.py`), "device" (each second, of process and GPU), "optimizer"
     (one makes its first step in the cell), "loader" (a loop over one begins), "alike" or "use" (now
     and then: what must be equal on all ranks, and how a model is used, see `engine/checks`), "left"
-    (at a cell's end: `backwards`, after which none of its optimizers has stepped). `step` counts
+    (at a cell's end: what it has left undone, or changed in the process). `step` counts
     optimizer steps on this rank since the cell began, from 1; 0 before the first. `time_ns`
     is the rank's wall clock (`time.time_ns`) when the row was made. `values` holds plain floats. A
     step row has, where known: `loss`; `step_s`; `samples`, `tokens`, `bytes` (sent into
@@ -118,6 +121,11 @@ class Record:
 
     An "alike" row holds fingerprints by name and part of a tensor. That of a cell's end (step
     `CELL_END`) has "MODEL:" before each name, or "MODEL|RANKS:" where not all ranks hold it.
+
+    A left row has `backwards`, after which none of the cell's optimizers has stepped; or what is
+    changed for the next cells: `dtype` and `dtype_before` (places in `DEFAULT_DTYPES`), and 1 for
+    `gc_off`, `grad_off`, `anomaly_on`, `stdout_lost` and `stderr_lost` (what replaces the stream
+    does not lead to it), with `script`, whether the cell is one.
 
     A links row has for each connection that carried much since the rank's row before, also where
     several lead to one rank: `PEER@CALLER.sent_bytes` (that the other end has), `.busy_s` (there

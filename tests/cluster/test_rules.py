@@ -11,8 +11,9 @@ from tests.cluster.conftest import Kernel
 RULES = {rule.name: rule for rule in all_rules()}
 FORGET = (
     "model = layout = optimizer = net = block = scaler = sampler = loss = p = x = None\n"
-    "schedule = data = test = None\n"
-    "import gc; gc.collect()"
+    "schedule = data = test = half = None\n"
+    "import gc; gc.collect()\n"
+    "torch.set_default_dtype(torch.float32)"
 )
 SAYS = "Each rank trains a model of its own"
 ALONE = """

@@ -5,6 +5,7 @@ report the same ones: soon after a cell's begin, where most goes wrong, then eve
 state of a layout counts its own steps: a rank may train something else beside it.
 """
 
+import logging
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -15,6 +16,7 @@ from torch.utils.data import DistributedSampler
 
 from nbdist.engine.checks.at_end import Add, AtEnd
 from nbdist.engine.checks.fingerprints import fingerprints_by_name, replicated
+from nbdist.engine.checks.left_changed import LeftChanged
 from nbdist.engine.checks.splits import split_of
 from nbdist.engine.checks.unstepped import Unstepped
 from nbdist.engine.checks.use import Use
@@ -22,9 +24,12 @@ from nbdist.engine.compat import torch_hooks, torch_live, torch_modules
 from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.data.order import sampler
 from nbdist.engine.layout.layout import Layout
+from nbdist.engine.steps import keep
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training
 from nbdist.shared.wire import CELL_END, CellStart
+
+_log = logging.getLogger("nbdist.checks")
 
 EVERY = 100
 SOON = frozenset({1, 2, 5, 10, 20, 50})
@@ -62,10 +67,12 @@ class RankChecks(Component):
         self._epochs = Epochs()
         self._at_end = AtEnd(add)
         self._unstepped = Unstepped()
+        self._changed = LeftChanged()
 
     def cell_began(self, start: CellStart) -> None:
-        """Look whether an optimizer is forgotten."""
+        """Look whether an optimizer is forgotten, and what of the process is changed."""
         self._unstepped.cell_began()
+        self._changed.cell_began(is_script=start.script is not None)
 
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
         """Remove all hooks: a replacement rank must not receive any.
@@ -77,6 +84,7 @@ class RankChecks(Component):
             self._at_end.report()
             if forgotten:
                 self._add("left", CELL_END, {"backwards": float(training.here.backwards())})
+        self._report_changed(cell.source)
         if self._is_looking:
             self._look(is_on=False)
         for use in self._uses:
@@ -87,6 +95,16 @@ class RankChecks(Component):
         self._next = 0
         self._epochs = Epochs()
         return ()
+
+    def _report_changed(self, source: str) -> None:
+        """Report what is left changed; an error that has ended a cell often leaves something."""
+        try:
+            values = self._changed.in_cell(source, keep.here.names())
+        except Exception:  # any object may be where a stream was
+            _log.exception("What the cell has left changed could not be read")
+            return
+        if values:
+            self._add("left", CELL_END, values)
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         """Note the model of an optimizer; before its first step in a cell."""
