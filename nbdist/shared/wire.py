@@ -122,6 +122,9 @@ class Record:
     An "alike" row holds fingerprints by name and part of a tensor. That of a cell's end (step
     `CELL_END`) has "MODEL:" before each name, or "MODEL|RANKS:" where not all ranks hold it.
 
+    A use row is one optimizer's: what `engine/checks/use` observes, with what the step as a whole
+    is, such as `counted` and `each` of `engine/checks/means`.
+
     A left row has `backwards`, after which none of the cell's optimizers has stepped; or what is
     changed for the next cells: `dtype` and `dtype_before` (places in `DEFAULT_DTYPES`), and 1 for
     `gc_off`, `grad_off`, `anomaly_on`, `stdout_lost` and `stderr_lost` (what replaces the stream

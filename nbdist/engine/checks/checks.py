@@ -17,6 +17,7 @@ from torch.utils.data import DistributedSampler
 from nbdist.engine.checks.at_end import Add, AtEnd
 from nbdist.engine.checks.fingerprints import fingerprints_by_name, replicated
 from nbdist.engine.checks.left_changed import LeftChanged
+from nbdist.engine.checks.means import Means
 from nbdist.engine.checks.splits import split_of
 from nbdist.engine.checks.unstepped import Unstepped
 from nbdist.engine.checks.use import Use
@@ -68,6 +69,7 @@ class RankChecks(Component):
         self._at_end = AtEnd(add)
         self._unstepped = Unstepped()
         self._changed = LeftChanged()
+        self._means = Means()
 
     def cell_began(self, start: CellStart) -> None:
         """Look whether an optimizer is forgotten, and what of the process is changed."""
@@ -93,7 +95,7 @@ class RankChecks(Component):
         self._steps.clear()
         self._numbers.clear()
         self._next = 0
-        self._epochs = Epochs()
+        self._epochs, self._means = Epochs(), Means()
         return ()
 
     def _report_changed(self, source: str) -> None:
@@ -151,7 +153,7 @@ class RankChecks(Component):
 
     def _report_uses(self, step: int, *, has_repeated: bool) -> None:
         reduced = tap.look_for_reductions(False)
-        of_all = self._scaling() | split_of(training.here.current_pass()[0])
+        of_all = self._scaling() | self._means.take() | split_of(training.here.current_pass()[0])
         for number, use in enumerate(self._uses):
             values = use.at_step_end(reduced)
             values |= {"optimizer": number, "same_epoch": has_repeated} | of_all
@@ -176,7 +178,8 @@ class RankChecks(Component):
         for use in self._uses:
             use.look(is_on=is_on)
 
-    def _backward_begins(self) -> None:
+    def _backward_begins(self, root: Any, gradient: Any) -> None:
+        self._means.backward_begins(root, gradient)
         for use in self._uses:
             use.backward_begins()
 

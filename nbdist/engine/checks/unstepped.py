@@ -9,6 +9,7 @@ import logging
 import re
 import weakref
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,7 +57,7 @@ class Unstepped:
         self._idle = []
         training.here.at_backward(self._first_begins, self._first_ends)
 
-    def _first_begins(self) -> None:
+    def _first_begins(self, *_: Any) -> None:
         known = step_state.here().steps
         for optimizer in torch_live.here.live(Optimizer):
             steps = known.get(optimizer)

@@ -56,7 +56,7 @@ class Hooks:
         self.on_step: dict[str, Callable[[int], None]] = {}
         self.on_new_optimizer: dict[str, Callable[[torch.optim.Optimizer], None]] = {}
         # A backward begins, or has ended; most of the time nobody asks.
-        self.on_backward: Callable[[], None] | None = None
+        self.on_backward: Callable[[Any, Any], None] | None = None
         self.on_backward_end: Callable[[], None] | None = None
         self._seen: WeakSet[torch.optim.Optimizer] = WeakSet()  # that have stepped in this cell
         self._newest: Callable[[], torch.optim.Optimizer | None] = _none  # the last one among them
@@ -224,6 +224,9 @@ class Hooks:
             if self._is_inside or (get_ident() != self._main and not is_mains()) or is_compiling():
                 return native(tensors, *args, **kwargs)
             self._backward_begins(tensors)
+            if self.on_backward is not None:
+                gradient = args[0] if args else kwargs.get("grad_tensors")
+                self._guard("gradients", self.on_backward, tensors, gradient)
             self._is_inside = True
             try:
                 return native(tensors, *args, **kwargs)
@@ -248,8 +251,6 @@ class Hooks:
                 self._break("loss", error)
         if began_ns:
             clock.add("hooks", thread_time_ns() - began_ns + clock.hook.ns)
-        if self.on_backward is not None:
-            self._guard("gradients", self.on_backward)
 
     def _backward_ends(self) -> None:
         began_ns = thread_time_ns() if clock.is_on else 0

@@ -63,10 +63,11 @@ class Training(Component):
             self._hooks.on_new_optimizer[name] = callback
 
     def at_backward(
-        self, begins: Callable[[], None] | None, ended: Callable[[], None] | None = None
+        self, begins: Callable[[Any, Any], None] | None, ended: Callable[[], None] | None = None
     ) -> None:
         """Call `begins` before each outermost backward, `ended` after it; None: stop. Main thread.
 
+        `begins` gets the backward's root and the gradient that it is called with, None for 1.
         Once one raises it is logged, and neither is called again in this cell.
         """
         if self._hooks is not None:

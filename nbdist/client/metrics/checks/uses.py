@@ -20,12 +20,14 @@ Values = Mapping[str, float]
 class Step:
     """What all ranks reported of one step, by rank: "use" rows of `engine/checks/use`.
 
-    `bytes` are those each rank sent in it, where its step's record has come.
+    `bytes` are those each rank sent in it, `samples` those that it had, where its step's record has
+    come, and tells.
     """
 
     number: int
     by_rank: Mapping[int, Values]
     bytes: Mapping[int, float] = field(default_factory=dict)
+    samples: Mapping[int, float] = field(default_factory=dict)
 
     def of(self, name: str) -> dict[int, float]:
         """Return one value of the ranks that reported it."""
@@ -67,7 +69,7 @@ class Uses(Watcher[Seen]):
         self._open: dict[tuple[float, int], dict[int, dict[str, float]]] = {}
         self._first: dict[float, Step] = {}
         self._steps: defaultdict[float, deque[Step]] = defaultdict(lambda: deque(maxlen=MOST_STEPS))
-        self._bytes: deque[tuple[int, int, float]] = deque(maxlen=64 * len(self._ranks))
+        self._records: deque[Record] = deque(maxlen=64 * len(self._ranks))  # of steps
         self._collectives: float | None = None
         self._rates: set[float] = set()
 
@@ -84,7 +86,7 @@ class Uses(Watcher[Seen]):
     def _take_step(self, record: Record) -> None:
         if "collectives" in record.values:
             self._collectives = (self._collectives or 0.0) + record.values["collectives"]
-        self._bytes.append((record.rank, record.step, record.values.get("bytes", 0.0)))
+        self._records.append(record)
 
     def _take_use(self, record: Record) -> Seen | None:
         number = record.values.get("optimizer", 0.0)
@@ -102,11 +104,14 @@ class Uses(Watcher[Seen]):
         steps = self._steps[number]
         steps.append(step)
         return Seen(
-            [replace(step, bytes=self._sent_in(step.number)) for step in steps],
+            [self._with_records(step) for step in steps],
             self._first.get(number),
             self._collectives,
             frozenset(self._rates),
         )
 
-    def _sent_in(self, step: int) -> dict[int, float]:
-        return {rank: sent for rank, number, sent in self._bytes if number == step}
+    def _with_records(self, step: Step) -> Step:
+        of_step = {one.rank: one.values for one in self._records if one.step == step.number}
+        sent = {rank: values.get("bytes", 0.0) for rank, values in of_step.items()}
+        had = {rank: values["samples"] for rank, values in of_step.items() if "samples" in values}
+        return replace(step, bytes=sent, samples=had)
