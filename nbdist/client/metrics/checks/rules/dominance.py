@@ -101,10 +101,10 @@ def _dominates(seen: LossesInARow) -> str:
             by_place.setdefault(place, []).append(rank)
     for place, (rank, *more) in by_place.items():  # of one place they share a loss
         others = [ranks[0] for at, ranks in by_place.items() if at[0] == place[0] and at != place]
-        if others:
-            usual = max(LEAST, median(seen.greatest.get(other, 0.0) for other in others))
-            if all(TIMES * usual <= sizes[rank] for sizes in seen.steps):
-                return _sentence(seen, [rank, *more], others)
+        usual = median(seen.greatest.get(other, 0.0) for other in others) if others else 0.0
+        # One of 0 all along is none: of a rank that takes part for the sake of the others.
+        if usual and all(TIMES * max(LEAST, usual) <= sizes[rank] for sizes in seen.steps):
+            return _sentence(seen, [rank, *more], others)
     return ""
 
 

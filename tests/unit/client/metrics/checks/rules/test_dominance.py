@@ -71,6 +71,10 @@ def test_near_zero_a_ratio_says_nothing() -> None:
     assert said(*[[1e-6, 0.5]] * 100) == ""
 
 
+def test_ranks_that_take_part_with_a_loss_of_0_are_not_compared() -> None:
+    assert said(*[[0.0, 500.0]] * 100) == ""
+
+
 def test_a_rank_whose_hard_samples_stay_as_they_were_is_not_said() -> None:
     # One sample of few is an outlier: all losses were that large when the training began.
     assert said(*[[40.0, 60.0]] * 5, *[[0.1, 50.0]] * 100) == ""
