@@ -164,3 +164,54 @@ def test_checks_lists_all_rules_and_shows_the_page_of_one(reader: Kernel) -> Non
     wrong = reader.run("%dist checks same-sample")
     assert wrong.error is not None
     assert "did you mean same-samples?" in wrong.error[1]
+
+
+CHANGED = "torch's default dtype is bfloat16, and was float32"
+MASKED = """
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 3)
+layout = nbdist.parallelize(model, "ddp")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(1 + rank)
+for step in range(12):
+    x, y = torch.randn(6, 4), torch.randint(3, (6,))
+    y[6 if rank else 2 :] = -100
+    layout.step(x, y, torch.nn.functional.cross_entropy{weight})
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_what_a_script_leaves_changed_is_said_though_a_cell_that_says_so_means_it(
+    reader: Kernel,
+) -> None:
+    (reader.folder / "to_half.py").write_text(
+        "import torch\ntorch.set_default_dtype(torch.bfloat16)\n"
+    )
+    assert CHANGED in reader.run("%dist run to_half.py --no-track").text
+    assert "default dtype" not in reader.cell("torch.set_default_dtype(torch.float32)").text
+
+
+def test_an_error_in_the_midst_of_a_librarys_function_leaves_its_dtype_and_that_is_said(
+    reader: Kernel,
+) -> None:
+    (reader.folder / "halves.py").write_text(
+        "import torch\n"
+        "def load():\n"
+        "    torch.set_default_dtype(torch.bfloat16)\n"
+        "    raise OSError('no weights')\n"
+    )
+    ran = reader.cell("import halves\nhalves.load()", "--no-track")
+    assert ran.error is not None
+    assert CHANGED in ran.text
+
+
+def test_a_masked_mean_is_weighed_by_what_is_kept_or_said_to_be_not(
+    example: nbdist.Session,
+) -> None:
+    example.run(MASKED.format(weight=""), track=False)
+    assert list(example.checks().found) == ["unequal-means"]
+    said = example.checks().found["unequal-means"]
+    assert "an element of rank 0 counts 3.00 times as much as one of rank 1." in said
+    example.run(MASKED.format(weight=", weight=(y != -100)"), track=False)
+    assert example.checks().found == {}
