@@ -1,0 +1,6 @@
+"""All models of the library, by name."""
+
+from tests.models.of_torch import TORCH
+from tests.models.of_transformers import TRANSFORMERS
+
+MODELS = TORCH | TRANSFORMERS
