@@ -299,6 +299,18 @@ for step in range(6):
     opt.step()
     opt.zero_grad()
 """,
+    "accumulation under zero1, whose optimizer sends weights": """
+model = net()
+layout = nbdist.parallelize(model, "zero1")
+opt = layout.optimizer(torch.optim.Adam, lr=0.01)
+parts = iter(nbdist.loader(dataset, global_batch=4))
+for step in range(6):
+    for part in layout.accumulate(2):
+        x, y = next(parts)
+        (F.cross_entropy(model(x), y) / 2).backward()
+    opt.step()
+    opt.zero_grad()
+""",
     "no_sync": """
 ddp = DDP(net())
 opt, parts = sgd(ddp), iter(nbdist.loader(dataset, global_batch=4))

@@ -178,7 +178,8 @@ def cells(one: Training) -> list[str]:
         case "goes on":
             return [made, loop, loop]
         case "evaluated":
-            return [f"{made}\n{loop}", _JUDGE.format(model="model")]
+            # Not the model as the last value: `Out` would keep it, and its layout, alive.
+            return [f"{made}\n{loop}", f"{_JUDGE.format(model='model')}\njudged"]
     return [f"{made}\n{loop}"]
 
 

@@ -65,6 +65,7 @@ class RankChecks(Component):
         self._next = 0  # the first step that this rank has yet to report
         self._is_looking = False  # at the step that runs
         self._scaled_before = 0  # losses that GradScalers had scaled when the step began
+        self._sent_before: float | None = None  # bytes, when the newest backward began
         self._epochs = Epochs()
         self._at_end = AtEnd(add)
         self._unstepped = Unstepped()
@@ -174,14 +175,24 @@ class RankChecks(Component):
         self._is_looking = is_on
         self._scaled_before = torch_hooks.count_of_scaled()
         tap.look_for_reductions(is_on)
-        training.here.at_backward(self._backward_begins if is_on else None)
+        if is_on:
+            training.here.at_backward(self._backward_begins, self._backward_ends)
+        else:
+            training.here.at_backward(None)
         for use in self._uses:
             use.look(is_on=is_on)
 
     def _backward_begins(self, root: Any, gradient: Any) -> None:
         self._means.backward_begins(root, gradient)
+        self._sent_before = tap.untaken_bytes()
         for use in self._uses:
             use.backward_begins()
+
+    def _backward_ends(self) -> None:
+        sent = tap.untaken_bytes()
+        if sent is not None and self._sent_before is not None:
+            for use in self._uses:
+                use.backward_ends(sent - self._sent_before)
 
 
 class Epochs:

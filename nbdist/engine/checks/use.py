@@ -52,6 +52,7 @@ class Use:
         self._fed: dict[str, float] = {}
         self._hooks: list[Any] = []
         self._summed = 0
+        self._sent: list[float] = []  # bytes, by each backward of the step
         self._has_come = False  # a gradient of the sample, since the optimizer stepped
         self._model = None if model is None else weakref.ref(model)
         self._sample: weakref.ref[Tensor] | None = None  # a trained parameter
@@ -124,6 +125,7 @@ class Use:
         self._take_out()
         self.is_looking, self._has_fed, self._summed, self._has_come = is_on, False, 0, False
         self._fed, self._stepped, self.is_unscaled = {}, None, False
+        self._sent = []
         optimizer = self._optimizer() if is_on else None
         self._used.watch(() if optimizer is None else _parameters(optimizer))
         if is_on:
@@ -132,6 +134,10 @@ class Use:
     def backward_begins(self) -> None:
         """A backward of an observed step begins: note whether old gradients are there still."""
         self._used.backward_begins()
+
+    def backward_ends(self, sent_bytes: float) -> None:
+        """A backward of an observed step has ended, in which this rank has put in so many bytes."""
+        self._sent.append(sent_bytes)
 
     def at_step_end(self, reduced: set[int]) -> dict[str, float]:
         """Return the observations of the step that has ended.
@@ -144,6 +150,8 @@ class Use:
             return {}
         values = dict(self._fed)
         values["sums"] = self._summed
+        if len(self._sent) > 1:
+            values["sent_again"] = sorted(self._sent)[-2]  # by the backward with the second most
         values |= self._still.report(optimizer, self._stepped or ())
         values |= self._schedules.report(optimizer)
         if self._stepped is not None:

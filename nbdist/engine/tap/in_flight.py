@@ -231,6 +231,11 @@ def _describe(launch: LaunchedCollective, for_ns: int, *, is_certain: bool) -> W
     )
 
 
+def untaken_bytes() -> float | None:
+    """Return the bytes put in since the last `take` or `take_counts`; None with the tap off."""
+    return None if state.level == "off" else float(state.bytes)
+
+
 def take_counts() -> tuple[float, float] | None:
     """Return the bytes put in and the collectives since the last call; None with the tap off.
 

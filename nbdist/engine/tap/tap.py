@@ -79,6 +79,7 @@ from nbdist.engine.tap.in_flight import (
     state,
     take,
     take_counts,
+    untaken_bytes,
     waited,
     waiting,
     was_let_go,
@@ -119,6 +120,7 @@ __all__ = [
     "tagged",
     "take",
     "take_counts",
+    "untaken_bytes",
     "waiting",
 ]
 

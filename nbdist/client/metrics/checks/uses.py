@@ -5,7 +5,7 @@ No rule decides on a single step where chance could make it look wrong.
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from nbdist.client.metrics.checks.rule import WatchedCell, Watcher
 from nbdist.shared.wire import Record
@@ -20,13 +20,11 @@ Values = Mapping[str, float]
 class Step:
     """What all ranks reported of one step, by rank: "use" rows of `engine/checks/use`.
 
-    `bytes` are those each rank sent in it, `samples` those that it had, where its step's record has
-    come, and tells.
+    `samples` are those that each rank had in it, where its step's record has come, and tells.
     """
 
     number: int
     by_rank: Mapping[int, Values]
-    bytes: Mapping[int, float] = field(default_factory=dict)
     samples: Mapping[int, float] = field(default_factory=dict)
 
     def of(self, name: str) -> dict[int, float]:
@@ -112,6 +110,5 @@ class Uses(Watcher[Seen]):
 
     def _with_records(self, step: Step) -> Step:
         of_step = {one.rank: one.values for one in self._records if one.step == step.number}
-        sent = {rank: values.get("bytes", 0.0) for rank, values in of_step.items()}
         had = {rank: values["samples"] for rank, values in of_step.items() if "samples" in values}
-        return replace(step, bytes=sent, samples=had)
+        return replace(step, samples=had)

@@ -56,10 +56,21 @@ def test_samples_of_ranks_that_share_no_shards_are_not_compared() -> None:
     assert UNEQUAL_SAMPLES_IN_GROUP.decide(seen({}, by_hand, by_hand)) == ""
 
 
+def summed(**more: float) -> Seen:
+    """Return two steps of three backwards, each of which adds to the gradients."""
+    told = {rank: {"sums": 2.0, "averaged_bytes": 8.0, **more} for rank in (0, 1)}
+    return Seen([Step(number, told) for number in (1, 2)])
+
+
+def test_no_sync_is_advised_where_two_backwards_of_a_step_send_all_gradients() -> None:
+    assert NEEDLESS_AVERAGING.decide(summed(sent_again=8.0))
+    assert NEEDLESS_AVERAGING.decide(summed(sent_again=2.0)) == ""  # of batch norm, or a loss
+    assert NEEDLESS_AVERAGING.decide(summed()) == ""  # not told: the tap is off
+
+
 def test_no_sync_is_advised_only_where_the_cell_has_one_optimizer() -> None:
     def twice(optimizers: float) -> Seen:
-        told = {r: {"sums": 2.0, "averaged_bytes": 8.0, "optimizers": optimizers} for r in (0, 1)}
-        return Seen([Step(number, told, {0: 24.0, 1: 24.0}) for number in (1, 2)])
+        return summed(sent_again=8.0, optimizers=optimizers)
 
     assert "Each of 3 backwards of a step averages all gradients" in NEEDLESS_AVERAGING.decide(
         twice(1.0)
