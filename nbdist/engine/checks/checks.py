@@ -61,6 +61,7 @@ class RankChecks(Component):
         self._add = add
         self._uses: list[Use] = []
         self._steps: dict[int, int] = {}  # of each layout, by its number in the cell
+        self._due: dict[int, int] = {}  # and the first of them that this rank has yet to report
         self._numbers: weakref.WeakKeyDictionary[Layout, int] = weakref.WeakKeyDictionary()
         self._next = 0  # the first step that this rank has yet to report
         self._is_looking = False  # at the step that runs
@@ -94,6 +95,7 @@ class RankChecks(Component):
             use.end()
         self._uses.clear()
         self._steps.clear()
+        self._due.clear()
         self._numbers.clear()
         self._next = 0
         self._epochs, self._means = Epochs(), Means()
@@ -116,8 +118,9 @@ class RankChecks(Component):
             self._add("use", 0, values | {"optimizer": float(len(self._uses))})
         self._uses.append(use)
         if use.layout is not None:
-            self._numbers.setdefault(use.layout, len(self._steps))
-            self._steps.setdefault(self._numbers[use.layout], 0)
+            use.number = self._numbers.setdefault(use.layout, len(self._steps))
+            self._steps.setdefault(use.number, 0)
+            self._due.setdefault(use.number, 1)
 
     def step_ended(self, step: int) -> None:
         """Report this rank's state and work, if the step is due.
@@ -139,18 +142,25 @@ class RankChecks(Component):
             self._look(is_on=is_on)
 
     def _report_replicas(self) -> None:
-        # Once each, where several optimizers train one model.
-        stepped = dict.fromkeys(use.layout for use in self._uses if use.take_stepped())
-        for layout in stepped:
-            if layout is None:
-                continue
-            number = self._numbers[layout]
-            self._steps[number] += 1
-            if is_due(self._steps[number]):
-                prefix = f"{number}:" if number else ""
-                held = [(prefix + n, t) for n, t in replicated(layout) if t.numel()]
-                if held:
-                    self._add("alike", self._steps[number], fingerprints_by_name(held))
+        # At each step, with torch's work in the caches: a call more would cost microseconds.
+        counted: tuple[int, ...] = ()
+        for use in self._uses:
+            if use.has_stepped:
+                use.has_stepped, number = False, use.number
+                if number not in counted:  # once each, where several optimizers train one model
+                    counted += (number,)
+                    self._steps[number] += 1
+                    if self._steps[number] == self._due[number]:
+                        self._report_replica(use.layout, number)
+
+    def _report_replica(self, layout: Layout | None, number: int) -> None:
+        step = self._steps[number]
+        self._due[number] = next_due(step)
+        if layout is not None:
+            prefix = f"{number}:" if number else ""
+            held = [(prefix + n, t) for n, t in replicated(layout) if t.numel()]
+            if held:
+                self._add("alike", step, fingerprints_by_name(held))
 
     def _report_uses(self, step: int, *, has_repeated: bool) -> None:
         reduced = tap.look_for_reductions(False)

@@ -62,7 +62,8 @@ class Use:
             if isinstance(spread, Layout)
             else None
         )
-        self._has_stepped = False
+        self.has_stepped = False  # one with a layout has, since this was reset
+        self.number = 0  # of its layout in the cell
         self.is_looking = False  # in the step that runs
         self._has_fed = False
         self._modes: Modes | None = None
@@ -114,11 +115,6 @@ class Use:
         optimizer = self._optimizer()
         weights = None if optimizer is None else first_weights.weights_of(_parameters(optimizer))
         return self._place_by_hand() | ({} if weights is None else {"weights": weights})
-
-    def take_stepped(self) -> bool:
-        """Return whether the optimizer of a layout has stepped since the last call."""
-        stepped, self._has_stepped = self._has_stepped, False
-        return stepped
 
     def look(self, *, is_on: bool) -> None:
         """Observe, or do not observe, the step that begins."""
@@ -251,7 +247,7 @@ class _Stepped:
     def __call__(self, *_: Any) -> None:
         use = self._use()
         if use is not None:
-            use._has_stepped = True
+            use.has_stepped = True
 
 
 def _weakly(method: "weakref.WeakMethod[Any]") -> Any:
