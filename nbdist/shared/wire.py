@@ -24,6 +24,8 @@ CELL_KEY = "nbdist"  # where a cell's message carries its CellStart, and the rep
 PUBLISHED = "published"  # a fact: models that the cell has published, as JSON
 # A fact: what was changed by hand, as JSON of a list of the fields of `metrics/changes.Change`.
 CHANGES = "changes"
+LEFT_OUT = "left_out"  # as it is logged at a step that a guard leaves out: how many by then
+MOST_LEFT_OUT = 4  # of these steps, the newest: what a rank keeps to look into
 CONTINUES = (
     "continues"  # a fact of a cell that is run again: it trains on what is there, or restored
 )

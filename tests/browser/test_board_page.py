@@ -360,7 +360,7 @@ def test_what_is_logged_without_steps_is_counted(opened: Open) -> None:
 def test_what_was_changed_by_hand_stands_at_its_step(opened: Open) -> None:
     board = opened(training(2, 41))
     words = board.ask("page.words")
-    board.tell("words", words=words | {"changes": [[21, "lr 0.1 -> 0.01"]]})
+    board.tell("words", words=words | {"marks": [[21, "lr 0.1 -> 0.01"]]})
     board.point_at("loss", 0.5)
     tip = board.page.locator("figure .nb-tip:visible").inner_text()
     assert tip.splitlines()[0] == "step 21, lr 0.1 -> 0.01"

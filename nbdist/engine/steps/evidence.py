@@ -23,10 +23,10 @@ from torch.nn.parallel import DistributedDataParallel
 from nbdist.engine.compat.torch_hooks import local_part
 from nbdist.engine.steps import step_state
 from nbdist.engine.steps.forwards import Forward, Forwards, GivenBatch, bytes_of
+from nbdist.shared.wire import MOST_LEFT_OUT
 
 Optimizer = torch.optim.Optimizer
 
-MOST_STEPS: Final = 4  # the newest ones
 INPUT_BYTES: Final = 256 << 20  # of the inputs of all of them
 WEIGHT_BYTES: Final = 256 << 20  # of the weights of the newest, in the host's memory
 
@@ -205,7 +205,7 @@ class Evidence:
 def _within_bounds(steps: list[LeftOutStep]) -> list[LeftOutStep]:
     """Return the newest steps of the newest cell; older ones without what is beyond the bounds."""
     newest = steps[-1]
-    kept = [one for one in steps if one.cell == newest.cell][-MOST_STEPS:]
+    kept = [one for one in steps if one.cell == newest.cell][-MOST_LEFT_OUT:]
     forwards: list[Forward] = []
     for one in reversed(kept):
         if one.weights is not newest.weights:

@@ -14,7 +14,7 @@ Threads: hooks run on the one that steps; all else on the main one.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
@@ -31,11 +31,10 @@ from nbdist.engine.kernel.cost_clock import clocked
 from nbdist.engine.steps import step_state
 from nbdist.engine.steps.evidence import Evidence
 from nbdist.shared.errors import UsageError
-from nbdist.shared.wire import CellStart
+from nbdist.shared.wire import LEFT_OUT, CellStart
 
 Optimizer = torch.optim.Optimizer
 
-LEFT_OUT: Final = "left_out"  # as it is logged: how many steps of the cell by then
 _MOST_NAMED = 10
 _LOOK = "%dist replay names the rank, the module and the sample."
 

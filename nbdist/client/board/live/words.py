@@ -62,7 +62,7 @@ def words_of(scene: "Scene", progress: str) -> dict[str, Any]:
         "own": _own(scene),
         "links": _links(scene),
         "line": _line(scene),
-        "changes": [list(change) for change in scene.changes],
+        "marks": [list(mark) for mark in scene.marks],
     }
 
 

@@ -14,9 +14,10 @@ from nbdist.client.board.scene import devices
 from nbdist.client.board.scene.part_history import parts_over_steps
 from nbdist.client.board.scene.scene import ALL, Curve, Epoch, Panel, Row, Scene
 from nbdist.client.metrics.analysis.values import Analysis
+from nbdist.client.metrics.left_out import left_out_steps
 from nbdist.client.metrics.recent import RecentSteps, losses, percent, recent_steps
 from nbdist.client.metrics.telemetry import CellInfo
-from nbdist.shared.wire import DEVICE_KEYS, STEP_KEYS
+from nbdist.shared.wire import DEVICE_KEYS, LEFT_OUT, STEP_KEYS
 
 if TYPE_CHECKING:
     from nbdist.client.metrics.telemetry import Series, Telemetry
@@ -67,10 +68,17 @@ def look(
             ),
             "",
         ),
-        changes=tuple((c.step, f"{c.name} {c.old} -> {c.new}") for c in telemetry.changes),
+        marks=_marks(telemetry),
         history=parts_over_steps(telemetry.series) if histories else (),
         idle_s=time.monotonic() - telemetry.trained_s if telemetry.trained_s else 0.0,
     )
+
+
+def _marks(telemetry: "Telemetry") -> tuple[tuple[int, str], ...]:
+    """Return what was changed by hand and which steps were left out, in the order of the steps."""
+    changed = [(c.step, f"{c.name} {c.old} -> {c.new}") for c in telemetry.changes]
+    left_out = [(step, "left out") for step in left_out_steps(telemetry.series(LEFT_OUT))]
+    return tuple(sorted([*changed, *left_out], key=lambda mark: mark[0]))
 
 
 def _epoch(latest: Mapping[int, Mapping[str, float]]) -> Epoch | None:

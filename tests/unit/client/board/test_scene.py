@@ -1,3 +1,4 @@
+import json
 import math
 from dataclasses import replace
 
@@ -9,6 +10,15 @@ from nbdist.client.board.scene.scene import Epoch
 from nbdist.client.metrics.telemetry import IDLE_S, Telemetry
 from nbdist.shared.wire import Batch, Record
 from tests.unit.client.board.board_data import analysis_of, cell_info, steps_of, training
+
+
+def test_a_step_that_was_left_out_is_marked_among_changes() -> None:
+    telemetry = training(2, 40)
+    change = json.dumps([[21, "lr", "0.1", "0.01", 0.01]])
+    for rank in range(2):
+        counted = Record(rank, 40, "log", 30, 0, {"left_out": 1.0})
+        telemetry.receive(Batch(rank, (counted,), facts={"changes": change}))
+    assert look(telemetry, cell_info(2)).marks == ((21, "lr 0.1 -> 0.01"), (30, "left out"))
 
 
 def logged(ranks: int, rows: int, **values: float) -> Telemetry:

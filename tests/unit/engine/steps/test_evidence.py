@@ -16,7 +16,7 @@ from nbdist.engine.steps import evidence, forwards
 from nbdist.engine.steps.evidence import norms_by_module
 from nbdist.engine.steps.forwards import Forwards, GivenBatch
 from nbdist.engine.steps.guard import Guard
-from nbdist.shared.wire import CellStart
+from nbdist.shared.wire import MOST_LEFT_OUT, CellStart
 
 ENDED = EndedCell(1, "", has_succeeded=True)
 
@@ -97,10 +97,10 @@ def test_steps_of_another_cell_take_the_place_of_those_before(trained: Trained) 
 def test_the_newest_steps_are_kept_and_share_weights_that_have_not_changed(
     trained: Trained,
 ) -> None:
-    for _ in range(evidence.MOST_STEPS + 2):
+    for _ in range(MOST_LEFT_OUT + 2):
         trained.step(bad())
     kept = trained.guard.evidence.steps
-    assert len(kept) == evidence.MOST_STEPS
+    assert len(kept) == MOST_LEFT_OUT
     assert len({id(one.weights) for one in kept}) == 1
     trained.step(torch.ones(3, 4))
     trained.step(bad())

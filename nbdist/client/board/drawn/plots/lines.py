@@ -29,6 +29,7 @@ from nbdist.shared.text import figure, name_ranks
 
 FAINT_LINES = 2  # up to so many ranks show every value behind their mean; more would be mud
 MOST_PEAKS = 20  # triangles of one rank in one plot
+MARK_ROWS = 4
 
 
 class LinePlot:
@@ -58,7 +59,7 @@ class LinePlot:
         if with_mean:
             put(axes, [self._mean()])
         if panel.by == "step":
-            put(axes, [artist for change in scene.changes for artist in self._change(*change)])
+            put(axes, [a for i, mark in enumerate(scene.marks) for a in self._mark(i, *mark)])
 
     def _set_axes(self, panel: Panel, x: tuple[float, float], end: str) -> None:
         axes, color = self._axes, self._theme.text
@@ -70,14 +71,15 @@ class LinePlot:
         # A second title has the first one's baseline.
         axes.set_title(end, loc="right", fontsize=TEXT_PT, color=color, pad=8)
 
-    def _change(self, step: int, words: str) -> list[Artist]:
-        """Return where a value was changed by hand, and which."""
+    def _mark(self, place: int, step: int, words: str) -> list[Artist]:
+        """Return a rule at a step, and what was there; neighbours' words stand below each other."""
+        top = 0.97 - 0.09 * (place % MARK_ROWS)
         whole = self._axes.get_xaxis_transform()
         rule = Line2D(
             [step, step], [0, 1], color=self._theme.text, linewidth=0.9, linestyle=(0, (4, 3)),
             transform=whole,
         )  # fmt: skip
-        return [rule, note(step, 0.97, f" {words}", self._theme, va="top", transform=whole)]
+        return [rule, note(step, top, f" {words}", self._theme, va="top", transform=whole)]
 
     def _style(self, rank: int) -> tuple[str, tuple[float, ...]]:
         place = self._order.get(rank)

@@ -238,8 +238,8 @@ class BoardPage {
     return { color, dashes, name: `rank ${rank}` };
   }
 
-  get changes() {
-    return this.words.changes ?? [];
+  get marks() {
+    return this.words.marks ?? [];
   }
 
   steps() {

@@ -14,7 +14,7 @@ import { firstFrom, nearest } from "./lines.js";
  * @property {(range: [number, number] | null) => void} zoomTo
  * @property {(rank: number) => {color: string, dashes: number[], name: string}} styleOf
  * @property {() => [number, number] | null} steps
- * @property {[number, string][]} changes Made by hand: after which step, and in words.
+ * @property {[number, string][]} marks Steps, and in words what was there.
  */
 /**
  * @typedef {object} Subject
@@ -229,7 +229,7 @@ export class Plot {
     }
     if (mean) stroke(context, mean, scale, range, ink, [], 1, 2.4);
     for (const [rank, line] of shown) this.#markPeaks(context, scale, range, rank, line);
-    if (this.subject.isOverSteps) this.#drawChanges(context, scale, ink);
+    if (this.subject.isOverSteps) this.#drawMarks(context, scale, ink);
     this.#drawPointer(context, scale, ink);
     context.restore();
     this.#tell(scale, width);
@@ -306,12 +306,13 @@ export class Plot {
   }
 
   /** @param {CanvasRenderingContext2D} context @param {Scale} scale @param {string} ink */
-  #drawChanges(context, scale, ink) {
-    for (const [step, words] of this.sheet.changes) {
+  #drawMarks(context, scale, ink) {
+    for (const [place, [step, words]] of this.sheet.marks.entries()) {
       const x = scale.x(step);
       context.setLineDash([3, 3]);
       rule(context, x, 0, x, this.height - PAD.bottom, ink, 0.8);
-      write(context, words, x + 4, PAD.top + 6, ink, "left");
+      // Those of neighbours stand below each other.
+      write(context, words, x + 4, PAD.top + 6 + 14 * (place % 4), ink, "left");
     }
   }
 
@@ -347,8 +348,8 @@ export class Plot {
     const written = this.subject.write ?? ((/** @type {number} */ y) => `${figure(y)} ${unit}`.trim());
     const range = /** @type {[number, number]} */ (this.range);
     const at = this.at ?? range[1];
-    const changed = isOverSteps ? this.sheet.changes.filter(([step]) => step === at) : [];
-    const head = [isOverSteps ? `step ${whole(at)}` : `${figure(at)} s`, ...changed.map(([, words]) => words)].join(", ");
+    const marked = isOverSteps ? this.sheet.marks.filter(([step]) => step === at) : [];
+    const head = [isOverSteps ? `step ${whole(at)}` : `${figure(at)} s`, ...marked.map(([, words]) => words)].join(", ");
     const said = values.map(({ rank, y }) => `${this.sheet.styleOf(rank).name} ${written(y)}`);
     this.canvas.setAttribute("aria-valuemin", String(range[0]));
     this.canvas.setAttribute("aria-valuemax", String(range[1]));

@@ -41,9 +41,9 @@ def test_every_word_and_table_is_the_same_however_long_the_training_was(
         assert after.caption(name) == before.caption(name)
 
 
-def test_what_was_changed_by_hand_is_kept() -> None:
-    scene = replace(finished(2, 20), changes=((7, "lr 0.1 -> 0.01"),))
-    assert kept(scene).changes == ((7, "lr 0.1 -> 0.01"),)
+def test_marks_of_steps_are_kept() -> None:
+    scene = replace(finished(2, 20), marks=((7, "lr 0.1 -> 0.01"),))
+    assert kept(scene).marks == ((7, "lr 0.1 -> 0.01"),)
 
 
 def test_the_pictures_of_a_short_training_are_the_same_to_the_pixel() -> None:

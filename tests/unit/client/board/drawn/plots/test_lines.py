@@ -45,10 +45,20 @@ def test_a_mean_follows_a_slope_beyond_the_axis_and_no_single_spike() -> None:
 
 def test_what_was_changed_by_hand_is_marked_at_its_step() -> None:
     scene = replace(
-        look(training(2, 40), cell_info(2)), changes=((21, "lr 0.1 -> 0.01"),), outcome="finished"
+        look(training(2, 40), cell_info(2)), marks=((21, "lr 0.1 -> 0.01"),), outcome="finished"
     )
 
     loss = compose(scene, theme_named("auto"), name="loss").figure.axes[0]
 
     assert " lr 0.1 -> 0.01" in [text.get_text() for text in loss.texts]
     assert [21, 21] in [np.asarray(line.get_xdata()).tolist() for line in loss.lines]
+
+
+def test_words_of_marks_beside_each_other_do_not_overlap() -> None:
+    marks = tuple((step, "left out") for step in range(20, 24))
+    scene = replace(look(training(2, 40), cell_info(2)), marks=marks, outcome="finished")
+
+    loss = compose(scene, theme_named("auto"), name="loss").figure.axes[0]
+
+    heights = [text.get_position()[1] for text in loss.texts if text.get_text() == " left out"]
+    assert len(set(heights)) == len(marks)
