@@ -111,6 +111,10 @@ def sanitize(text: str) -> str:
             '<div>x</div><details class="nbdist-numbers"><td>0.3</td>\n</details> y',
             "<div>x</div> y",
         ),
+        (
+            "  rank 0 (loss 0.2511): every output; rank 1 (loss nan): 0 (Log)",
+            "  rank 0 (loss NUMBER): every output; rank 1 (loss nan): 0 (Log)",
+        ),
     ],
 )
 def test_the_sanitizer_hides_what_differs_between_runs_and_nothing_else(
