@@ -95,6 +95,40 @@ for step in range(1, 4):
     optimizer.step()
     optimizer.zero_grad()
 """
+# Of 256.1 and 256 bfloat16 knows no difference: where `Gap` computes in it, it divides by zero.
+# A logarithm of `bad` negative rows is not a number in any precision.
+LOW = """
+class Gap(torch.nn.Module):
+    def forward(self, x):
+        return x / ((x * 0 + 256.1) - 256)
+class Log(torch.nn.Module):
+    def forward(self, x):
+        return x.log()
+torch.manual_seed(0)
+wide = [torch.nn.Linear(8, 16), torch.nn.Linear(16, 8), torch.nn.BatchNorm1d(8)]
+model = torch.nn.Sequential(Log(), torch.nn.Sequential(*wide, Gap()), torch.nn.Linear(8, 4))
+dtype = torch.bfloat16 if how == "weights" else torch.float32
+example = torch.ones(2, 8, dtype=dtype)
+cut = nbdist.TensorParallel(example=example, plan={"1.0": "column", "1.1": "row"})
+more = [cut] if text == "tp=2" else []
+if how == "policy":
+    more.append(nbdist.Precision("bf16"))
+model = model.to(dtype)
+layout = nbdist.parallelize(model, text, *more)
+optimizer = layout.optimizer(torch.optim.SGD, lr=0.1)
+x = torch.rand(4, 8) + 0.5
+if rank == bad:
+    x[2, 0] = -1.0
+x = x.to(dtype)
+with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+    loss = model(x).float().square().mean()
+loss.backward()
+optimizer.step()
+"""
+HELD = """
+held = [*model.parameters(), *model.buffers()]
+str([[str(t.dtype), getattr(t, "_local_tensor", t).detach().tolist()] for t in held])
+"""
 LAYOUTS = ["ddp", "zero3", "tp=2"]
 
 
@@ -213,3 +247,63 @@ def test_without_evidence_it_is_refused_in_words(notebook: Kernel) -> None:
     other = notebook.run("%dist replay 3")
     assert other.error is not None
     assert "Step 3 is not kept" in other.error[1]
+
+
+LOW_PRECISIONS = [
+    ("ddp", "policy"),
+    ("ddp", "autocast"),
+    ("ddp", "weights"),
+    ("zero3", "autocast"),
+    ("tp=2", "policy"),
+    ("tp=2", "weights"),
+]
+
+
+def in_float32(session: Session, text: str, how: str, bad: int = -1) -> Replayed:
+    params = {"text": text, "how": how, "bad": bad}
+    session.run(LOW, params=params, guard=True, timeout_s=2 * LONGEST_S)
+    return session.replay(fp32=True)
+
+
+@pytest.mark.parametrize(("text", "how"), LOW_PRECISIONS)
+def test_what_bfloat16_has_rounded_away_is_finite_in_float32(
+    session: Session, text: str, how: str
+) -> None:
+    found = in_float32(session, text, how)
+    assert {str(module) for module in modules(found).values()} == {"1.3 (Gap)"}
+    assert "In float32 every output is finite: it is the range or the rounding of bfloat16." in str(
+        found
+    )
+    before = run(session, HELD).value_list
+    session.replay(fp32=True)
+    assert run(session, HELD).value_list == before
+
+
+def test_what_float32_cannot_hold_either_is_told_with_the_rank_and_the_sample(
+    session: Session,
+) -> None:
+    found = in_float32(session, "ddp", "autocast", bad=1)
+    said = str(found).splitlines()
+    assert "In float32 it is not finite on rank 1 either:" in said
+    assert "In float32 every output on rank 0 is finite." in said
+    again = found.ranks[1].float32
+    assert again is not None
+    assert (str(again[0].module), again[0].rows) == ("0 (Log)", (2,))
+
+
+def test_a_forward_of_float32_is_said_to_be_one(session: Session) -> None:
+    found = in_float32(session, "ddp", "nothing", bad=1)
+    assert "In float32: nothing of its forward is of a lower precision" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [("policy", "gathers its weights in bfloat16"), ("weights", "are bfloat16 themselves")],
+)
+def test_units_that_compute_in_a_lower_precision_cannot_run_in_float32(
+    session: Session, how: str, why: str
+) -> None:
+    with pytest.raises(nbdist.UsageError, match="cannot run in float32 on ranks 0-1") as error:
+        in_float32(session, "zero3", how)
+    assert why in error.value.why
+    assert {str(module) for module in modules(session.replay()).values()} == {"1.3 (Gap)"}

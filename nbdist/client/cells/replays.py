@@ -116,6 +116,8 @@ class RankReplay:
         forwards: Those of the step: several where micro-batches are accumulated.
         why_not: Why they did not run again; "" where they did, or another rank is the reason.
         unkept: Forwards beyond what is kept.
+        float32: What they gave in float32; None where that was not asked for.
+        instead_of: The lower precisions of these forwards, such as `bfloat16`.
     """
 
     loss: float | None
@@ -125,6 +127,8 @@ class RankReplay:
     forwards: tuple[ReplayedForward, ...]
     why_not: str
     unkept: int
+    float32: tuple[ReplayedForward, ...] | None = None
+    instead_of: tuple[str, ...] = ()
 
     @property
     def bad_gradients(self) -> tuple[str, ...]:
@@ -170,13 +174,15 @@ class Replayed:
                 tuple(map(ReplayedForward.of, mine["forwards"])),
                 mine["why_not"],
                 mine["unkept"],
+                *_in_float32(mine.get("float32")),
             )
             for rank, mine in found.items()
         }
         return cls(one["step"], ranks, one["ran"], one["has_weights"])
 
     def __str__(self) -> str:
-        return "\n".join([self._title, *self._forwards(), *self._gradients(), *self._batches()])
+        said = [*self._forwards(), *self._float32(), *self._gradients(), *self._batches()]
+        return "\n".join([self._title, *said])
 
     def __repr__(self) -> str:
         return str(self)
@@ -197,15 +203,10 @@ class Replayed:
             return
         for rank, one in self.ranks.items():
             loss = "" if one.loss is None else f" (loss {one.loss:.4g})"
-            many = len(one.forwards) > 1
-            for number, forward in enumerate(one.forwards, 1):
-                which = f", forward {number} of {len(one.forwards)}" if many else ""
-                yield f"  rank {rank}{which}{loss}: {'; '.join(forward.sentences())}"
+            yield from _each(rank, one.forwards, loss)
             if one.unkept:
                 yield f"  rank {rank}: {counted(one.unkept, 'forward')} more that it did not keep"
-        if all(
-            not f.is_input and f.module is None for r in self.ranks.values() for f in r.forwards
-        ):
+        if all(map(_is_finite, (f for r in self.ranks.values() for f in r.forwards))):
             yield f"  {self._elsewhere}"
 
     @property
@@ -216,6 +217,32 @@ class Replayed:
         if not self.has_weights:
             return "So it is the loss or the backward, or these weights no longer show it."
         return "So it is the loss, or the backward."
+
+    def _float32(self) -> Iterable[str]:
+        """Say whether it is the precision that has made it so."""
+        again = {rank: one.float32 for rank, one in self.ranks.items() if one.float32 is not None}
+        if not again:
+            return
+        low = sorted({name for one in self.ranks.values() for name in one.instead_of})
+        if not low:
+            yield "In float32: nothing of its forward is of a lower precision, so it is the same."
+            return
+        was_bad = [r for r, one in self.ranks.items() if not all(map(_is_finite, one.forwards))]
+        bad = [rank for rank, forwards in again.items() if not all(map(_is_finite, forwards))]
+        if bad:
+            either = " either" if set(bad) <= set(was_bad) else ""
+            yield f"In float32 it is not finite on {name_ranks(bad)}{either}:"
+            for rank in bad:
+                yield from _each(rank, again[rank])
+            if mended := [rank for rank in was_bad if rank not in bad]:
+                yield f"In float32 every output on {name_ranks(mended)} is finite."
+        elif was_bad:
+            yield (
+                f"In float32 every output is finite: it is the range or the rounding of "
+                f"{' and '.join(low)}."
+            )
+        else:
+            yield "In float32 every output is finite, too."
 
     def _gradients(self) -> Iterable[str]:
         found = {
@@ -243,6 +270,24 @@ class Replayed:
                         f"Newest batch of the loader on {name_ranks(ranks)}: positions "
                         f"{positions.start}-{positions.stop - 1} of epoch {epoch}{names}."
                     )
+
+
+def _in_float32(
+    said: Mapping[str, Any] | None,
+) -> tuple[tuple[ReplayedForward, ...] | None, tuple[str, ...]]:
+    if said is None:
+        return None, ()
+    return tuple(map(ReplayedForward.of, said["forwards"])), tuple(said["instead_of"])
+
+
+def _is_finite(forward: ReplayedForward) -> bool:
+    return forward.module is None and not forward.is_input
+
+
+def _each(rank: int, forwards: Sequence[ReplayedForward], loss: str = "") -> Iterable[str]:
+    for number, forward in enumerate(forwards, 1):
+        which = f", forward {number} of {len(forwards)}" if len(forwards) > 1 else ""
+        yield f"  rank {rank}{which}{loss}: {'; '.join(forward.sentences())}"
 
 
 def _by_value(values: Mapping[int, Any]) -> list[tuple[Any, list[int]]]:

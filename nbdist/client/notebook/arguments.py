@@ -143,6 +143,9 @@ def dist_parser(own: type = NoOptions) -> argparse.ArgumentParser:
     made["replay"].add_argument(
         "step", nargs="?", type=int, metavar="STEP", help="its number; by default the newest"
     )
+    made["replay"].add_argument(
+        "--fp32", action="store_true", help="in float32, too: is it the precision?"
+    )
     made["scale"].add_argument("n", type=int, metavar="N", help="number of ranks")
     made["runs"].add_argument(
         "chosen",

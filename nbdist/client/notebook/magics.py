@@ -279,7 +279,7 @@ class NBDist(Magics):
     def _replay(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current
 
-        print(current().replay(asked.step))
+        print(current().replay(asked.step, fp32=asked.fp32))
 
     def _chaos(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current

@@ -448,7 +448,7 @@ class Session:
         answer = self._of_layout("layout.verify", handle=handle)
         return answer["ok"], answer["text"]
 
-    def replay(self, step: int | None = None) -> Replayed:
+    def replay(self, step: int | None = None, *, fp32: bool = False) -> Replayed:
         """Look into a step that `--guard` or `skip_nonfinite` has left out; changes nothing.
 
         Its forward runs again on all ranks that have left it out, with its batch, the random
@@ -456,20 +456,22 @@ class Session:
 
         Args:
             step: Its number in the cell; None takes the newest that was left out.
+            fp32: Run it in float32, too: weights, buffers and inputs cast, autocast off.
 
         Returns:
             Which gradients are not finite by rank and module, the first module whose output is
             not, and for which samples; printed, in sentences.
 
         Raises:
-            UsageError: No such step is kept; the text says which are.
+            UsageError: No such step is kept, the text says which are; or weights are spread in a
+                way in which they cannot be float32.
         """
         if step is not None and not is_whole(step):
             raise UsageError(f"step is the number of a step, not {step!r}.")
         self._require_usable()
         everyone = tuple(range(self.world_size))
         with self._alone():
-            found = self._attempts.call("checks.replay", everyone, step=step)
+            found = self._attempts.call("checks.replay", everyone, step=step, fp32=fp32)
         return Replayed.of({rank: found[rank].value for rank in found})
 
     def explained_bytes(self) -> tuple[str, float]:

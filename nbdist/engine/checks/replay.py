@@ -7,7 +7,8 @@ they were (`layout/verify/restore`), and nothing is counted as a step.
 Main thread, in a cell on all ranks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,13 +19,15 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from nbdist.engine.checks import first_bad
 from nbdist.engine.checks.first_bad import bad_rows, is_finite
+from nbdist.engine.checks.in_float32 import forward_in_float32, in_float32, names_of
+from nbdist.engine.checks.in_float32 import why_not as why_not_float32
 from nbdist.engine.layout.plan.inputs import samples_in
 from nbdist.engine.layout.verify.restore import unharmed
 from nbdist.engine.steps import guard
 from nbdist.engine.steps.evidence import INPUT_BYTES, LeftOutStep
 from nbdist.engine.steps.forwards import Forward, in_modes, tensors_in
 from nbdist.shared.errors import UsageError
-from nbdist.shared.text import begin_with_ranks, name_bytes
+from nbdist.shared.text import begin_with_ranks, name_bytes, name_ranks
 
 # In an answer, which has a bounded size: samples of each forward, and modules of either kind.
 MOST_NAMED: Final = 16
@@ -43,6 +46,7 @@ class KeptStep:
         forwards: How many of its forwards can run again.
         why_not: Why none can; "" where they can.
         has_weights: Whether its weights are kept.
+        why_not_float32: Why its forwards cannot run in float32; "" where they can.
     """
 
     cell: int
@@ -51,6 +55,7 @@ class KeptStep:
     forwards: int = 0
     why_not: str = ""
     has_weights: bool = False
+    why_not_float32: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,33 +77,37 @@ class Choice:
     has_weights: bool
 
 
-def replay(step: int | None, names: dict[str, Any]) -> dict[str, Any]:
+def replay(step: int | None, fp32: bool, names: dict[str, Any]) -> dict[str, Any]:
     """Return what this rank finds in a step that was left out; `{}` where it did not.
 
     Or `{"error": (what, why, do)}`, the same on all ranks. Collective.
 
     Args:
         step: Its number in the cell; None takes the newest.
+        fp32: Run its forward in float32, too.
         names: The namespace of the rank's cells.
     """
     kept = guard.here.evidence.steps
     everyone: list[list[KeptStep]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, [_said(one) for one in kept])
     try:
-        choice = choose(everyone, step)
+        choice = choose(everyone, step, fp32=fp32)
     except UsageError as error:
         return {"error": [error.what, error.why, error.do]}
     mine = [one for one in kept if (one.cell, one.step) == (choice.cell, choice.step)]
     if dist.get_rank() not in choice.ranks:
         return {}
-    return _look(mine[-1], choice)
+    return _look(mine[-1], choice, fp32=fp32)
 
 
-def choose(everyone: Sequence[Sequence[KeptStep]], step: int | None) -> Choice:
+def choose(
+    everyone: Sequence[Sequence[KeptStep]], step: int | None, *, fp32: bool = False
+) -> Choice:
     """Return which step to look into, by what all ranks have kept.
 
     Raises:
-        UsageError: There is none, or ranks that left it out have it no more.
+        UsageError: There is none, ranks that left it out have it no more, or it cannot run in
+            float32 and is to.
     """
     newest = max((one.cell for kept in everyone for one in kept), default=0)
     found = [{one.step: one for one in kept if one.cell == newest} for kept in everyone]
@@ -129,6 +138,13 @@ def choose(everyone: Sequence[Sequence[KeptStep]], step: int | None) -> Choice:
     counts = {one.forwards for one in by_rank.values()}
     if not why_not and len(counts) > 1 and any(one.is_of_all for one in by_rank.values()):
         why_not = dict.fromkeys(by_rank, "ranks have made, or kept, other numbers of forwards")
+    refused = {rank: one.why_not_float32 for rank, one in by_rank.items() if one.why_not_float32}
+    if fp32 and refused:
+        raise UsageError(
+            f"The forward of step {step} cannot run in float32 on {name_ranks(refused)}.",
+            why=next(iter(refused.values())),
+            do=f"%dist replay {step} runs it as it was",
+        )
     has_weights = all(one.has_weights for one in by_rank.values())
     return Choice(newest, step, tuple(by_rank), why_not, has_weights)
 
@@ -137,7 +153,9 @@ def _said(kept: LeftOutStep) -> KeptStep:
     model = kept.model()
     fits = kept.weights is not None and model is not None and kept.weights.fit(model)
     why_not = _why_not(kept, model)
-    return KeptStep(kept.cell, kept.step, kept.is_of_all, len(kept.forwards), why_not, fits)
+    refused = "" if why_not or model is None else why_not_float32(model)
+    count = len(kept.forwards)
+    return KeptStep(kept.cell, kept.step, kept.is_of_all, count, why_not, fits, refused)
 
 
 def _why_not(kept: LeftOutStep, model: nn.Module | None) -> str:
@@ -160,7 +178,7 @@ def _why_not(kept: LeftOutStep, model: nn.Module | None) -> str:
     return ""
 
 
-def _look(kept: LeftOutStep, choice: Choice) -> dict[str, Any]:
+def _look(kept: LeftOutStep, choice: Choice, *, fp32: bool) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "step": kept.step,
         "loss": kept.loss,
@@ -170,16 +188,28 @@ def _look(kept: LeftOutStep, choice: Choice) -> dict[str, Any]:
         "has_weights": choice.has_weights,
         "unkept": kept.unkept,
         "forwards": [],
+        "float32": None,
     }
     model = kept.model()
     if choice.why_not or model is None:
         answer["forwards"] = [_batch(one) | {"bad": None} for one in kept.forwards]
         return answer
+    with _as_it_was(kept, choice, model):
+        answer["forwards"] = [_batch(one) | _run(one, model) for one in kept.forwards]
+    if fp32:
+        with _as_it_was(kept, choice, model), in_float32(model) as low:
+            forwards = [forward_in_float32(one, low) for one in kept.forwards]
+            ran = [_batch(one) | _run(one, model) for one in forwards]
+        answer["float32"] = {"forwards": ran, "instead_of": names_of(low)}
+    return answer
+
+
+@contextmanager
+def _as_it_was(kept: LeftOutStep, choice: Choice, model: nn.Module) -> Iterator[None]:
     with unharmed(model), torch.no_grad(), in_modes(model, kept.modes):
         if choice.has_weights and kept.weights is not None:
             kept.weights.put_into(model)
-        answer["forwards"] = [_batch(one) | _run(one, model) for one in kept.forwards]
-    return answer
+        yield
 
 
 def _gradients(norms: Mapping[str, float | None]) -> dict[str, Any]:

@@ -136,6 +136,12 @@ def live_sharded() -> list[nn.Module]:
     return [*(module for module, _ in _fsdp2_states()), *live_fsdp1()]
 
 
+def unit_dtypes(model: nn.Module) -> list[torch.dtype | None]:
+    """Return in which dtype each of a model's FSDP2 units gathers its weights; None: their own."""
+    inside = set(model.modules())
+    return [state._mp_policy.param_dtype for m, state in _fsdp2_states() if m in inside]
+
+
 def group_of(module: nn.Module) -> Any:
     """Return the group that a module under FSDP2 or FSDP1 gathers its shards in, if it has one."""
     if isinstance(module, FullyShardedDataParallel):

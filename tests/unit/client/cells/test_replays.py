@@ -113,3 +113,45 @@ def test_a_rank_that_did_not_leave_it_out_is_not_spoken_of() -> None:
 def test_a_refusal_is_that_of_the_ranks() -> None:
     with pytest.raises(UsageError, match="Step 4 is not kept"):
         Replayed.of({0: {"error": ["Step 4 is not kept.", "kept is 3", "%dist replay 3"]}})
+
+
+def in_float32(*forwards: dict[str, Any], low: str = "bfloat16") -> dict[str, Any]:
+    said = [FINITE | one for one in forwards]
+    return {"float32": {"forwards": said, "instead_of": [low] if low else []}}
+
+
+def test_what_float32_can_hold_is_said_to_be_of_the_lower_precision() -> None:
+    bad = {"bad": LOG, "rows": [2], "bad_rows": 1}
+    said = lines(rank({}, **in_float32({})), rank(bad, **in_float32({})))
+    assert said[3] == (
+        "In float32 every output is finite: it is the range or the rounding of bfloat16."
+    )
+
+
+def test_what_float32_cannot_hold_either_is_named_once_more() -> None:
+    bad = {"bad": LOG, "rows": [2], "bad_rows": 1}
+    said = lines(rank(bad, **in_float32({})), rank(bad, **in_float32(bad)))
+    assert said[3:6] == [
+        "In float32 it is not finite on rank 1 either:",
+        (
+            "  rank 1: 0.log (Log) is the first module whose output is not finite, for sample 2 of "
+            "its batch"
+        ),
+        "In float32 every output on rank 0 is finite.",
+    ]
+
+
+def test_a_forward_that_is_finite_either_way_is_no_precisions_fault() -> None:
+    said = lines(rank({}, **in_float32({})))
+    assert said[2:4] == [
+        "  So it is the loss, or the backward.",
+        "In float32 every output is finite, too.",
+    ]
+
+
+def test_of_a_forward_that_is_float32_as_it_is_nothing_else_is_claimed() -> None:
+    bad = {"bad": LOG, "rows": [2], "bad_rows": 1}
+    said = lines(rank(bad, **in_float32(bad, low="")))
+    assert said[2] == (
+        "In float32: nothing of its forward is of a lower precision, so it is the same."
+    )

@@ -62,6 +62,14 @@ def test_weights_are_put_back_on_all_ranks_or_on_none() -> None:
     assert not choose([[kept(3)], [kept(3, has_weights=False)]], None).has_weights
 
 
+def test_a_step_that_cannot_run_in_float32_is_refused_where_that_is_asked_for() -> None:
+    steps = [[kept(3)], [kept(3, why_not_float32="fully_shard gathers its weights in bfloat16")]]
+    assert choose(steps, None).step == 3
+    with pytest.raises(UsageError, match="step 3 cannot run in float32 on rank 1") as error:
+        choose(steps, None, fp32=True)
+    assert error.value.why == "fully_shard gathers its weights in bfloat16"
+
+
 def test_an_answer_about_many_modules_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
     norms: dict[str, float | None] = {f"block.{n}.{'x' * 80}": float(n) for n in range(4000)}
     norms |= {f"bad.{n}.{'x' * 80}": None for n in range(4000)}
@@ -70,7 +78,7 @@ def test_an_answer_about_many_modules_stays_small(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda: 1)
     monkeypatch.setattr(dist, "all_gather_object", lambda into, mine: into.__setitem__(0, mine))
-    answer = replay.replay(None, {})
+    answer = replay.replay(None, False, {})
     assert (answer["modules"], answer["bad_modules"], answer["ran"]) == (8000, 4000, False)
     assert answer["why_not"] == "its model is not known, or is gone"
     assert list(answer["gradients"].values())[:64] == [None] * 64
