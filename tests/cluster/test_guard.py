@@ -74,6 +74,29 @@ for step in range(1, 6):
         optimizer.zero_grad()
 {name: value.tolist() for name, value in model.state_dict().items()}
 """
+# Between steps 1 and 2 the loop writes into a buffer; each forward writes into another.
+WRITTEN = """
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 1)
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("seen", torch.zeros(()))
+    def forward(self, x):
+        self.seen += 1
+        return self.linear(x) * self.scale
+model = Scaled()
+nbdist.parallelize(model, "ddp")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(1, 4):
+    if step == 2:
+        with torch.no_grad():
+            model.scale.fill_(value)
+    model(torch.full((2, 4), 1.0 if step != bad else float("nan"))).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+str((model.scale.item(), model.seen.item()))
+"""
 
 SHARE_DATA = ("ddp", "zero1", "zero2", "zero3")  # each rank has a batch of its own
 
@@ -89,6 +112,21 @@ def test_statistics_of_a_batch_norm_are_after_a_left_out_step_as_before_it(
     without = session.run(NORMED, params={"bad": 0, "left": 3}, guard=True)
     left_out = session.run(NORMED, params={"bad": 3, "left": 0}, guard=True)
     assert left_out.value_list == without.value_list
+
+
+def test_a_buffer_that_the_loop_wrote_before_a_left_out_step_stays_as_it_was_written(
+    session: Session,
+) -> None:
+    written = session.run(WRITTEN, params={"bad": 2, "value": 0.5}, guard=True)
+    assert written.value_list == ["(0.5, 2.0)"] * 2
+
+
+def test_of_a_buffer_that_the_loop_has_spoiled_replay_says_so(session: Session) -> None:
+    session.run(WRITTEN, params={"bad": 0, "value": float("nan")}, guard=True)
+    for one in session.replay(2).ranks.values():
+        (forward,) = one.forwards
+        assert forward.module is not None
+        assert forward.module.weights == ("scale",)
 
 
 @pytest.mark.parametrize("text", ["ddp", "zero1", "zero2", "zero3", "tp=2", "pp=2"])

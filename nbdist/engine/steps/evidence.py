@@ -11,7 +11,7 @@ Threads: as `guard`.
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakKeyDictionary, ref
@@ -153,6 +153,18 @@ class Evidence:
             self._new = None
             _log.exception("A step that was left out cannot be looked into")
 
+    def changed_buffers(self, optimizer: Optimizer) -> Mapping[int, torch.Tensor]:
+        """Return the `Forwards.changed` of what an optimizer trains."""
+        if self.find_model is None:
+            return {}
+        try:
+            model = self.find_model(optimizer)
+        except Exception:
+            _log.exception("What a program has written into buffers is not known")
+            return {}
+        forwards = None if model is None else self._forwards.get(model)
+        return {} if forwards is None else forwards.changed
+
     def stepped(self, step: int | None) -> None:
         """Note that an optimizer has stepped, and the number of the step if it was left out."""
         for forwards in self._forwards.values():
@@ -178,12 +190,12 @@ class Evidence:
             is_of_all,
             ref(model),
             tuple(module.training for module in model.modules()),
-            self._weights_of(model),
+            self._weights_of(model, {} if forwards is None else forwards.changed),
             [] if forwards is None else list(forwards.made),
             0 if forwards is None else forwards.unkept,
         )
 
-    def _weights_of(self, model: nn.Module) -> Weights | None:
+    def _weights_of(self, model: nn.Module, changed: Mapping[int, torch.Tensor]) -> Weights | None:
         """Return copies of the weights: those of the step before, where none has changed since."""
         held = held_by(model)
         if sum(tensor.nbytes for tensor in held) > WEIGHT_BYTES:
@@ -197,7 +209,9 @@ class Evidence:
             if known is not None and known.versions == versions and len(held) == parameters:
                 return known
         # A forward has moved buffers: they count as they were before the step.
-        buffers = step_state.here().at_boundary(held[parameters:])
+        kept = step_state.here().at_boundary(held[parameters:])
+        live = (tensor.data_ptr() for tensor in held[parameters:])
+        buffers = [changed.get(at, tensor) for at, tensor in zip(live, kept, strict=True)]
         copies = [tensor.to("cpu", copy=True) for tensor in [*held[:parameters], *buffers]]
         return Weights(copies, versions)
 

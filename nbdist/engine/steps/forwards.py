@@ -106,6 +106,8 @@ class Forwards:
     Attributes:
         made: The forwards, oldest first.
         unkept: How many more there were, beyond the bounds.
+        changed: By address, what buffers held as the step's first forward began, of those that
+            were written to since the step before.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class Forwards:
         """
         self.made: list[Forward] = []
         self.unkept = 0
+        self.changed: dict[int, torch.Tensor] = {}
         self._given = given
         self._most_bytes = most_bytes
         self._bytes: dict[Place, int] = {}  # of each tensor that is held
@@ -143,6 +146,8 @@ class Forwards:
         if self._is_over:
             self.made, self.unkept, self._is_over = [], 0, False
             self._bytes = {}
+        if not self.made and not self.unkept:
+            self.changed = step_state.here().changed_buffers()
         try:
             made = Forward.of(args, keywords, self._given())
             held = self._bytes | _bytes_by_place(made)

@@ -155,7 +155,8 @@ class Guard(Component):
             is_bad = _any_rank(is_bad, gradients)
         if is_bad:
             self.evidence.keep(optimizer, parameters, is_of_all=reach.is_of_all)
-            step_state.here().put_buffers_back(optimizer)
+            changed = self.evidence.changed_buffers(optimizer)
+            step_state.here().put_buffers_back(optimizer, changed)
             for parameter in parameters:
                 parameter.grad = None
             self._dropped.add(optimizer)

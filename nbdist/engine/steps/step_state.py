@@ -16,7 +16,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import get_ident
 from time import thread_time_ns
@@ -447,6 +447,18 @@ class StepBoundary(Component):
         }
         return [kept.get(tensor.data_ptr(), tensor) for tensor in tensors]
 
+    def changed_buffers(self) -> dict[int, torch.Tensor]:
+        """Return copies, by address, of buffers that were written to since the last boundary.
+
+        Called as a forward begins, before it moves them; batch norm's statistics count as unmoved.
+        """
+        lives = ((buffer, buffer.live()) for buffer in self._buffers)
+        return {
+            live.data_ptr(): live.detach().clone()
+            for buffer, live in lives
+            if live is not None and live._version != buffer.version
+        }
+
     def _copy_buffers(self) -> None:
         moved = [(buffer, live) for buffer in self._buffers if (live := buffer.moved()) is not None]
         if moved:
@@ -493,11 +505,22 @@ class StepBoundary(Component):
             self._put_back(self._buffers)
             _set_rng(self.last)
 
-    def put_buffers_back(self, optimizer: Optimizer) -> None:
-        """Give the buffers of what an optimizer trains what they held at the last boundary."""
+    def put_buffers_back(
+        self, optimizer: Optimizer, changed: Mapping[int, torch.Tensor] | None = None
+    ) -> None:
+        """Give the buffers of what an optimizer trains what they held at the last boundary.
+
+        Args:
+            optimizer: Of any model.
+            changed: By address, what they have held since, and are to hold instead.
+        """
         own = {live.data_ptr() for _, live in self._find_buffers(optimizer)}
         lives = ((buffer, buffer.live()) for buffer in self._buffers)
         self._put_back(b for b, live in lives if live is not None and live.data_ptr() in own)
+        with torch.no_grad():
+            for _, live in self._find_buffers(optimizer):
+                if changed and (copy := changed.get(live.data_ptr())) is not None:
+                    live.copy_(copy)
 
     def _put_back(self, buffers: Iterable[_Buffer]) -> None:
         for buffer in buffers:
