@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Final, Self
 
 from nbdist.shared.errors import UsageError
@@ -45,6 +46,9 @@ class ReplayedForward:
         epoch: Of the loader; None without a loader of nbdist's.
         positions: In the epoch, of this rank's part of the batch.
         batch: Samples of the dataset in it, the first 16; None where they are not known.
+        beside: By number in the batch and in the dataset, samples with which the loader gave
+            something that is not finite and is no input, such as a target; none where all are.
+        is_all_beside: Whether it is so for all samples, more than one.
     """
 
     module: BadModule | None
@@ -55,12 +59,16 @@ class ReplayedForward:
     epoch: int | None
     positions: range | None
     batch: tuple[int, ...] | None
+    beside: tuple[tuple[int, int], ...] = ()
+    is_all_beside: bool = False
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> Self:
         """Return what a rank has said of a forward."""
         bad, rows, samples = said["bad"], said.get("rows", ()), said.get("bad_samples")
         is_all = bool(rows) and said["bad_rows"] == said["size"] > 1
+        beside = tuple(zip(said.get("beside", ()), said.get("beside_samples", ()), strict=True))
+        is_all_beside = bool(beside) and said["beside_rows"] == said["size"] > 1
         return cls(
             None
             if bad is None
@@ -72,24 +80,27 @@ class ReplayedForward:
             said["epoch"],
             None if said["positions"] is None else range(*said["positions"]),
             None if said["samples"] is None else tuple(said["samples"]),
+            () if is_all_beside else beside,
+            is_all_beside,
         )
 
     @property
     def _which(self) -> str:
         """Return the samples in words; "" where none is known."""
-        if self.is_all:
-            return "every sample of its batch"
-        if not self.rows:
-            return ""
-        known = "" if self.samples is None else f", dataset[{_numbers(self.samples)}]"
-        return (
-            f"sample{'' if len(self.rows) == 1 else 's'} {_numbers(self.rows)} of its batch{known}"
-        )
+        return _samples(self.rows, self.samples, is_all=self.is_all)
+
+    @property
+    def _which_beside(self) -> str:
+        rows, samples = zip(*self.beside, strict=True) if self.beside else ((), ())
+        return _samples(rows, samples, is_all=self.is_all_beside)
 
     def sentences(self) -> list[str]:
         """Return what is to be said of it, without the rank."""
         if self.module is None and not self.is_input:
-            return ["every output of its forward is finite"]
+            found = ["every output of its forward is finite"]
+            if self._which_beside:
+                found.append(f"what its loader gave beside it is not, in {self._which_beside}")
+            return found
         found = []
         if self.is_input:
             which = f" in {self._which}" if self._which else ""
@@ -216,6 +227,9 @@ class Replayed:
             return "So it is a forward that was not kept, the loss or the backward."
         if not self.has_weights:
             return "So it is the loss or the backward, or these weights no longer show it."
+        losses = {rank: one.loss for rank, one in self.ranks.items()}
+        if bad := [r for r, loss in losses.items() if loss is not None and not isfinite(loss)]:
+            return f"So it is the loss, on {name_ranks(bad)}."
         return "So it is the loss, or the backward."
 
     def _float32(self) -> Iterable[str]:
@@ -270,6 +284,15 @@ class Replayed:
                         f"Newest batch of the loader on {name_ranks(ranks)}: positions "
                         f"{positions.start}-{positions.stop - 1} of epoch {epoch}{names}."
                     )
+
+
+def _samples(rows: Sequence[int], samples: Sequence[int] | None, *, is_all: bool) -> str:
+    if is_all:
+        return "every sample of its batch"
+    if not rows:
+        return ""
+    known = "" if samples is None else f", dataset[{_numbers(samples)}]"
+    return f"sample{'' if len(rows) == 1 else 's'} {_numbers(rows)} of its batch{known}"
 
 
 def _in_float32(

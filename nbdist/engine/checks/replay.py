@@ -229,6 +229,7 @@ def _run(forward: Forward, model: nn.Module) -> dict[str, Any]:
         forward.run(model)
     rows = (bad_rows(bad, samples) if bad else None) or seen.rows or []
     names = _samples(forward, samples)
+    beside = [] if names is None else _bad_beside(forward, samples)
     return {
         "bad": None if seen.first is None else seen.first.to_plain(),
         "is_input": bool(bad),
@@ -236,6 +237,9 @@ def _run(forward: Forward, model: nn.Module) -> dict[str, Any]:
         "rows": rows[:MOST_NAMED],
         "bad_rows": len(rows),
         "bad_samples": None if names is None else [names[row] for row in rows[:MOST_NAMED]],
+        "beside": beside[:MOST_NAMED],
+        "beside_rows": len(beside),
+        "beside_samples": [names[row] for row in beside[:MOST_NAMED]] if names else [],
     }
 
 
@@ -266,6 +270,17 @@ def _samples(forward: Forward, rows: int) -> list[int] | None:
     if not inputs or not all(any(_is_same(one, other) for other in batch) for one in inputs):
         return None
     return given.samples()
+
+
+def _bad_beside(forward: Forward, rows: int) -> list[int]:
+    """Return which rows of what the loader gave, and the forward did not get, are not finite."""
+    assert forward.given is not None
+    beside = [
+        tensor
+        for tensor in tensors_in(forward.given.batch)
+        if not is_finite(tensor) and not any(_is_same(one, tensor) for one in forward.tensors)
+    ]
+    return bad_rows(beside, rows) or []
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:

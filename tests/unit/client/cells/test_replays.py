@@ -155,3 +155,18 @@ def test_of_a_forward_that_is_float32_as_it_is_nothing_else_is_claimed() -> None
     assert said[2] == (
         "In float32: nothing of its forward is of a lower precision, so it is the same."
     )
+
+
+def test_a_loss_that_is_not_finite_is_named_with_its_rank() -> None:
+    assert lines(rank({}), rank({}, loss=math.inf))[3] == "  So it is the loss, on rank 1."
+
+
+def test_a_target_that_is_not_finite_is_named_where_the_forward_is_finite() -> None:
+    beside = {"beside": [3], "beside_rows": 1, "beside_samples": [19]}
+    assert lines(rank(beside, loss=math.nan))[1] == (
+        "  rank 0 (loss nan): every output of its forward is finite; what its loader gave beside "
+        "it is not, in sample 3 of its batch, dataset[19]"
+    )
+    every = {"beside": [0, 1, 2, 3], "beside_rows": 4, "beside_samples": [7, 8, 9, 4]}
+    assert "beside it is not, in every sample of its batch" in lines(rank(every))[1]
+    assert "beside" not in lines(rank(beside | {"bad": LOG, "rows": [2], "bad_rows": 1}))[1]
