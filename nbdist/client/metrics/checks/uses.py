@@ -5,7 +5,7 @@ No rule decides on a single step where chance could make it look wrong.
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from nbdist.client.metrics.checks.rule import WatchedCell, Watcher
 from nbdist.shared.wire import Record
