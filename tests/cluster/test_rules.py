@@ -41,7 +41,7 @@ def gathered(value):
     dist.all_gather_object(values := [None] * world_size, value)
     return values
 """
-# Ranks wait after step 50, once, until they are interrupted.
+# Ranks wait, once, after step 5, of which the rule is broken, until they are interrupted.
 UNTIL_ENDED = """
 for x, samples in nbdist.loader(data, global_batch=8):
     model(x).square().mean().backward()
@@ -49,7 +49,7 @@ for x, samples in nbdist.loader(data, global_batch=8):
     optimizer.zero_grad()
     seen.append(samples.tolist())
     ended = pathlib.Path(f"ended-{rank}")
-    if len(seen) == 50 and not ended.exists():
+    if len(seen) == 5 and not ended.exists():
         ended.touch()
         while True:
             time.sleep(0.01)
@@ -132,7 +132,7 @@ def test_a_cell_that_a_rule_has_ended_goes_on_where_it_was_once_the_rule_only_wa
     ran = reader.cell(UNTIL_ENDED, "--no-track")
     assert ran.error is not None
     assert ran.error[0] == "CheckError"
-    assert "ranks 0-1 │ Out: 50" in reader.cell("len(seen)", "--no-track").text
+    assert "ranks 0-1 │ Out: 5" in reader.cell("len(seen)", "--no-track").text
     assert reader.run('%config NBDist.checks = "warn"').error is None
     again = reader.run("%dist retry")
     assert again.error is None, again.error
