@@ -64,6 +64,7 @@ class RankChecks(Component):
         self._due: dict[int, int] = {}  # and the first of them that this rank has yet to report
         self._numbers: weakref.WeakKeyDictionary[Layout, int] = weakref.WeakKeyDictionary()
         self._next = 0  # the first step that this rank has yet to report
+        self._passes = 0  # over DataLoaders, at the newest step
         self._is_looking = False  # at the step that runs
         self._scaled_before = 0  # losses that GradScalers had scaled when the step began
         self._sent_before: float | None = None  # bytes, when the newest backward began
@@ -97,7 +98,7 @@ class RankChecks(Component):
         self._steps.clear()
         self._due.clear()
         self._numbers.clear()
-        self._next = 0
+        self._next = self._passes = 0
         self._epochs, self._means = Epochs(), Means()
         return ()
 
@@ -130,8 +131,10 @@ class RankChecks(Component):
         """
         if self._numbers:
             self._report_replicas()
-        iterator, began_at = training.here.current_pass()
-        has_repeated = iterator is not None and self._epochs.is_repeated(iterator, began_at)
+        has_repeated = False
+        if (passes := training.here.passes()) != self._passes:  # not at most steps
+            self._passes = passes
+            has_repeated = self._epochs.is_repeated(*training.here.current_pass())
         if step + 1 < self._next and not has_repeated:  # as in most steps
             return
         if is_due(step) or has_repeated:

@@ -109,6 +109,7 @@ class Cell:
         self._fetched: deque[Size] = deque(maxlen=4096)  # of one iterator
         self._making: Counter[str] = Counter()  # of its batches since the newest step ended
         self._iterator: Any = None
+        self.passes = 0  # over DataLoaders that were begun, or gone back to
         self._may_train = False  # on the newest batch
         self._pass = _Pass(0, 0)
         self._passes: WeakKeyDictionary[Any, _Pass] = WeakKeyDictionary()
@@ -175,6 +176,7 @@ class Cell:
     def _note_pass(self, iterator: Any) -> None:
         if iterator is not self._iterator:  # such as after validation
             self._iterator = iterator
+            self.passes += 1
             self._fetched.clear()
             self._making.clear()
             found = self._passes.get(iterator)
@@ -185,6 +187,7 @@ class Cell:
         if torch_hooks.batch_number(iterator) == 1:  # of persistent workers, again
             self._pass.began_at = self.step
             self._pass.is_whole = True
+            self.passes += 1
 
     def backward_began(self) -> None:
         """An outermost backward begins."""

@@ -116,6 +116,10 @@ class Training(Component):
         """Return the DataLoader's iterator that the cell asked last or None, and its first step."""
         return (None, 0) if self._hooks is None else self._hooks.cell.current_pass
 
+    def passes(self) -> int:
+        """Return how many passes over DataLoaders the cell has begun, or gone back to."""
+        return 0 if self._hooks is None else self._hooks.cell.passes
+
     def begun_pass(self) -> Any:
         """Return the iterator of the newest batch that may be trained on, if the cell began it."""
         return None if self._hooks is None else self._hooks.cell.begun_pass

@@ -148,7 +148,7 @@ def sentence(ranks: Sequence[int], of: int, step: MeanStep, loader: LoaderFacts)
 
 @dataclass(frozen=True, slots=True)
 class FedRanks:
-    """The mean steps of so many ranks, and the loaders that they had; of those where known."""
+    """The mean steps of ranks that may wait, of so many, and the loaders that they had."""
 
     steps: Mapping[int, tuple[MeanStep, LoaderFacts]]
     ranks: int
@@ -220,6 +220,7 @@ class Feeding(Watcher[FedRanks]):
         return all(self._made.get(rank, 0) >= steps for rank in self._ranks)
 
     def _mean(self, rank: int) -> MeanStep | None:
+        """Return a rank's mean step; None where it waits too little, as most do: means are dear."""
         newest = self._newest(rank)
         steps = [values for values in self._steps[rank] if values["loader"] == newest]
         if len(steps) < FEWEST:
@@ -228,10 +229,13 @@ class Feeding(Watcher[FedRanks]):
         def mean(key: str) -> float:
             return fmean(values.get(key, 0.0) for values in steps)
 
+        step_s, data_s = mean("step_s"), mean("data_s")
+        if data_s < STARVED * step_s:
+            return None
         shares = [values["data_s"] / values["step_s"] for values in steps if values["step_s"] > 0]
         return MeanStep(
-            mean("step_s"),
-            mean("data_s"),
+            step_s,
+            data_s,
             {part: mean(key) for part, key in MAKING.items()},
             mean("making_cpu_s"),
             mean("cpu_s"),
