@@ -228,6 +228,15 @@ def test_a_plain_loop_is_looked_into_from_its_first_step(session: Session) -> No
     assert found.ranks[1].bad_gradients == ("0", "2")
 
 
+def test_a_step_of_an_earlier_cell_is_not_taken_for_one_of_the_newest(session: Session) -> None:
+    for first in (2, 9):  # there is no ninth step
+        session.run(PLAIN, params={"spread": True, "first": first}, guard=True, timeout_s=LONGEST_S)
+        found = session.replay()
+        assert (found.step, found.is_older) == (2, first == 9)
+    session.run("1 + 1")
+    assert session.replay().is_older
+
+
 def test_a_rank_that_trains_by_itself_is_looked_into_alone(session: Session) -> None:
     session.run(PLAIN, params={"spread": False, "first": 2}, guard=True, timeout_s=LONGEST_S)
     found = session.replay(2)

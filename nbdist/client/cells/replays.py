@@ -156,12 +156,14 @@ class Replayed:
         ranks: By rank.
         ran: Whether its forward ran again.
         has_weights: Whether it did so with the weights that it began with; else with those of now.
+        is_older: Whether a newer cell was guarded, and has left none out.
     """
 
     step: int
     ranks: Mapping[int, RankReplay]
     ran: bool
     has_weights: bool
+    is_older: bool = False
 
     @classmethod
     def of(cls, said: Mapping[int, Mapping[str, Any]]) -> Self:
@@ -189,7 +191,7 @@ class Replayed:
             )
             for rank, mine in found.items()
         }
-        return cls(one["step"], ranks, one["ran"], one["has_weights"])
+        return cls(one["step"], ranks, one["ran"], one["has_weights"], one.get("is_older", False))
 
     def __str__(self) -> str:
         said = [*self._forwards(), *self._float32(), *self._gradients(), *self._batches()]
@@ -201,6 +203,8 @@ class Replayed:
     @property
     def _title(self) -> str:
         left_out = f"Step {self.step} was left out on {name_ranks(self.ranks)}"
+        if self.is_older:
+            left_out += " in an earlier cell (the newest guarded one has left none out)"
         if not self.ran:
             return f"{left_out}. Its forward did not run again:"
         which = "the weights it had" if self.has_weights else "the weights of now"

@@ -181,6 +181,7 @@ def _why_not(kept: LeftOutStep, model: nn.Module | None) -> str:
 def _look(kept: LeftOutStep, choice: Choice, *, fp32: bool) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "step": kept.step,
+        "is_older": kept.cell < guard.here.evidence.guarded_cell,
         "loss": kept.loss,
         **_gradients(kept.gradients),
         "why_not": choice.why_not.get(dist.get_rank(), ""),

@@ -88,12 +88,14 @@ class Evidence:
         find_model: Finds what an optimizer trains, as the loop calls it; None where none does.
         loss: Returns the loss of the step that is being made; None where it is not known.
         steps: The steps, oldest first.
+        guarded_cell: The number of the newest cell that would leave out a step.
     """
 
     def __init__(self) -> None:
         self.find_model: Callable[[Optimizer], nn.Module | None] | None = None
         self.loss: Callable[[], float | None] = lambda: None
         self.steps: list[LeftOutStep] = []
+        self.guarded_cell = 0
         self._cell = 0
         self._watches_all = False  # models of the cell, whatever trains them
         self._forwards: WeakKeyDictionary[nn.Module, Forwards] = WeakKeyDictionary()
@@ -106,8 +108,14 @@ class Evidence:
         """Watch the models of a cell, all of them where asked to."""
         self.end_cell()
         self._cell, self._watches_all = number, watches_all
+        if watches_all:
+            self.begin_guard()
         for optimizer in optimizers if watches_all else ():
             self.note_made(optimizer)
+
+    def begin_guard(self) -> None:
+        """Note that steps of the cell would be left out."""
+        self.guarded_cell = self._cell
 
     def end_cell(self) -> None:
         """Watch none any more."""

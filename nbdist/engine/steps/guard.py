@@ -91,6 +91,7 @@ class Guard(Component):
             parameters: Those of a model.
             model: The one that is about to run, where it can run by itself again.
         """
+        self.evidence.begin_guard()
         if model is not None:
             self.evidence.watch(model)
         self._armed |= {id(one): ref(one) for one in parameters}

@@ -170,3 +170,10 @@ def test_a_target_that_is_not_finite_is_named_where_the_forward_is_finite() -> N
     every = {"beside": [0, 1, 2, 3], "beside_rows": 4, "beside_samples": [7, 8, 9, 4]}
     assert "beside it is not, in every sample of its batch" in lines(rank(every))[1]
     assert "beside" not in lines(rank(beside | {"bad": LOG, "rows": [2], "bad_rows": 1}))[1]
+
+
+def test_a_step_of_an_earlier_cell_is_said_to_be_of_one() -> None:
+    assert lines(rank({}, is_older=True))[0] == (
+        "Step 3 was left out on rank 0 in an earlier cell (the newest guarded one has left none "
+        "out). Its forward again, with the weights it had:"
+    )
