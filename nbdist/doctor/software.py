@@ -26,6 +26,7 @@ MODULES = (
         "compat.groups.torch_groups",
         "compat.groups.torch_backends",
         "compat.torch_init",
+        "compat.torch_graph",
         "compat.torch_hooks",
         "compat.torch_modules",
     ),

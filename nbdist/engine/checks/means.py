@@ -17,15 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nbdist.engine.compat import torch_graph
+from nbdist.engine.compat.torch_graph import other_operand
+
 _DEEPEST = 8  # operations between a root and its mean
-_MEAN = 1  # as ATen's Reduction has it
 _ROUNDING = 1e-2  # of a count in bfloat16, or with a small number that avoids 0
 _SAME_BUT_SIGN = frozenset(
     ("ToCopyBackward0", "CloneBackward0", "AliasBackward0", "ViewBackward0", "NegBackward0")
 )
 _SCALING = frozenset(("MulBackward0", "DivBackward0"))
 _PASSED = _SAME_BUT_SIGN | _SCALING
-_KEPT = frozenset(("NllLossBackward0", "NllLoss2DBackward0"))
 
 Number = float | Tensor
 
@@ -83,14 +84,14 @@ def masked_mean(root: Any) -> MaskedMean | None:
     mean = MaskedMean(0.0)
     for node in _chain(root):
         name = node.name()
-        if name in _KEPT:
-            is_plain = node._saved_reduction == _MEAN and node._saved_weight is None
-            return _over(mean, node._saved_total_weight) if is_plain else None
+        if name in torch_graph.MEANS_OF_LABELS:
+            kept = torch_graph.kept_by_labels(node)
+            return None if kept is None else _over(mean, kept)
         if name == "DivBackward0" and (count := _kept_by_mask(node)) is not None:
             return _over(mean, count)
         if name in _SCALING and not _has_two_inputs(node):
             place = mean.factors if name == "MulBackward0" else mean.divisors
-            place.append(_one_of(_other(node)))
+            place.append(_one_of(other_operand(node)))
     return None
 
 
@@ -111,12 +112,6 @@ def _chain(root: Any) -> Iterator[Any]:
         node = next((one for one, _ in node.next_functions if one is not None), None)
 
 
-def _other(node: Any) -> Any:
-    """Return the operand of a product or quotient that has no gradients."""
-    (left, _), *_ = node.next_functions
-    return node._saved_other if left is not None else node._saved_self
-
-
 def _kept_by_mask(quotient: Any) -> Tensor | None:
     """Return by how much a sum of products with a mask is divided, if that is the mask's own sum.
 
@@ -128,7 +123,7 @@ def _kept_by_mask(quotient: Any) -> Tensor | None:
     product = _below_signs(total.next_functions[0][0])
     if product is None or product.name() != "MulBackward0" or _has_two_inputs(product):
         return None
-    mask, count = _other(product), quotient._saved_other
+    mask, count = other_operand(product), torch_graph.divisor(quotient)
     if type(mask) is not Tensor or type(count) is not Tensor or count.numel() != 1:
         return None
     mask = mask.detach()
