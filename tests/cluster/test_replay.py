@@ -302,7 +302,7 @@ def test_what_float32_cannot_hold_either_is_told_with_the_rank_and_the_sample(
 
 def test_a_forward_of_float32_is_said_to_be_one(session: Session) -> None:
     found = in_float32(session, "ddp", "nothing", bad=1)
-    assert "In float32: nothing of its forward is of a lower precision" in str(found)
+    assert "In float32 it is the same: it has no autocast" in str(found)
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,10 @@ class Replayed:
             return
         low = sorted({name for one in self.ranks.values() for name in one.instead_of})
         if not low:
-            yield "In float32: nothing of its forward is of a lower precision, so it is the same."
+            yield (
+                "In float32 it is the same: it has no autocast, and no weight or input of a lower "
+                "precision."
+            )
             return
         was_bad = [r for r, one in self.ranks.items() if not all(map(_is_finite, one.forwards))]
         bad = [rank for rank, forwards in again.items() if not all(map(_is_finite, forwards))]

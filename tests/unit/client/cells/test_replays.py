@@ -153,7 +153,8 @@ def test_of_a_forward_that_is_float32_as_it_is_nothing_else_is_claimed() -> None
     bad = {"bad": LOG, "rows": [2], "bad_rows": 1}
     said = lines(rank(bad, **in_float32(bad, low="")))
     assert said[2] == (
-        "In float32: nothing of its forward is of a lower precision, so it is the same."
+        "In float32 it is the same: it has no autocast, and no weight or input of a lower "
+        "precision."
     )
 
 
