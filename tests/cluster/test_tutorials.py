@@ -278,6 +278,10 @@ PROGRAMS = {
 }
 
 
+# What rules rightly say: as in its tutorial, nothing zeroes the gradients there.
+SAID = {"Join": {"forgotten-zero-grad"}}
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_tutorial_runs_in_a_cell_twice_with_its_setup_and_its_cleanup(
     session: Session, name: str
@@ -286,4 +290,5 @@ def test_a_tutorial_runs_in_a_cell_twice_with_its_setup_and_its_cleanup(
     for _ in range(2):
         result = session.run(dedent(SETUP) + program + CLEANUP, track=False, timeout_s=60)
         assert result.value_list == expected
+        assert session.checks().found.keys() == SAID.get(name, set())
         assert "the ranks' own group is used" in result[0].text

@@ -80,6 +80,7 @@ def test_a_loop_is_truly_distributed_twice_in_the_same_engines_and_is_tracked(
     cell, kind = BESIDE[library]
     for time in ("first", "second"):
         session.run(cell, run_name=f"{library}, {time}")
+        assert session.checks().found == {}
         made = session.pull("made")
         assert {m["kind"] for m in made} == {kind}
         check_distributed(made)
@@ -120,6 +121,7 @@ def test_a_library_trains_a_model_that_has_a_layout_and_averages_once(
     if library.startswith("lightning"):
         session.run("import torch, lightning as L\n" + only_class_of(TRAINER), track=False)
     steps = session.run(cell + COUNTED, track=False).value_list
+    assert session.checks().found == {}
     made = session.pull("made")
     assert {m["kind"] for m in made} == {kind}
     check_distributed(made)
@@ -148,6 +150,7 @@ def test_ranks_of_tp_get_the_same_samples_from_a_library(
     library: str, session: nbdist.Session
 ) -> None:
     session.run(TENSOR_PARALLEL[library], track=False)
+    assert session.checks().found == {}
     first, second = session.pull("made")
     assert first["seen"] == second["seen"]
     assert sorted(i for batch in first["seen"][:8] for i in batch) == list(range(task.N))
