@@ -14,7 +14,7 @@ from typing import Any
 
 from nbdist.shared.packed import Calls, numbers_of, text_of
 
-VERSION = 14  # rises when a message changes; both sides compare it at the start
+VERSION = 15  # rises when a message changes; both sides compare it at the start
 
 RECORDS = "nbdist_records"  # iopub message type: one Batch
 OUTPUT = "nbdist_output"  # iopub message type: text, see `engine/kernel/output/stdio.py`
@@ -298,6 +298,7 @@ class CellStart:
         script: The script that it is.
         keep: Whether what it shows is kept, for a notebook that comes later.
         guard: Whether a step whose gradients are not finite is left out.
+        evidence: The folder in which ranks keep what such a step was called with; "" for memory.
     """
 
     number: int
@@ -316,6 +317,7 @@ class CellStart:
     script: Script | None = None
     keep: bool = False
     guard: bool = False
+    evidence: str = ""
 
     def to_wire(self) -> dict[str, Any]:
         """Return the JSON form; not by `asdict`, for one is made for each rank."""

@@ -157,6 +157,7 @@ class Replayed:
         ran: Whether its forward ran again.
         has_weights: Whether it did so with the weights that it began with; else with those of now.
         is_older: Whether a newer cell was guarded, and has left none out.
+        where: Where it was kept on disk, in a sentence; "" where it was in memory.
     """
 
     step: int
@@ -164,6 +165,7 @@ class Replayed:
     ran: bool
     has_weights: bool
     is_older: bool = False
+    where: str = ""
 
     @classmethod
     def of(cls, said: Mapping[int, Mapping[str, Any]]) -> Self:
@@ -191,11 +193,12 @@ class Replayed:
             )
             for rank, mine in found.items()
         }
-        return cls(one["step"], ranks, one["ran"], one["has_weights"], one.get("is_older", False))
+        older, where = one.get("is_older", False), one.get("where", "")
+        return cls(one["step"], ranks, one["ran"], one["has_weights"], older, where)
 
     def __str__(self) -> str:
         said = [*self._forwards(), *self._float32(), *self._gradients(), *self._batches()]
-        return "\n".join([self._title, *said])
+        return "\n".join([self._title, *said, *filter(None, [self.where])])
 
     def __repr__(self) -> str:
         return str(self)

@@ -49,6 +49,8 @@ class CellRequest:
         script: The file that `code` is all of; "" for a cell.
         module: The module that the file is, where it was called by that, such as `pkg.__main__`.
         argv: The words after it.
+        evidence: The folder of folders in which ranks keep what a step that is left out was called
+            with; "" where that stays in their memory.
         ignore: Rules that say nothing of it.
     """
 
@@ -72,6 +74,7 @@ class CellRequest:
     asked_at: float = field(default_factory=time.time)
     is_changed: bool = False
     guard: bool = False
+    evidence: str = ""
     script: str = ""
     module: str = ""
     argv: tuple[str, ...] = ()
@@ -134,6 +137,7 @@ class CellAttempt:
             script=Script(script, request.module, request.argv) if script else None,
             keep=keep,
             guard=request.guard,
+            evidence=request.evidence and _own_folder(request, number),
         )
         return cls(request, start)
 
@@ -152,6 +156,12 @@ class CellAttempt:
             "began": time.time(),
             "kernel": os.getpid(),
         }
+
+
+def _own_folder(request: CellRequest, number: int) -> str:
+    """Return a folder that no other cell or attempt has, of this kernel or another."""
+    at = time.strftime("%Y%m%d-%H%M%S", time.localtime(request.asked_at))
+    return os.path.join(request.evidence, f"{at}-{os.getpid()}-{number}")
 
 
 def remembered(memory: Mapping[str, Any]) -> CellAttempt:

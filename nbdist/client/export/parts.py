@@ -22,6 +22,7 @@ _WITHOUT = {
     "retry": "--retry: a script starts again from nbdist.save and nbdist.restore",
     "checkpoint": "--checkpoint: call nbdist.save() in the loop, and nbdist.restore() before it",
     "guard": "--guard: give layout.step(skip_nonfinite=True) in the loop",
+    "keep": "--keep: a script keeps no evidence; give layout.step(skip_nonfinite=True) in the loop",
     "profile": "--profile: use torch.profiler",
     "timeout": "--timeout: the job's time limit ends it",
     "resume": "--resume: a script keeps no runs",

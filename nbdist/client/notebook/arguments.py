@@ -146,6 +146,13 @@ def dist_parser(own: type = NoOptions) -> argparse.ArgumentParser:
     made["replay"].add_argument(
         "--fp32", action="store_true", help="in float32, too: is it the precision?"
     )
+    made["replay"].add_argument(
+        "--from",
+        dest="saved",
+        metavar="FOLDER",
+        help="what a cell with --keep has kept on disk: the folder that it has named, or last; the "
+        "model is built again first",
+    )
     made["scale"].add_argument("n", type=int, metavar="N", help="number of ranks")
     made["runs"].add_argument(
         "chosen",
@@ -210,6 +217,12 @@ def _add_checks(parser: argparse.ArgumentParser) -> None:
         "--guard",
         action="store_true",
         help="leave a step out, on all ranks, where a gradient of any of them is not finite",
+    )
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="as --guard, and keep on disk what such a step was called with (samples, weights): "
+        "%%dist replay --from last, also after a restart",
     )
     parser.add_argument(
         "--ignore",

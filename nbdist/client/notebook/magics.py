@@ -124,6 +124,7 @@ class NBDist(Magics):
             "retry": asked.retry,
             "profile": asked.profile,
             "guard": asked.guard,
+            "keep": asked.keep,
             "ignore": asked.ignore,
         }
         if not lists:
@@ -279,7 +280,7 @@ class NBDist(Magics):
     def _replay(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current
 
-        print(current().replay(asked.step, fp32=asked.fp32))
+        print(current().replay(asked.step, fp32=asked.fp32, saved=asked.saved))
 
     def _chaos(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current
@@ -342,6 +343,7 @@ class NBDist(Magics):
             prompt=self._prompt,
             is_module=asked.is_module,
             guard=asked.guard,
+            keep=asked.keep,
             ignore=asked.ignore,
         )
 

@@ -187,6 +187,7 @@ class Session:
         profile: str | int | None = None,
         go_on: bool = False,
         guard: bool = False,
+        keep: bool = False,
         ignore: Sequence[str] = (),
     ) -> CellResult:
         """Run a cell on the ranks and wait until all have settled.
@@ -211,6 +212,8 @@ class Session:
             go_on: This is the cell that failed last, fixed: its loops over loaders continue
                 where they were, and so does its MLflow run.
             guard: Leave a step out, on all ranks, where a gradient of any is not finite.
+            keep: As `guard`, and keep on disk what such a step was called with, for
+                `replay(saved=...)`: people's samples, in `.nbdist/evidence`, for 7 days.
             ignore: Rules that say nothing of this cell, by the names that `checks` lists.
 
         Returns:
@@ -236,7 +239,8 @@ class Session:
             show=show,
             prompt=prompt,
             every=checkpoint,
-            guard=guard,
+            guard=guard or keep,
+            evidence=self._evidence if keep else "",
             ignore=require_rules(ignore),
         )
         if resume and track and run_name is not None:
@@ -259,6 +263,7 @@ class Session:
         checkpoint: int = 0,
         is_module: bool = False,
         guard: bool = False,
+        keep: bool = False,
         ignore: Sequence[str] = (),
     ) -> CellResult:
         """Run a script on the ranks as one cell, as torchrun would: an exported one, or any other.
@@ -280,7 +285,9 @@ class Session:
             checkpoint: Save the training every so many steps.
             is_module: `path` is the name of a module, which is run as `python -m` does: relative
                 imports work, and modules are found from the folder that holds its package.
-            guard: As in `run`, and so is `ignore`.
+            guard: As in `run`, and so are the two that follow.
+            keep: Keep on disk what a step that is left out was called with.
+            ignore: Rules that say nothing of it.
             ignore: Rules that say nothing of it.
 
         Raises:
@@ -304,7 +311,8 @@ class Session:
             show=show,
             prompt=prompt,
             every=checkpoint,
-            guard=guard,
+            guard=guard or keep,
+            evidence=self._evidence if keep else "",
             ignore=require_rules(ignore),
             script=str(file),
             module=module,
@@ -328,6 +336,7 @@ class Session:
         retry: int = 0,
         profile: str | int | None = None,
         guard: bool = False,
+        keep: bool = False,
         ignore: Sequence[str] = (),
     ) -> SweepResult:
         """Run a cell once for each value of a list, or for each combination of several lists'.
@@ -347,6 +356,7 @@ class Session:
             retry: Run again what failed, so many times at most.
             profile: Steps of each run to record.
             guard: Leave a step out where a gradient of any rank is not finite.
+            keep: As in `run`: of each run in a folder of its own.
             ignore: Rules that say nothing of the runs.
 
         Returns:
@@ -368,7 +378,8 @@ class Session:
             track=track,
             show=show,
             prompt=prompt,
-            guard=guard,
+            guard=guard or keep,
+            evidence=self._evidence if keep else "",
             ignore=require_rules(ignore),
         )
         with self._alone():
@@ -411,6 +422,10 @@ class Session:
             code, chosen, params=params or {}, profile=steps, checkpoints=folder, **more
         )
 
+    @property
+    def _evidence(self) -> str:
+        return str(self._showing.folder.absolute() / "evidence")
+
     def retry(self) -> CellResult:
         """Run the cell again that failed or was interrupted last, as it was asked for.
 
@@ -448,7 +463,13 @@ class Session:
         answer = self._of_layout("layout.verify", handle=handle)
         return answer["ok"], answer["text"]
 
-    def replay(self, step: int | None = None, *, fp32: bool = False) -> Replayed:
+    def replay(
+        self,
+        step: int | None = None,
+        *,
+        fp32: bool = False,
+        saved: str | os.PathLike[str] | None = None,
+    ) -> Replayed:
         """Look into a step that `--guard` or `skip_nonfinite` has left out; changes nothing.
 
         Its forward runs again on all ranks that have left it out, with its batch, the random
@@ -457,6 +478,8 @@ class Session:
         Args:
             step: Its number in the cell; None takes the newest that was left out.
             fp32: Run it in float32, too: weights, buffers and inputs cast, autocast off.
+            saved: A folder that a cell with `keep` has named, or its name in `.nbdist/evidence`, or
+                "last": the step is taken from there, for a model that was built again.
 
         Returns:
             Which gradients are not finite by rank and module, the first module whose output is
@@ -464,14 +487,23 @@ class Session:
 
         Raises:
             UsageError: No such step is kept, the text says which are; or weights are spread in a
-                way in which they cannot be float32.
+                way in which they cannot be float32. What is saved lacks a rank, or is of another
+                model.
         """
         if step is not None and not is_whole(step):
             raise UsageError(f"step is the number of a step, not {step!r}.")
+        if saved == "" or not isinstance(saved, str | os.PathLike | None):
+            raise UsageError(f'saved is a folder with evidence, or "last", not {saved!r}.')
+        place = os.path.expanduser("" if saved is None else saved)
+        if place:  # a name lies beside the others; what has a folder before it, in this one
+            is_path = os.path.dirname(place)
+            place = os.path.abspath(place if is_path else os.path.join(self._evidence, place))
         self._require_usable()
         everyone = tuple(range(self.world_size))
         with self._alone():
-            found = self._attempts.call("checks.replay", everyone, step=step, fp32=fp32)
+            found = self._attempts.call(
+                "checks.replay", everyone, step=step, fp32=fp32, saved=place
+            )
         return Replayed.of({rank: found[rank].value for rank in found})
 
     def explained_bytes(self) -> tuple[str, float]:

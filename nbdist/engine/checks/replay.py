@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from nbdist.engine.checks import first_bad
+from nbdist.engine.checks import first_bad, kept_evidence
 from nbdist.engine.checks.first_bad import bad_rows, is_finite
 from nbdist.engine.checks.in_float32 import forward_in_float32, in_float32, names_of
 from nbdist.engine.checks.in_float32 import why_not as why_not_float32
@@ -26,7 +26,7 @@ from nbdist.engine.layout.verify.restore import unharmed
 from nbdist.engine.steps import guard
 from nbdist.engine.steps.evidence import INPUT_BYTES, LeftOutStep
 from nbdist.engine.steps.forwards import Forward, in_modes, tensors_in
-from nbdist.shared.errors import UsageError
+from nbdist.shared.errors import NBDistError, UsageError
 from nbdist.shared.text import begin_with_ranks, name_bytes, name_ranks
 
 # In an answer, which has a bounded size: samples of each forward, and modules of either kind.
@@ -77,7 +77,7 @@ class Choice:
     has_weights: bool
 
 
-def replay(step: int | None, fp32: bool, names: dict[str, Any]) -> dict[str, Any]:
+def replay(step: int | None, fp32: bool, names: dict[str, Any], saved: str = "") -> dict[str, Any]:
     """Return what this rank finds in a step that was left out; `{}` where it did not.
 
     Or `{"error": (what, why, do)}`, the same on all ranks. Collective.
@@ -86,18 +86,23 @@ def replay(step: int | None, fp32: bool, names: dict[str, Any]) -> dict[str, Any
         step: Its number in the cell; None takes the newest.
         fp32: Run its forward in float32, too.
         names: The namespace of the rank's cells.
+        saved: The folder to take it from, as `kept_evidence.read`; "" for this rank's memory.
     """
-    kept = guard.here.evidence.steps
+    try:
+        kept, where = kept_evidence.read(saved) if saved else (guard.here.evidence.steps, "")
+    except NBDistError as error:
+        return {"error": [error.what, error.why, error.do]}
     everyone: list[list[KeptStep]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, [_said(one) for one in kept])
     try:
         choice = choose(everyone, step, fp32=fp32)
     except UsageError as error:
-        return {"error": [error.what, error.why, error.do]}
+        return {"error": [error.what, error.why, error.do + (saved and ", with the same --from")]}
     mine = [one for one in kept if (one.cell, one.step) == (choice.cell, choice.step)]
     if dist.get_rank() not in choice.ranks:
         return {}
-    return _look(mine[-1], choice, fp32=fp32)
+    found = _look(mine[-1], choice, fp32=fp32)
+    return found | {"is_older": False, "where": where} if saved else found
 
 
 def choose(
@@ -132,7 +137,7 @@ def choose(
             f"{begin_with_ranks(without)} {'has' if len(without) == 1 else 'have'} nothing of step "
             f"{step} any more.",
             why="a new process has no evidence, and a forward runs on all ranks or on none",
-            do="train on: the next step that is left out can be looked into",
+            do="%dist replay --from last, if the cell had --keep; else train on to the next one",
         )
     why_not = {rank: one.why_not for rank, one in by_rank.items() if one.why_not}
     counts = {one.forwards for one in by_rank.values()}
@@ -162,6 +167,8 @@ def _why_not(kept: LeftOutStep, model: nn.Module | None) -> str:
     """Return why its forwards cannot run again; "" where they can."""
     if model is None:
         return "its model is not known, or is gone"
+    if kept.why_not:
+        return kept.why_not
     if any(isinstance(one, FullyShardedDataParallel) for one in model.modules()):
         return "a FullyShardedDataParallel is not run again; fully_shard and layouts are"
     if len(kept.modes) != sum(1 for _ in model.modules()):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from nbdist.engine.averaging import async_sgd
 from nbdist.engine.checkpoint import automatic, save, steady
+from nbdist.engine.checks import kept_evidence
 from nbdist.engine.checks.checks import RankChecks
 from nbdist.engine.checks.shared_batches import SharedBatches
 from nbdist.engine.compat.groups.torch_dist import Functions
@@ -59,6 +60,7 @@ def of_rank(
         SharedBatches(),
         Tap(),
         training.here,
+        kept_evidence.here,  # its sentence is after that of the next
         guard.here,  # after those that count steps
         halt.here,  # likewise
         TorchModes(),

@@ -11,7 +11,7 @@ import torch
 from torch.optim import Optimizer
 
 from nbdist.engine.checkpoint import automatic
-from nbdist.engine.checks import first_weights, model_facts, restarted_loops
+from nbdist.engine.checks import first_weights, kept_evidence, model_facts, restarted_loops
 from nbdist.engine.checks.checks import RankChecks
 from nbdist.engine.component import Component
 from nbdist.engine.data import services
@@ -108,6 +108,7 @@ def connect(rank: "Rank", device: torch.device) -> None:
     guard.here.step, guard.here.log = halt.here.step, training.here.log
     guard.here.evidence.find_model = model_facts.model_of
     guard.here.evidence.loss = training.here.newest_loss
+    guard.here.evidence.save = kept_evidence.here.save
     halt.here.actions = at_halt.actions(rank)
     parallelize.here.report = recorder.fact
     publish.here.place = publish.PublishTarget(

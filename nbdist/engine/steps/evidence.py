@@ -4,7 +4,8 @@ A step that `guard` leaves out has changed no weight, so its forward can run aga
 inputs, the random numbers and the weights that it began with, its loss and the norms of its
 gradients. Inputs are kept by reference and weights copied, both within bounds and only then; while
 steps are sound, references to one step's inputs are all that is held. The steps of one cell are
-kept, until another leaves one out. Nothing leaves the rank's memory: it holds people's samples.
+kept, until another leaves one out. Nothing leaves the rank's memory, for it holds people's samples,
+but where a cell asks for it (`evidence_file`).
 
 Threads: as `guard`.
 """
@@ -48,6 +49,7 @@ class LeftOutStep:
         weights: Of its parameters and buffers, in their order; None where they are too large.
         forwards: Those of the step, as they were called.
         unkept: How many more it had, beyond the bounds.
+        why_not: Why none was kept, where that is another reason.
     """
 
     cell: int
@@ -60,6 +62,7 @@ class LeftOutStep:
     weights: "Weights | None" = None
     forwards: list[Forward] = field(default_factory=list)
     unkept: int = 0
+    why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class Evidence:
     Attributes:
         find_model: Finds what an optimizer trains, as the loop calls it; None where none does.
         loss: Returns the loss of the step that is being made; None where it is not known.
+        save: Called with the steps when there is a new one.
         steps: The steps, oldest first.
         guarded_cell: The number of the newest cell that would leave out a step.
     """
@@ -94,6 +98,7 @@ class Evidence:
     def __init__(self) -> None:
         self.find_model: Callable[[Optimizer], nn.Module | None] | None = None
         self.loss: Callable[[], float | None] = lambda: None
+        self.save: Callable[[list[LeftOutStep]], None] = lambda _: None
         self.steps: list[LeftOutStep] = []
         self.guarded_cell = 0
         self._cell = 0
@@ -181,6 +186,7 @@ class Evidence:
             self._new.step = step
             self.steps = _within_bounds([*self.steps, self._new])
             self._new = None
+            self.save(self.steps)
 
     def _of(
         self, model: nn.Module | None, parameters: list[torch.Tensor], *, is_of_all: bool
