@@ -19,6 +19,28 @@ class Trust(torch.optim.Optimizer):
 class TrustOfParts(Trust):
     def size(self, t):
         return t.norm().item()
+class TrustIf(Trust):
+    def __init__(self, params, lr=0.1, of_parts=False):
+        super().__init__(params, lr)
+        self.of_parts = of_parts
+    def size(self, t):
+        return t.norm().item() if self.of_parts else t.norm()
+class Scaled(torch.optim.Muon):
+    times = 1.0
+    def step(self, closure=None):
+        held = [p for group in self.param_groups for p in group["params"]]
+        before = [p.detach().clone() for p in held]
+        super().step(closure)
+        with torch.no_grad():
+            for was, p in zip(before, held):
+                if hasattr(p, "to_local"):
+                    p.copy_(was + (p - was) * self.times)
+class Noisy(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(torch.randn_like(p), alpha=1e-3)
 class NeedsMore(Trust):
     def __init__(self, params, model, lr=0.1):
         super().__init__(params, lr)
@@ -76,9 +98,41 @@ def test_an_optimizer_that_takes_a_part_for_the_whole_differs_and_the_weight_is_
 ) -> None:
     ok, text = verify(session, "zero3", "opt = TrustOfParts(net.parameters())")
     assert ok is False
-    assert "DIFFERS: the weight of " in text
+    assert "DIFFERS: the update of " in text
     assert "at step 1 by " in text
     assert "with TrustOfParts" in text
+
+
+@pytest.mark.parametrize("times", [0.0, 0.5, 1.5, 2.0, -1.0])
+def test_muon_whose_updates_are_wrong_on_parts_differs_beyond_its_own_rounding(
+    session: nbdist.Session, times: float
+) -> None:
+    make = f"Scaled.times = {times}; opt = Scaled(net.parameters(), lr=0.01)"
+    ok, text = verify(session, "zero3", make)
+    assert ok is False, text
+
+
+def test_what_an_optimizer_keeps_on_itself_is_proven_too(session: nbdist.Session) -> None:
+    ok, text = verify(session, "zero3", "opt = TrustIf(net.parameters(), of_parts=True)")
+    assert ok is False, text
+    ok, text = verify(session, "zero3", "opt = TrustIf(net.parameters())")
+    assert ok, text
+
+
+def test_updates_that_are_chance_are_said_to_tell_nothing(session: nbdist.Session) -> None:
+    ok, text = verify(session, "ddp", "opt = Noisy(net.parameters(), lr=0.1)")
+    assert ok is None
+    assert text.startswith("What Noisy does on parts cannot be told from chance.")
+
+
+def test_hooks_of_steps_are_left_out_and_that_is_said(session: nbdist.Session) -> None:
+    hooked = (
+        "opt = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "_ = opt.register_step_pre_hook(lambda *_: None)"
+    )
+    ok, text = verify(session, "ddp", hooked)
+    assert ok, text
+    assert "Hooks of this SGD's steps were left out" in text
 
 
 def test_a_small_learning_rate_is_raised_and_that_is_said(session: nbdist.Session) -> None:

@@ -19,6 +19,13 @@ class Lamb(torch.optim.Optimizer):
 class LambOfNumbers(Lamb):
     def ratio(self, p):
         return p.norm().item() / p.grad.norm().item()
+class LambIf(Lamb):
+    def __init__(self, params, lr=0.1, of_numbers=False):
+        super().__init__(params, lr)
+        self.of_numbers = of_numbers
+    def ratio(self, p):
+        ratio = p.norm() / p.grad.norm()
+        return p.norm().item() / p.grad.norm().item() if self.of_numbers else ratio
 class Block(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -63,6 +70,13 @@ def test_one_that_is_wrong_on_parts_is_refused_with_the_layouts_that_keep_matric
     for said, moved, _ in run(session, kind, text):
         assert f"{kind.split('.')[-1]} cannot train parts of matrices" in said
         assert '"ddp" keeps matrices whole, and "zero1"' in said
+        assert moved == 0.0
+
+
+def test_what_an_optimizer_keeps_on_itself_is_tried_too(session: nbdist.Session) -> None:
+    kind = "(lambda *params, **options: LambIf(*params, **options, of_numbers=True))"
+    for said, moved, _ in run(session, kind, "zero3"):
+        assert "LambIf cannot train parts of matrices" in said
         assert moved == 0.0
 
 

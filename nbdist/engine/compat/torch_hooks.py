@@ -6,16 +6,19 @@ says what a new torch has moved. Tried with torch 2.13.0 and 2.15.0 (CPU).
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache, wraps
 from time import thread_time_ns
-from types import FrameType, FunctionType, MethodType
+from types import FrameType, FunctionType
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 import torch.utils.data.dataloader as dataloader
+from torch.optim import optimizer as optim_hooks
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -24,6 +27,8 @@ from torch.optim.optimizer import (
 from nbdist.engine.compat.cuda_graphs import graphs
 
 _torch: Any = torch  # for names that its types do not tell
+
+_GLOBAL_STEP_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
 Undo = Callable[[], None]
 Closure = Callable[[], Any]
@@ -49,6 +54,7 @@ def check() -> list[str]:
         (torch.autograd.graph, ["_engine_run_backward"]),
         (torch.profiler.profile, ["prepare_trace"]),
         (torch.autograd, ["_profiler_enabled"]),
+        (optim_hooks, [*_GLOBAL_STEP_HOOKS]),
         (c10d._world, ["pg_coalesce_state"]),
         (torch, ["_disable_dynamo"]),
         (torch._C._dynamo.eval_frame, ["set_code_exec_strategy", "_FrameExecStrategy"]),
@@ -498,11 +504,29 @@ def let_run_hooks(kind: type) -> None:
 
 
 def step_without_hooks(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer step, and the one inside it, without a word to those who count steps."""
-    inner = getattr(optimizer, "optim", None)
-    if isinstance(inner, torch.optim.Optimizer):  # a ZeroRedundancyOptimizer's
-        setattr(inner, "step", MethodType(_native_step(inner), inner))  # noqa: B010 - a method's name
-    _native_step(optimizer)(optimizer)
+    """Let an optimizer step without a word to those who count steps. Main thread.
+
+    Also where its step calls that of its base class, or of an optimizer inside it, each of which
+    torch has made to run the hooks.
+    """
+    with _without_global_hooks():
+        _native_step(optimizer)(optimizer)
+
+
+@contextmanager
+def _without_global_hooks() -> Iterator[None]:
+    # Others in their place: torch may be in the midst of running them.
+    kept = {name: getattr(optim_hooks, name) for name in _GLOBAL_STEP_HOOKS}
+    vars(optim_hooks).update({name: OrderedDict() for name in kept})
+    try:
+        yield
+    finally:
+        vars(optim_hooks).update(kept)
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer has hooks of its own on its steps."""
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
 def _native_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:

@@ -259,7 +259,7 @@ class Layout(Trainable):
         weights. Gradients, buffers and losses are compared on every rank; then all is put back:
         weights, gradients, statistics, modes, random numbers. No optimizer is used, unless yours is
         to be proven, too: then a new one of its class and options steps on the layout's parts, and
-        one on the plain model, both with the same gradients, and weights are compared.
+        one on the plain model, both with the same gradients, and their updates are compared.
 
         Rank 0 also computes the loss of some pieces in one. Where it is not their mean, as that of
         a masked mean, the proof says so.

@@ -9,7 +9,6 @@ a small matrix, whole and cut in the same way: a rank compares its part.
 Main thread. An optimizer that works element by element sends nothing for it.
 """
 
-import inspect
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +20,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from nbdist.engine.compat import torch_hooks, torch_live
+from nbdist.engine.compat import torch_hooks
+from nbdist.engine.layout.like_optimizer import made_like
 from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.steps import step_state
 from nbdist.shared.errors import LayoutError
@@ -122,16 +122,14 @@ def _stepped(
     optimizer: Optimizer, group: dict[str, Any], matrix: Tensor, gradient: Tensor
 ) -> Tensor:
     """Return a matrix after one step of a new optimizer of the same class and options."""
-    kind: Any = type(optimizer)
-    options = {name: group[name] for name in inspect.signature(kind).parameters if name in group}
-    options.pop("params", None)
+    options = {name: value for name, value in group.items() if name != "params"}
     if "lr" in options:
         options["lr"] = 0.1  # a schedule may begin at 0
     trained = nn.Parameter(matrix.detach().clone())
     trained.grad = gradient
     devices = [matrix.device] if matrix.is_cuda else []
-    with torch_live.here.unseen(), torch.random.fork_rng(devices=devices):
-        torch_hooks.step_without_hooks(kind([trained], **options))
+    with torch.random.fork_rng(devices=devices):
+        torch_hooks.step_without_hooks(made_like(optimizer, [{**options, "params": [trained]}]))
     return trained.detach()
 
 

@@ -54,25 +54,27 @@ class Findings:
 
     def compare_norms(
         self,
+        what: str,
         step: int,
         live: Mapping[str, torch.Tensor],
-        gradients: Iterable[tuple[str, torch.Tensor]],
+        wholes: Iterable[tuple[str, torch.Tensor]],
         errors: Iterable[tuple[str, torch.Tensor]],
         smallest: float,
     ) -> None:
-        """Compare this rank's parts of gradients in low precision. Collective as the iterables.
+        """Compare the norms of this rank's parts of tensors. Collective as the iterables.
 
         Args:
+            what: They are, such as "gradient".
             step: Which.
             live: By name.
-            gradients: Those of one process, whole.
+            wholes: Those of one process.
             errors: How far they are from the truth, element by element; in the same order.
             smallest: As for `allowances`.
         """
         by: dict[str, float] = {}
         noise: dict[str, Noise] = {}
         sizes: dict[str, int] = {}
-        for (name, full), (_, error) in zip(gradients, errors, strict=True):
+        for (name, full), (_, error) in zip(wholes, errors, strict=True):
             if name in live:
                 mine = torch_hooks.local_part(live[name])
                 theirs, off = (
@@ -84,7 +86,7 @@ class Findings:
                 sizes[name] = mine.numel()
         allowed = norm_allowances(noise, sizes, smallest)
         for name, distance in by.items():
-            self.note("gradient", name, step, distance, noise[name].floor, allowed[name])
+            self.note(what, name, step, distance, noise[name].floor, allowed[name])
 
     def note(
         self, what: str, name: str, step: int, by: float, floor: float, allowed: float

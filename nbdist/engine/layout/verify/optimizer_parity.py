@@ -1,17 +1,19 @@
 """The user's optimizer in a proof: on parts it does what it does on whole tensors, or differs.
 
 A new optimizer of its class and options steps on the live parts, and one on rank 0's plain model.
-Both get one process' gradients bit by bit, so what differs afterwards is the optimizer's. Twins on
-rank 0, whose gradients are moved by half a unit of their last place, show its round-off; of the
-coarsest dtype that a step computes in, as Muon does in bfloat16. Then the live weights become the
-plain ones', and the next step begins alike.
+Both get one process' gradients bit by bit, so what differs in their updates is the optimizer's.
+Twins on rank 0, whose gradients are moved by half a unit of their last place, show its round-off;
+of the coarsest dtype that a step computes in, as Muon does in bfloat16. Where that is as large as
+updates, nothing can be told, and that is said. Then the live weights become the plain ones', and
+the next step begins alike.
 
 Main thread, all ranks.
 """
 
-import inspect
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -21,11 +23,12 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from nbdist.engine.compat import torch_hooks, torch_live
+from nbdist.engine.compat import torch_hooks
 from nbdist.engine.layout.axes import zero1
+from nbdist.engine.layout.like_optimizer import made_like
 from nbdist.engine.layout.verify.compare import Findings
 from nbdist.engine.layout.verify.preconditions import SOURCE, Provable
-from nbdist.engine.layout.verify.report import Noise, allowances
+from nbdist.engine.layout.verify.report import NORM_MULTIPLE
 from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.layout.weights.full_tensors import TensorFacts
 from nbdist.shared.error_text import text_of
@@ -33,6 +36,12 @@ from nbdist.shared.errors import LayoutError
 
 LEAST_RATE: Final = 0.01  # below it an update drowns in the round-off of the weights
 _TWINS: Final = 2
+_MOST_NOISE: Final = 0.5  # of updates, in the distance that is allowed: beyond it nothing is told
+_ROUNDING: Final = 1e-6  # of a learning rate in float32
+
+
+# Updates by name, how far they are from the truth, and the smallest relative error that counts.
+_Steps = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,45 +49,37 @@ class Recipe:
     """How an optimizer like the user's is made.
 
     Attributes:
-        kind: Its class; of states that are cut over ranks, that of each part.
+        original: The user's; of states that are cut over ranks, that of this rank's.
         groups: The options of its groups, without parameters.
         group_of: The number of the group of each parameter that it trains, over all ranks.
         is_cut: Whether its states are cut over ranks.
         raised_from: The smallest learning rate, where `LEAST_RATE` is taken for it.
+        has_hooks: Whether its steps have hooks, which a new one has not.
     """
 
-    kind: type[Optimizer]
+    original: Optimizer
     groups: tuple[Mapping[str, Any], ...]
     group_of: Mapping[str, int]
     is_cut: bool
     raised_from: float | None
+    has_hooks: bool
 
     @property
     def name(self) -> str:
         """Of the class."""
-        return self.kind.__name__
+        return type(self.original).__name__
 
     def make(self, tensors: Mapping[str, torch.Tensor]) -> Optimizer:
         """Return an optimizer of those of these tensors that it trains, on one process."""
-        kind: Any = self.kind
-        with torch_live.here.unseen():
-            made: Optimizer = kind(self._filled(tensors), **self._options)
-        return made
+        return made_like(self.original, self._filled(tensors))
 
     def make_live(self, layout: Provable) -> Optimizer:
         """Return an optimizer of this rank's parts."""
-        tensors = full_tensors.names(layout.model)
+        filled = self._filled(full_tensors.names(layout.model))
         if not self.is_cut:
-            return self.make(tensors)
-        group = layout.mesh.get_group("dp")
-        with torch_live.here.unseen():
-            return zero1.make(self.kind, self._filled(tensors), group, **self._options)
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        """What the constructor asks for beside parameters: the first group's, each has its own."""
-        asked = inspect.signature(self.kind).parameters
-        return {name: value for name, value in self.groups[0].items() if name in asked}
+            return made_like(self.original, filled)
+        shared = partial(zero1.make, type(self.original), group=layout.mesh.get_group("dp"))
+        return made_like(self.original, filled, shared)
 
     def _filled(self, tensors: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:
         filled = []
@@ -98,7 +99,8 @@ def recipe(optimizer: object, layout: Provable) -> Recipe:
     if not isinstance(optimizer, Optimizer):
         raise LayoutError(
             f"verify got a {type(optimizer).__name__} as its optimizer.",
-            do="layout.verify((x, y), loss_fn, optimizer=opt) with the one that trains this model",
+            do="layout.verify((x, y), loss_fn, optimizer=opt) with one that trains this model; of "
+            "several, one after the other",
         )
     own = {id(tensor): name for name, tensor in full_tensors.names(layout.model).items()}
     mine = {
@@ -119,12 +121,13 @@ def recipe(optimizer: object, layout: Provable) -> Recipe:
     groups, lowest = [], None
     for group in optimizer.param_groups:
         options = {name: value for name, value in group.items() if name != "params"}
-        if "lr" in options and float(options["lr"]) < LEAST_RATE:
+        if "lr" in options and float(options["lr"]) < LEAST_RATE * (1 - _ROUNDING):
             lowest = min(float(options["lr"]), LEAST_RATE if lowest is None else lowest)
             options["lr"] = LEAST_RATE
         options.pop("initial_lr", None)  # a schedule's
         groups.append(options)
-    return Recipe(type(inner), tuple(groups), group_of, inner is not optimizer, lowest)
+    has_hooks = any(map(torch_hooks.has_step_hooks, (inner, optimizer)))
+    return Recipe(inner, tuple(groups), group_of, inner is not optimizer, lowest, has_hooks)
 
 
 class OptimizerParity:
@@ -188,18 +191,26 @@ class OptimizerParity:
         trained = {n: p for n, p in self._places.items() if n in reached}
         device = self._layout.mesh.device_type
         held = full_tensors.names(self._layout.model)
-        for name in self._places.keys() & held.keys():
-            held[name].grad = None
+        mine = {name: held[name] for name in self._places if name in held}
+        before = {name: tensor.detach().clone() for name, tensor in mine.items()}
+        for tensor in mine.values():
+            tensor.grad = None
         for name, full in full_tensors.from_rank_0(trained, gradients, device):
-            if name in held:
-                held[name].grad = full_tensors.cut_like(full, held[name])
-        noise, epsilon = self._step_alone(gradients)
+            if name in mine:
+                mine[name].grad = full_tensors.cut_like(full, mine[name])
+        updates, errors, least = self._step_alone(gradients)
         self._step_live()
-        allowed = allowances(noise, epsilon)
+        findings.compare_norms(
+            "update",
+            step,
+            {name: tensor.detach() - before[name] for name, tensor in mine.items()},
+            full_tensors.from_rank_0(self._places, updates, device),
+            full_tensors.from_rank_0(self._places, errors, device),
+            least,
+        )
         for name, full in full_tensors.from_rank_0(self._places, self._whole, device):
-            if name in held:
-                findings.compare("weight", name, step, held[name], full, noise[name], allowed[name])
-                full_tensors.put(held[name], full)
+            if name in mine:
+                full_tensors.put(mine[name], full)
 
     def _step_live(self) -> None:
         try:
@@ -211,12 +222,18 @@ class OptimizerParity:
                 do='the layout "ddp" keeps them whole, and "zero1", with layout.optimizer, too',
             ) from error
 
-    def _step_alone(self, gradients: Mapping[str, torch.Tensor]) -> tuple[dict[str, Noise], float]:
-        """Step on rank 0, and return what `_stepped_alone` does on all ranks. Collective."""
+    def _step_alone(self, gradients: Mapping[str, torch.Tensor]) -> _Steps:
+        """Step on rank 0; what it returns is empty on the others. Collective.
+
+        Raises:
+            LayoutError: The optimizer does not step so, or parts of its updates are chance.
+        """
+        made: _Steps = {}, {}, 0.0
         sent: list[Any] = [None]
         if self._whole:
             try:
-                sent[0] = self._stepped_alone(gradients)
+                made = self._stepped_alone(gradients)
+                sent[0] = made[2], _share(*made[:2])
             except Exception as error:
                 sent[0] = _in_a_line(error)
         dist.broadcast_object_list(sent, src=SOURCE)
@@ -226,31 +243,38 @@ class OptimizerParity:
                 why=sent[0],
                 do="prove one that steps without a closure, on gradients as this model makes them",
             )
-        noise, epsilon = sent[0]
-        return noise, epsilon
+        least, share = sent[0]
+        if NORM_MULTIPLE * share > _MOST_NOISE:
+            raise LayoutError(
+                f"What {self.recipe.name} does on parts cannot be told from chance.",
+                why="on one process, gradients that differ by a rounding give it updates that "
+                f"differ by {100 * share:.0f} %: it draws random numbers, or rounds coarsely",
+                do="prove it without these, or layout.verify((x, y), loss_fn) alone",
+            )
+        return made[0], made[1], least
 
-    def _stepped_alone(
-        self, gradients: Mapping[str, torch.Tensor]
-    ) -> tuple[dict[str, Noise], float]:
-        """Step; return the noise of each weight, and the smallest relative error that counts."""
+    def _stepped_alone(self, gradients: Mapping[str, torch.Tensor]) -> _Steps:
+        """Return updates, their errors, and the smallest relative error that counts."""
         mine, *twins = self._alone
+        before = {name: whole.detach().clone() for name, whole in self._whole.items()}
         for name, whole in self._whole.items():
             whole.grad = gradients.get(name)
         with _Coarsest() as seen:
             torch_hooks.step_without_hooks(mine)
         own = max(float(torch.finfo(w.dtype).eps) for w in self._whole.values())
         self._epsilon = max(self._epsilon, seen.epsilon, own)
-        floors = dict.fromkeys(self._whole, 0.0)
+        # An update is a difference of weights: it has their last place.
+        errors = {n: whole.detach().abs() * (own / 2) for n, whole in self._whole.items()}
         for optimizer, copies in zip(twins, self._twins, strict=True):
             for name, copy in copies.items():
                 copy.grad = self._moved(gradients.get(name))
             torch_hooks.step_without_hooks(optimizer)
             for name, copy in copies.items():
                 whole = self._whole[name].detach()
-                floors[name] = max(floors[name], _largest(copy.detach().double() - whole.double()))
+                errors[name] = torch.maximum(errors[name], (copy.detach() - whole).abs())
                 copy.detach().copy_(whole)
-        noise = {n: Noise(floors[n], _largest(whole)) for n, whole in self._whole.items()}
-        return noise, own
+        updates = {name: whole.detach() - before[name] for name, whole in self._whole.items()}
+        return updates, errors, own
 
     def _moved(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """Return a gradient moved by half a unit of its last place, up or down at random."""
@@ -287,5 +311,10 @@ def _in_a_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(text_of(error).splitlines() or [''])[0]}"
 
 
-def _largest(tensor: torch.Tensor) -> float:
-    return float(tensor.detach().double().abs().max()) if tensor.numel() else 0.0
+def _share(updates: Mapping[str, torch.Tensor], errors: Mapping[str, torch.Tensor]) -> float:
+    """Return the norm of errors over that of updates; 0 where nothing moves."""
+    off, size = (
+        math.hypot(*(float(one.double().norm()) for one in tensors.values()))
+        for tensors in (errors, updates)
+    )
+    return off / size if size else 0.0

@@ -54,7 +54,8 @@ class Difference:
     """The distance of one tensor of one rank from one process.
 
     Attributes:
-        what: "gradient", "weight", "buffer", "loss" or "dropout" (the probability of a module).
+        what: "gradient", "update" (of a weight, by an optimizer), "weight", "buffer", "loss" or
+            "dropout" (the probability of a module).
         name: Of the parameter or buffer, in the plain model.
         step: From 1; 0 is before the first.
         rank: Whose.

@@ -191,6 +191,11 @@ class _Run:
             return None
         parity = OptimizerParity(self._optimizer, self._layout, alone.model, self._places)
         self._terms.append(f"with {parity.recipe.name}")
+        if parity.recipe.has_hooks:
+            self._notes.append(
+                f"Hooks of this {parity.recipe.name}'s steps were left out: they refer to it, and "
+                "to what else they please."
+            )
         if (rate := parity.recipe.raised_from) is not None:
             self._notes.append(
                 f"{parity.recipe.name} stepped with a learning rate of {LEAST_RATE:g} in place of "
@@ -302,6 +307,7 @@ class _Run:
         live = self._live.gradients()
         if self._is_low:
             self._findings.compare_norms(
+                "gradient",
                 step,
                 live,
                 full_tensors.from_rank_0(trained, alone.gradients, self._device),
