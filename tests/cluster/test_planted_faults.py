@@ -137,12 +137,14 @@ class Fault:
     """What is to be known of a kind of fault where its forward runs again.
 
     `module` is the first whose output is not finite, None where the forward is finite; `weights`
-    what is not finite in it. `of_sample`: it is one sample's, by its target where `is_target`. The
+    what is not finite in it. `burst` is the first operation whose gradient is not finite, where the
+    forward is. `of_sample`: it is one sample's, by its target where `is_target`. The
     loss is not finite where `is_loss`; else it is the backward's, or the forward's.
     """
 
     kind: str
     module: str | None
+    burst: str = ""
     weights: tuple[str, ...] = ()
     of_sample: bool = False
     is_input: bool = False
@@ -162,15 +164,22 @@ FAULTS = [
     Fault("bfloat16", "0 (Plant)", of_sample=True),
     Fault("all is masked", "0 (Plant)", of_sample=True),
     Fault("norm of a constant", "0.norm (LayerNorm)", of_sample=True),
-    Fault("row of an embedding", "0.table (Embedding)", ("weight",), of_sample=True),
-    Fault("weight", "1.up (Linear)", ("bias",)),
-    Fault("buffer", "0 (Plant)", ("scale",)),
-    Fault("gradient of sqrt", None),
-    Fault("gradient of where", None),
-    Fault("gradient that bursts", None),
-    Fault("loss scale", None, is_loss=True),
-    Fault("mean of none", None, is_loss=True),
-    Fault("target", None, of_sample=True, is_target=True, is_loss=True),
+    Fault("row of an embedding", "0.table (Embedding)", weights=("weight",), of_sample=True),
+    Fault("weight", "1.up (Linear)", weights=("bias",)),
+    Fault("buffer", "0 (Plant)", weights=("scale",)),
+    Fault("gradient of sqrt", None, "SqrtBackward0 in 2 (Inner)"),
+    Fault("gradient of where", None, "SqrtBackward0 in 2 (Inner)"),
+    Fault("gradient that bursts", None, "BurstBackward in 2 (Inner)"),
+    Fault("loss scale", None, "MulBackward0 in the loss", is_loss=True),
+    Fault("mean of none", None, "DivBackward0 in the loss", is_loss=True),
+    Fault(
+        "target",
+        None,
+        "MseLossBackward0 in the loss",
+        of_sample=True,
+        is_target=True,
+        is_loss=True,
+    ),
 ]
 
 
@@ -179,7 +188,7 @@ def planted(session: Session, kind: str, text: str) -> Replayed:
     session.run(MAKE, params=params, timeout_s=4 * LONGEST_S)
     assert session.trained is not None
     assert session.trained.telemetry.series("left_out"), "else an older cell's step is looked into"
-    return session.replay()
+    return session.replay(anomaly=True)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.kind)
@@ -203,8 +212,16 @@ def test_what_can_be_known_of_a_fault_is_named_and_nothing_else(
         assert (forward.samples or ()) == ((19,) if is_named and not fault.is_target else ())
         assert forward.beside == (((3, 19),) if is_named and fault.is_target else ())
         assert one.bad_gradients
+        assert one.backward is not None
+        (first,) = one.backward
+        if fault.module is None:
+            # "MulBackward0 in the loss (cell 7, line 98) is the first whose ..."
+            assert (str(first).split(" (cell ")[0] if has_it else first) == (
+                fault.burst if has_it else None
+            )
+            assert first is None or ", line " in first.place
     on = "rank 0" if fault.of_sample and text != "tp=2" else "ranks 0-1"
-    left = f"the loss, on {on}." if fault.is_loss else "the loss, or the backward."
+    left = f"the loss, on {on}, " if fault.is_loss else "the loss or the backward, "
     assert (f"So it is {left}" in str(found)) == (fault.module is None)
 
 
@@ -217,6 +234,7 @@ def test_of_a_pipeline_the_step_and_the_gradients_are_named_and_it_is_said_why(
     assert "its forward was not seen: a pipeline's" in str(found)
     assert any(one.bad_gradients for one in found.ranks.values())
     for one in found.ranks.values():
+        assert one.backward is None
         assert all(f.module is None and not f.rows and f.samples is None for f in one.forwards)
 
 

@@ -195,6 +195,7 @@ def test_training_goes_on_bit_equal_to_one_that_was_not_looked_into(
         if looks:
             session.replay()
             assert str(session.replay(3)) == str(session.replay())
+            assert all(one.backward for one in session.replay(anomaly=True).ranks.values())
         done.append(run(session, TRAIN_ON).value_list)
     assert done[0] == done[1]
 
@@ -316,3 +317,102 @@ def test_units_that_compute_in_a_lower_precision_cannot_run_in_float32(
         in_float32(session, "zero3", how)
     assert why in error.value.why
     assert {str(module) for module in modules(session.replay()).values()} == {"1.3 (Gap)"}
+
+
+# In the backward of the block rank 1 makes a gradient too large, of its part alone.
+BURST = """
+class Burst(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 1e38 * 1e38
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
+    def forward(self, x):
+        hidden = torch.relu(self.up(x))
+        return x + self.down(Burst.apply(hidden) if rank == 1 else hidden)
+torch.manual_seed(0)
+cut = nbdist.TensorParallel(example=torch.ones(2, 8), plan={"*.up": "column", "*.down": "row"})
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), Block())
+layout = nbdist.parallelize(model, text, *([cut] if text == "tp=2" else []))
+optimizer = layout.optimizer(torch.optim.AdamW, lr=0.01)
+layout.step(torch.ones(4, 8), torch.zeros(4, 8), torch.nn.functional.mse_loss, skip_nonfinite=True)
+optimizer.step()
+"""
+# A loss with a parameter of its own, by hand or by the layout, of two micro-batches.
+PARTS = """
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 4)
+layout = nbdist.parallelize(model, "ddp")
+own = torch.nn.Parameter(torch.ones(()))
+optimizer = torch.optim.SGD([*model.parameters(), own], lr=0.1)
+if how == "hook":
+    model.bias.register_post_accumulate_grad_hook(lambda p: None)
+x, y = torch.ones(2, 4), torch.ones(2, 4)
+def loss_fn(out, y):
+    return ((out - out.detach()) * own * y).square().sum(dim=1).sqrt().mean()
+for part in layout.accumulate(2):
+    if how == "loop":
+        loss_fn(layout.model(x), y).backward()
+    else:
+        layout.step(x, y, loss_fn, skip_nonfinite=True)
+optimizer.step()
+if how == "changed":
+    y.zero_()
+own.grad = torch.full((), 7.0)
+"""
+
+
+@pytest.mark.parametrize("text", ["ddp", "tp=2"])
+def test_an_operation_that_bursts_on_one_rank_is_told_from_what_others_get_of_it(
+    session: Session, text: str
+) -> None:
+    run(session, BURST, text=text)
+    found = session.replay(anomaly=True)
+    first, second = (one.backward for one in found.ranks.values())
+    assert second is not None
+    assert second[0] is not None
+    assert str(second[0]).startswith("BurstBackward in 1 (Block) (cell ")
+    assert not second[0].is_shared
+    assert second[0].place.endswith(", line 14")
+    assert first is not None
+    if text == "ddp":
+        assert first == (None,)
+    else:
+        assert first[0] is not None
+        assert first[0].is_shared, "into the backward of its part it comes from the other rank"
+
+
+def test_the_loss_of_each_micro_batch_runs_again_and_leaves_no_gradient(session: Session) -> None:
+    run(session, PARTS, how="step")
+    found = session.replay(anomaly=True)
+    for one in found.ranks.values():
+        assert one.backward is not None
+        firsts = [str(first).split(" (cell ")[0] for first in one.backward]
+        assert firsts == ["SqrtBackward0 in the loss"] * 2
+    left = run(session, "str((own.grad.item(), [p.grad for p in model.parameters()]))")
+    assert left.value_list == ["(7.0, [None, None])"] * 2
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        (
+            "loop",
+            "its loss is not known: layout.step's alone are, by the ranks that have made them",
+        ),
+        ("changed", "its targets have been changed in place since"),
+        ("hook", "its parameters have hooks that act on a gradient once it is there"),
+    ],
+)
+def test_a_backward_that_cannot_run_again_is_told_with_the_reason(
+    session: Session, how: str, why: str
+) -> None:
+    session.run(PARTS, params={"how": how}, guard=True, timeout_s=2 * LONGEST_S)
+    found = session.replay(anomaly=True)
+    assert found.ran
+    assert f"Its backward did not run again:\n  ranks 0-1: {why}\n" in str(found)

@@ -8,6 +8,7 @@ from typing import Any, Final, Self
 from nbdist.shared.errors import UsageError
 from nbdist.shared.text import begin_with_ranks, counted, name_ranks
 
+_MENDED: Final = "or a change of the model since then has mended it"
 _SHOWN: Final = 8  # names or numbers in a sentence
 
 
@@ -28,7 +29,46 @@ class BadModule:
     is_passed_on: bool
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.kind})" if self.name else f"the model itself ({self.kind})"
+        return _named(self.name, self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class BadOperation:
+    """The first operation of a backward whose gradient is not finite.
+
+    Attributes:
+        operation: As autograd calls it, such as `SqrtBackward0`.
+        module: The innermost in whose forward it was made; None where none is known.
+        kind: Its class; "" likewise.
+        is_loss: Whether the loss has made it, behind the forward.
+        place: The line that called it, such as `cell 7, line 5`; "" where it is not known.
+        is_given: Whether the gradient was not finite before it.
+        is_shared: Whether ranks communicate in it, so that it may be another rank's.
+    """
+
+    operation: str
+    module: str | None
+    kind: str
+    is_loss: bool
+    place: str
+    is_given: bool
+    is_shared: bool
+
+    def __str__(self) -> str:
+        if self.is_loss:
+            made_in = " in the loss"
+        elif self.module is None:
+            made_in = ""
+        else:
+            made_in = f" in {_named(self.module, self.kind)}"
+        place = f" ({self.place})" if self.place else ""
+        if self.is_given:
+            return (
+                f"what reaches {self.operation}{made_in}{place} is not finite: a sum of gradients, "
+                "or a hook's"
+            )
+        shared = "; ranks communicate in it, so it may be another rank's" if self.is_shared else ""
+        return f"{self.operation}{made_in}{place} is the first whose gradient is not finite{shared}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +169,10 @@ class RankReplay:
         unkept: Forwards beyond what is kept.
         float32: What they gave in float32; None where that was not asked for.
         instead_of: The lower precisions of these forwards, such as `bfloat16`.
+        backward: What is first in the backward of each forward whose loss is known, None where
+            every gradient was finite; None where that was not asked for, or did not run.
+        why_no_backward: Why no backward did run again; "" where one did, or another rank is the
+            reason.
     """
 
     loss: float | None
@@ -140,6 +184,8 @@ class RankReplay:
     unkept: int
     float32: tuple[ReplayedForward, ...] | None = None
     instead_of: tuple[str, ...] = ()
+    backward: tuple[BadOperation | None, ...] | None = None
+    why_no_backward: str = ""
 
     @property
     def bad_gradients(self) -> tuple[str, ...]:
@@ -190,6 +236,7 @@ class Replayed:
                 mine["why_not"],
                 mine["unkept"],
                 *_in_float32(mine.get("float32")),
+                *_backward(mine.get("backward")),
             )
             for rank, mine in found.items()
         }
@@ -197,7 +244,8 @@ class Replayed:
         return cls(one["step"], ranks, one["ran"], one["has_weights"], older, where)
 
     def __str__(self) -> str:
-        said = [*self._forwards(), *self._float32(), *self._gradients(), *self._batches()]
+        looked = [*self._forwards(), *self._backward(), *self._float32()]
+        said = [*looked, *self._gradients(), *self._batches()]
         return "\n".join([self._title, *said, *filter(None, [self.where])])
 
     def __repr__(self) -> str:
@@ -220,7 +268,8 @@ class Replayed:
                     yield f"  {name_ranks(ranks)}: {why_not}"
             return
         for rank, one in self.ranks.items():
-            loss = "" if one.loss is None else f" (loss {one.loss:.4g})"
+            is_of_one = one.loss is not None and len(one.forwards) < 2  # else it is of all of them
+            loss = f" (loss {one.loss:.4g})" if is_of_one else ""
             yield from _each(rank, one.forwards, loss)
             if one.unkept:
                 yield f"  rank {rank}: {counted(one.unkept, 'forward')} more that it did not keep"
@@ -236,8 +285,34 @@ class Replayed:
             return "So it is the loss or the backward, or these weights no longer show it."
         losses = {rank: one.loss for rank, one in self.ranks.items()}
         if bad := [r for r, loss in losses.items() if loss is not None and not isfinite(loss)]:
-            return f"So it is the loss, on {name_ranks(bad)}."
-        return "So it is the loss, or the backward."
+            return f"So it is the loss, on {name_ranks(bad)}, {_MENDED}."
+        return f"So it is the loss or the backward, {_MENDED}."
+
+    def _backward(self) -> Iterable[str]:
+        """Say which operation has made a gradient that is not finite."""
+        reasons = {rank: one.why_no_backward for rank, one in self.ranks.items()}
+        if any(reasons.values()):
+            yield "Its backward did not run again:"
+            for why_not, ranks in _by_value(reasons):
+                if why_not:
+                    yield f"  {name_ranks(ranks)}: {why_not}"
+        ran = {rank: one.backward for rank, one in self.ranks.items() if one.backward is not None}
+        if not ran:
+            return
+        yield "Its loss and backward again:"
+        for found, ranks in _by_value(ran):
+            for number, first in enumerate(found, 1):
+                which = f", backward {number} of {len(found)}" if len(found) > 1 else ""
+                said = (
+                    "every gradient that reaches a parameter is finite"
+                    if first is None
+                    else str(first)
+                )
+                yield f"  {name_ranks(ranks)}{which}: {said}"
+        if not any(one for found in ran.values() for one in found):
+            more = "" if self.has_weights else ", or these weights no longer show it"
+            summed = "a sum of them (over uses of a weight, micro-batches or ranks)"
+            yield f"  So it is {summed}, or a hook{more}."
 
     def _float32(self) -> Iterable[str]:
         """Say whether it is the precision that has made it so."""
@@ -296,6 +371,10 @@ class Replayed:
                     )
 
 
+def _named(module: str, kind: str) -> str:
+    return f"{module} ({kind})" if module else f"the model itself ({kind})"
+
+
 def _samples(rows: Sequence[int], samples: Sequence[int] | None, *, is_all: bool) -> str:
     if is_all:
         return "every sample of its batch"
@@ -311,6 +390,15 @@ def _in_float32(
     if said is None:
         return None, ()
     return tuple(map(ReplayedForward.of, said["forwards"])), tuple(said["instead_of"])
+
+
+def _backward(
+    said: Mapping[str, Any] | None,
+) -> tuple[tuple[BadOperation | None, ...] | None, str]:
+    if said is None:
+        return None, ""
+    found = tuple(None if one is None else BadOperation(**one) for one in said["found"])
+    return (found if said["ran"] else None), said["why_not"]
 
 
 def _is_finite(forward: ReplayedForward) -> bool:

@@ -147,6 +147,9 @@ def dist_parser(own: type = NoOptions) -> argparse.ArgumentParser:
         "--fp32", action="store_true", help="in float32, too: is it the precision?"
     )
     made["replay"].add_argument(
+        "--anomaly", action="store_true", help="its backward, too: which operation bursts there?"
+    )
+    made["replay"].add_argument(
         "--from",
         dest="saved",
         metavar="FOLDER",

@@ -280,7 +280,9 @@ class NBDist(Magics):
     def _replay(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current
 
-        print(current().replay(asked.step, fp32=asked.fp32, saved=asked.saved))
+        print(
+            current().replay(asked.step, fp32=asked.fp32, anomaly=asked.anomaly, saved=asked.saved)
+        )
 
     def _chaos(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current

@@ -468,6 +468,7 @@ class Session:
         step: int | None = None,
         *,
         fp32: bool = False,
+        anomaly: bool = False,
         saved: str | os.PathLike[str] | None = None,
     ) -> Replayed:
         """Look into a step that `--guard` or `skip_nonfinite` has left out; changes nothing.
@@ -478,6 +479,8 @@ class Session:
         Args:
             step: Its number in the cell; None takes the newest that was left out.
             fp32: Run it in float32, too: weights, buffers and inputs cast, autocast off.
+            anomaly: Run its loss and backward, too, where `layout.step` has made the loss: which
+                operation gives the first gradient that is not finite, of which module and line.
             saved: A folder that a cell with `keep` has named, or its name in `.nbdist/evidence`, or
                 "last": the step is taken from there, for a model that was built again.
 
@@ -502,7 +505,7 @@ class Session:
         everyone = tuple(range(self.world_size))
         with self._alone():
             found = self._attempts.call(
-                "checks.replay", everyone, step=step, fp32=fp32, saved=place
+                "checks.replay", everyone, step=step, fp32=fp32, anomaly=anomaly, saved=place
             )
         return Replayed.of({rank: found[rank].value for rank in found})
 

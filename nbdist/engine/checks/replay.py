@@ -1,5 +1,7 @@
 """Run the forward of a step that was left out again, and say where it is not finite.
 
+Or its backward, too, where `layout.step` has made the loss.
+
 All ranks take part that have left it out, for a forward may run collectives; what each finds is
 its own. Weights, buffers, gradients, modes, random numbers and what modules hold are afterwards as
 they were (`layout/verify/restore`), and nothing is counted as a step.
@@ -19,8 +21,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from nbdist.engine.checks import first_bad, kept_evidence
 from nbdist.engine.checks.first_bad import bad_rows, is_finite
+from nbdist.engine.checks.first_burst import first_burst
 from nbdist.engine.checks.in_float32 import forward_in_float32, in_float32, names_of
 from nbdist.engine.checks.in_float32 import why_not as why_not_float32
+from nbdist.engine.compat import torch_anomaly
 from nbdist.engine.layout.plan.inputs import samples_in
 from nbdist.engine.layout.verify.restore import unharmed
 from nbdist.engine.steps import guard
@@ -47,6 +51,8 @@ class KeptStep:
         why_not: Why none can; "" where they can.
         has_weights: Whether its weights are kept.
         why_not_float32: Why its forwards cannot run in float32; "" where they can.
+        losses: Of how many forwards the loss is known.
+        why_no_backward: Why no backward can run again; "" where one can.
     """
 
     cell: int
@@ -56,6 +62,8 @@ class KeptStep:
     why_not: str = ""
     has_weights: bool = False
     why_not_float32: str = ""
+    losses: int = 0
+    why_no_backward: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,7 @@ class Choice:
         ranks: Those that have left it out.
         why_not: Why no forward runs again, by rank; empty where it does.
         has_weights: Whether it does so with the weights that it had.
+        no_backward: Why no backward runs again, by rank; empty where it can.
     """
 
     cell: int
@@ -75,9 +84,16 @@ class Choice:
     ranks: tuple[int, ...]
     why_not: Mapping[int, str]
     has_weights: bool
+    no_backward: Mapping[int, str]
 
 
-def replay(step: int | None, fp32: bool, names: dict[str, Any], saved: str = "") -> dict[str, Any]:
+def replay(
+    step: int | None,
+    fp32: bool,
+    names: dict[str, Any],
+    anomaly: bool = False,
+    saved: str = "",
+) -> dict[str, Any]:
     """Return what this rank finds in a step that was left out; `{}` where it did not.
 
     Or `{"error": (what, why, do)}`, the same on all ranks. Collective.
@@ -86,6 +102,7 @@ def replay(step: int | None, fp32: bool, names: dict[str, Any], saved: str = "")
         step: Its number in the cell; None takes the newest.
         fp32: Run its forward in float32, too.
         names: The namespace of the rank's cells.
+        anomaly: Run its loss and backward, too.
         saved: The folder to take it from, as `kept_evidence.read`; "" for this rank's memory.
     """
     try:
@@ -101,7 +118,7 @@ def replay(step: int | None, fp32: bool, names: dict[str, Any], saved: str = "")
     mine = [one for one in kept if (one.cell, one.step) == (choice.cell, choice.step)]
     if dist.get_rank() not in choice.ranks:
         return {}
-    found = _look(mine[-1], choice, fp32=fp32)
+    found = _look(mine[-1], choice, fp32=fp32, anomaly=anomaly)
     return found | {"is_older": False, "where": where} if saved else found
 
 
@@ -143,6 +160,9 @@ def choose(
     counts = {one.forwards for one in by_rank.values()}
     if not why_not and len(counts) > 1 and any(one.is_of_all for one in by_rank.values()):
         why_not = dict.fromkeys(by_rank, "ranks have made, or kept, other numbers of forwards")
+    no_backward = {r: one.why_no_backward for r, one in by_rank.items() if one.why_no_backward}
+    if not no_backward and len({one.losses for one in by_rank.values()}) > 1:
+        no_backward = dict.fromkeys(by_rank, "ranks know the losses of other numbers of forwards")
     refused = {rank: one.why_not_float32 for rank, one in by_rank.items() if one.why_not_float32}
     if fp32 and refused:
         raise UsageError(
@@ -151,7 +171,7 @@ def choose(
             do=f"%dist replay {step} runs it as it was",
         )
     has_weights = all(one.has_weights for one in by_rank.values())
-    return Choice(newest, step, tuple(by_rank), why_not, has_weights)
+    return Choice(newest, step, tuple(by_rank), why_not, has_weights, no_backward)
 
 
 def _said(kept: LeftOutStep) -> KeptStep:
@@ -159,8 +179,17 @@ def _said(kept: LeftOutStep) -> KeptStep:
     fits = kept.weights is not None and model is not None and kept.weights.fit(model)
     why_not = _why_not(kept, model)
     refused = "" if why_not or model is None else why_not_float32(model)
-    count = len(kept.forwards)
-    return KeptStep(kept.cell, kept.step, kept.is_of_all, count, why_not, fits, refused)
+    return KeptStep(
+        kept.cell,
+        kept.step,
+        kept.is_of_all,
+        len(kept.forwards),
+        why_not,
+        fits,
+        refused,
+        sum(one.loss is not None for one in kept.forwards),
+        "" if model is None else _why_no_backward(kept, model),
+    )
 
 
 def _why_not(kept: LeftOutStep, model: nn.Module | None) -> str:
@@ -185,7 +214,21 @@ def _why_not(kept: LeftOutStep, model: nn.Module | None) -> str:
     return ""
 
 
-def _look(kept: LeftOutStep, choice: Choice, *, fp32: bool) -> dict[str, Any]:
+def _why_no_backward(kept: LeftOutStep, model: nn.Module) -> str:
+    """Return why no backward of its forwards can run again; "" where one can."""
+    losses = [one.loss for one in kept.forwards if one.loss is not None]
+    if not losses:
+        return "its loss is not known: layout.step's alone are, by the ranks that have made them"
+    if any(one.layout() is None for one in losses):
+        return "its layout is gone"
+    if any(one.is_changed for one in losses):
+        return "its targets have been changed in place since"
+    if torch_anomaly.act_in_backward(model.parameters()):
+        return "its parameters have hooks that act on a gradient once it is there"
+    return ""
+
+
+def _look(kept: LeftOutStep, choice: Choice, *, fp32: bool, anomaly: bool) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "step": kept.step,
         "is_older": kept.cell < guard.here.evidence.guarded_cell,
@@ -197,6 +240,7 @@ def _look(kept: LeftOutStep, choice: Choice, *, fp32: bool) -> dict[str, Any]:
         "unkept": kept.unkept,
         "forwards": [],
         "float32": None,
+        "backward": None,
     }
     model = kept.model()
     if choice.why_not or model is None:
@@ -204,11 +248,16 @@ def _look(kept: LeftOutStep, choice: Choice, *, fp32: bool) -> dict[str, Any]:
         return answer
     with _as_it_was(kept, choice, model):
         answer["forwards"] = [_batch(one) | _run(one, model) for one in kept.forwards]
+    if anomaly:
+        why_not = choice.no_backward.get(dist.get_rank(), "")
+        found = [] if choice.no_backward else _backward(kept, choice, model)
+        ran = not choice.no_backward
+        answer["backward"] = {"why_not": why_not, "ran": ran, "found": found}
     if fp32:
         with _as_it_was(kept, choice, model), in_float32(model) as low:
             forwards = [forward_in_float32(one, low) for one in kept.forwards]
-            ran = [_batch(one) | _run(one, model) for one in forwards]
-        answer["float32"] = {"forwards": ran, "instead_of": names_of(low)}
+            again = [_batch(one) | _run(one, model) for one in forwards]
+        answer["float32"] = {"forwards": again, "instead_of": names_of(low)}
     return answer
 
 
@@ -218,6 +267,12 @@ def _as_it_was(kept: LeftOutStep, choice: Choice, model: nn.Module) -> Iterator[
         if choice.has_weights and kept.weights is not None:
             kept.weights.put_into(model)
         yield
+
+
+def _backward(kept: LeftOutStep, choice: Choice, model: nn.Module) -> list[dict[str, Any] | None]:
+    """Return what is first in the backward of each forward whose loss is known."""
+    with _as_it_was(kept, choice, model):
+        return [first_burst(one, model) for one in kept.forwards if one.loss is not None]
 
 
 def _gradients(norms: Mapping[str, float | None]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Main thread, on all ranks.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from nbdist.engine.layout.policies.policies import Policies
 from nbdist.engine.layout.policies.precision import Scaler
 from nbdist.engine.layout.weight import Weight
 from nbdist.engine.steps import guard
+from nbdist.engine.steps.forwards import MadeLoss
 from nbdist.shared.errors import LayoutError
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
@@ -104,7 +105,12 @@ class Trainable:
         if skip_nonfinite and torch.is_grad_enabled():
             whole = self.model if self.pipeline is None else None
             guard.here.arm(self.model.parameters(), whole)
-        return self._step(as_inputs(x), y, loss_fn, weight)
+        inputs, evidence = as_inputs(x), guard.here.evidence
+        evidence.makes(self.model, lambda: MadeLoss.of(self, y, loss_fn, weight, inputs.samples))
+        try:
+            return self._step(inputs, y, loss_fn, weight)
+        finally:
+            evidence.makes(self.model, None)
 
     def _step(
         self, inputs: Inputs, y: Any, loss_fn: LossFunction, weight: Weight | None = None
@@ -113,7 +119,7 @@ class Trainable:
         given = None if weight is None else self.own(weight)
         mine = None if given is None else weights.total_of(given)
         if self.pipeline is not None:
-            share: Weight = self._share(inputs, y, mine) if trains else 1.0
+            share: Weight = self._share(inputs.samples, y, mine) if trains else 1.0
             if trains and self.scaler.is_enabled():
                 share = self.scaler.scale(torch.tensor(share, device=self.mesh.device_type))
             of_part = self._loss_of_part(loss_fn)
@@ -121,14 +127,30 @@ class Trainable:
                 y, of_part = weights.weigh_parts(y, of_part, given, inputs.samples)
             loss = self.pipeline.step(inputs, y, of_part, share)
             return None if loss is None else self._of_all_parts(loss, mine)
-        with loss_parallel() if self.policies.tensor.loss else nullcontext():
+        with self._loss_parallel():
             loss = weights.loss_of(inputs.run(self.model), self.own(y), loss_fn, mine)
             if trains:
                 scaled = self.scaler.scale(loss)
-                scaled.backward(torch.full_like(scaled, self._share(inputs, y, mine)))
+                scaled.backward(torch.full_like(scaled, self._share(inputs.samples, y, mine)))
                 unused.refuse(self.model)
         seen = loss.detach()
         return self._of_all_parts(seen.full_tensor() if isinstance(seen, DTensor) else seen, mine)
+
+    def loss_again(self, made: MadeLoss, output: Any, see: Callable[[torch.Tensor], None]) -> None:
+        """Make a loss of a step again, and run its backward; before that, `see` gets the loss.
+
+        Collective, as `step`; not with pp.
+        """
+        given = None if made.weight is None else self.own(made.weight)
+        mine = None if given is None else weights.total_of(given)
+        with self._loss_parallel():
+            loss = weights.loss_of(output, self.own(made.y), made.loss_fn, mine)
+            scaled = self.scaler.scale(loss)
+            see(scaled)
+            scaled.backward(torch.full_like(scaled, self._share(made.samples, made.y, mine)))
+
+    def _loss_parallel(self) -> AbstractContextManager[Any]:
+        return loss_parallel() if self.policies.tensor.loss else nullcontext()
 
     def _loss_of_part(self, loss_fn: LossFunction) -> LossFunction:
         return lambda out, y: loss_fn(out, self.own(y))
@@ -161,14 +183,14 @@ class Trainable:
         """Whether ranks of cp have the loss of their part of a sequence each."""
         return self.context is not None and self.policies.context.loss
 
-    def _share(self, inputs: Inputs, y: Any, weight: float | None) -> float:
+    def _share(self, samples: int | None, y: Any, weight: float | None) -> float:
         """Return the size of this rank's share, in units of the mean share."""
         is_one = self.shape.data_part(0)[1] == 1
         if weight is not None and (self._has_own_loss or not is_one):
             return weights.in_units_of_the_mean(weight, self.mesh.device_type)
         if is_one:
             return 1.0
-        samples = inputs.samples or samples_in(y)
+        samples = samples or samples_in(y)
         total = torch.tensor([samples], device=self.mesh.device_type)
         dist.all_reduce(total)
         if not total:

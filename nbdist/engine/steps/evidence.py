@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nbdist.engine.compat.torch_hooks import local_part
 from nbdist.engine.steps import step_state
-from nbdist.engine.steps.forwards import Forward, Forwards, GivenBatch, bytes_of
+from nbdist.engine.steps.forwards import Forward, Forwards, GivenBatch, MadeLoss, bytes_of
 from nbdist.shared.wire import MOST_LEFT_OUT
 
 Optimizer = torch.optim.Optimizer
@@ -149,6 +149,11 @@ class Evidence:
         """Record the forwards of a model until the cell ends; where ranks can be asked for them."""
         if self.find_model is not None and model not in self._forwards:
             self._forwards[model] = Forwards(model, lambda: self._given, INPUT_BYTES)
+
+    def makes(self, model: nn.Module, loss: Callable[[], MadeLoss] | None) -> None:
+        """Note what `layout.step` makes of the model's next forward; None: nothing any more."""
+        if (forwards := self._forwards.get(model)) is not None:
+            forwards.loss = loss
 
     def gave(self, given: GivenBatch) -> None:
         """Note the batch that a loop gets."""

@@ -16,7 +16,7 @@ from weakref import ref
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from nbdist.engine.compat.cuda_graphs import graphs
 from nbdist.engine.compat.torch_hooks import local_part
@@ -49,6 +49,45 @@ class GivenBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class MadeLoss:
+    """The loss that `layout.step` makes of a forward.
+
+    Attributes:
+        layout: Gives None where it is gone.
+        y: The targets, by reference, detached.
+        loss_fn: As it was given.
+        weight: Likewise, detached.
+        samples: Of the forward, where the layout knows them.
+        tensors: Those that are kept.
+        versions: Theirs, as it began.
+    """
+
+    layout: Callable[[], Any]
+    y: Any
+    loss_fn: Callable[[Any, Any], torch.Tensor]
+    weight: Any
+    samples: int | None
+    tensors: tuple[torch.Tensor, ...]
+    versions: tuple[int, ...]
+
+    @classmethod
+    def of(cls, layout: Any, y: Any, loss_fn: Any, weight: Any, samples: int | None) -> "MadeLoss":
+        """Return one that is about to be made."""
+        y, weight = tree_map_only(torch.Tensor, torch.Tensor.detach, (y, weight))
+        tensors = tuple(tensors_in((y, weight)))
+        return cls(ref(layout), y, loss_fn, weight, samples, tensors, tuple(map(_version, tensors)))
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether what it is made of has been changed in place since."""
+        return tuple(map(_version, self.tensors)) != self.versions
+
+    def run(self, output: Any, see: Callable[[torch.Tensor], None]) -> None:
+        """Make it of a model's output again, and run its backward; before that, `see` gets it."""
+        self.layout().loss_again(self, output, see)
+
+
+@dataclass(frozen=True, slots=True)
 class Forward:
     """One forward as it was called.
 
@@ -60,6 +99,7 @@ class Forward:
         given: What the loader had given last, if anything.
         tensors: Those among the arguments.
         versions: Theirs, as it began.
+        loss: What `layout.step` makes of it; None where the loop makes it.
     """
 
     args: tuple[Any, ...]
@@ -69,9 +109,12 @@ class Forward:
     given: GivenBatch | None
     tensors: tuple[torch.Tensor, ...]
     versions: tuple[int, ...]
+    loss: MadeLoss | None = None
 
     @classmethod
-    def of(cls, args: Any, keywords: Any, given: GivenBatch | None) -> "Forward":
+    def of(
+        cls, args: Any, keywords: Any, given: GivenBatch | None, loss: MadeLoss | None
+    ) -> "Forward":
         """Return one that begins now."""
         leaves, form = tree_flatten((args, keywords))
         leaves = [one.detach() if isinstance(one, torch.Tensor) else one for one in leaves]
@@ -84,7 +127,7 @@ class Forward:
         }
         versions = tuple(map(_version, tensors))
         random = step_state.here().random_numbers()
-        return cls(args, keywords, random, autocast, given, tensors, versions)
+        return cls(args, keywords, random, autocast, given, tensors, versions, loss)
 
     @property
     def is_changed(self) -> bool:
@@ -106,6 +149,7 @@ class Forwards:
     Attributes:
         made: The forwards, oldest first.
         unkept: How many more there were, beyond the bounds.
+        loss: Returns what `layout.step` makes of the next one.
         changed: By address, what buffers held as the step's first forward began, of those that
             were written to since the step before.
     """
@@ -122,6 +166,7 @@ class Forwards:
         """
         self.made: list[Forward] = []
         self.unkept = 0
+        self.loss: Callable[[], MadeLoss] | None = None
         self.changed: dict[int, torch.Tensor] = {}
         self._given = given
         self._most_bytes = most_bytes
@@ -148,8 +193,9 @@ class Forwards:
             self._bytes = {}
         if not self.made and not self.unkept:
             self.changed = step_state.here().changed_buffers()
+        loss, self.loss = self.loss, None  # a forward within the loss is not the one it is of
         try:
-            made = Forward.of(args, keywords, self._given())
+            made = Forward.of(args, keywords, self._given(), None if loss is None else loss())
             held = self._bytes | _bytes_by_place(made)
         except Exception:  # of a tensor without an address, as sparse ones; the forward goes on
             _log.exception("The forwards of a model are no longer recorded")
@@ -195,7 +241,7 @@ def bytes_of(made: Iterable[Forward]) -> int:
 def _bytes_by_place(made: Forward) -> dict[Place, int]:
     batch = [] if made.given is None else tensors_in(made.given.batch)
     found: dict[Place, int] = {}
-    for tensor in [*made.tensors, *batch]:
+    for tensor in [*made.tensors, *batch, *(made.loss.tensors if made.loss else ())]:
         local = local_part(tensor)
         found[str(local.device), local.data_ptr()] = local.nbytes
     return found

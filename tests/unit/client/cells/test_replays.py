@@ -19,6 +19,7 @@ FINITE: dict[str, Any] = {
     "positions": None,
     "samples": None,
 }
+MENDED = "or a change of the model since then has mended it"
 LOG = {"module": "0.log", "kind": "Log", "weights": [], "is_passed_on": False}
 
 
@@ -78,7 +79,7 @@ def test_where_all_samples_are_bad_none_is_named_and_weights_are() -> None:
 
 
 def test_where_every_output_is_finite_it_says_what_is_left() -> None:
-    assert lines(rank({}))[2] == "  So it is the loss, or the backward."
+    assert lines(rank({}))[2] == f"  So it is the loss or the backward, {MENDED}."
     said = lines(rank({}, has_weights=False))
     assert said[0].endswith("with the weights of now:")
     assert said[2].endswith("or these weights no longer show it.")
@@ -144,7 +145,7 @@ def test_what_float32_cannot_hold_either_is_named_once_more() -> None:
 def test_a_forward_that_is_finite_either_way_is_no_precisions_fault() -> None:
     said = lines(rank({}, **in_float32({})))
     assert said[2:4] == [
-        "  So it is the loss, or the backward.",
+        f"  So it is the loss or the backward, {MENDED}.",
         "In float32 every output is finite, too.",
     ]
 
@@ -158,8 +159,14 @@ def test_of_a_forward_that_is_float32_as_it_is_nothing_else_is_claimed() -> None
     )
 
 
+def test_of_several_forwards_none_is_said_to_have_the_loss_of_the_step() -> None:
+    assert "(loss" not in "\n".join(lines(rank({}, {}, loss=math.nan)))
+
+
 def test_a_loss_that_is_not_finite_is_named_with_its_rank() -> None:
-    assert lines(rank({}), rank({}, loss=math.inf))[3] == "  So it is the loss, on rank 1."
+    assert (
+        lines(rank({}), rank({}, loss=math.inf))[3] == f"  So it is the loss, on rank 1, {MENDED}."
+    )
 
 
 def test_a_target_that_is_not_finite_is_named_where_the_forward_is_finite() -> None:
@@ -178,3 +185,71 @@ def test_a_step_of_an_earlier_cell_is_said_to_be_of_one() -> None:
         "Step 3 was left out on rank 0 in an earlier cell (the newest guarded one has left none "
         "out). Its forward again, with the weights it had:"
     )
+
+
+SQRT: dict[str, Any] = {
+    "operation": "SqrtBackward0",
+    "module": "2.norm",
+    "kind": "Norm",
+    "is_loss": False,
+    "place": "cell 7, line 5",
+    "is_given": False,
+    "is_shared": False,
+}
+
+
+def backward(*found: dict[str, Any] | None, why_not: str = "") -> dict[str, Any]:
+    return {"backward": {"why_not": why_not, "ran": not why_not, "found": list(found)}}
+
+
+def test_the_operation_that_bursts_in_the_backward_is_named_with_module_and_line() -> None:
+    said = lines(rank({}, **backward(SQRT)), rank({}, **backward(None)))
+    assert said[4:7] == [
+        "Its loss and backward again:",
+        (
+            "  rank 0: SqrtBackward0 in 2.norm (Norm) (cell 7, line 5) is the first whose gradient "
+            "is not finite"
+        ),
+        "  rank 1: every gradient that reaches a parameter is finite",
+    ]
+
+
+def test_of_several_backwards_each_is_told_and_ranks_that_agree_once() -> None:
+    of_loss = SQRT | {"module": None, "kind": "", "is_loss": True, "place": ""}
+    again = backward(None, of_loss)
+    said = lines(rank({}, **again), rank({}, **again))
+    assert said[5:7] == [
+        "  ranks 0-1, backward 1 of 2: every gradient that reaches a parameter is finite",
+        (
+            "  ranks 0-1, backward 2 of 2: SqrtBackward0 in the loss is the first whose gradient "
+            "is not finite"
+        ),
+    ]
+
+
+def test_a_gradient_that_comes_from_elsewhere_is_not_laid_at_the_operations_door() -> None:
+    summed = lines(rank({}, **backward(SQRT | {"is_given": True})))[4]
+    assert summed == (
+        "  rank 0: what reaches SqrtBackward0 in 2.norm (Norm) (cell 7, line 5) is not finite: a "
+        "sum of gradients, or a hook's"
+    )
+    shared = lines(rank({}, **backward(SQRT | {"is_shared": True})))[4]
+    assert shared.endswith("; ranks communicate in it, so it may be another rank's")
+
+
+def test_where_every_gradient_is_finite_it_is_their_sum() -> None:
+    said = lines(rank({}, **backward(None)))
+    assert (
+        said[5]
+        == "  So it is a sum of them (over uses of a weight, micro-batches or ranks), or a hook."
+    )
+    assert lines(rank({}, has_weights=False, **backward(None)))[5] == (
+        "  So it is a sum of them (over uses of a weight, micro-batches or ranks), or a hook, or "
+        "these weights no longer show it."
+    )
+
+
+def test_why_no_backward_ran_again_is_told_and_nothing_is_claimed_of_it() -> None:
+    said = lines(rank({}, **backward(why_not="its layout is gone")), rank({}))
+    assert said[4:6] == ["Its backward did not run again:", "  rank 0: its layout is gone"]
+    assert "a sum of them" not in "".join(said)

@@ -84,3 +84,10 @@ def test_an_answer_about_many_modules_stays_small(monkeypatch: pytest.MonkeyPatc
     assert list(answer["gradients"].values())[:64] == [None] * 64
     assert max(norm or 0 for norm in answer["gradients"].values()) == 3999
     assert plain.is_plain(answer)
+
+
+def test_where_one_rank_cannot_run_its_backward_none_does() -> None:
+    steps = [[kept(3, losses=1)], [kept(3, losses=1, why_no_backward="its layout is gone")]]
+    chosen = choose(steps, None)
+    assert (chosen.why_not, chosen.no_backward) == ({}, {1: "its layout is gone"})
+    assert set(choose([[kept(3, losses=2)], [kept(3, losses=1)]], None).no_backward) == {0, 1}
