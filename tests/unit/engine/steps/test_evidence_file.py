@@ -18,7 +18,7 @@ MODEL = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
 
 
 def step_of(*args: object, given: GivenBatch | None = None) -> LeftOutStep:
-    forward = Forward.of(args, {}, given)
+    forward = Forward.of(args, {}, given, None)
     return LeftOutStep(
         1, 3, math.nan, {"0": None}, True, lambda: MODEL, (True,) * 3, None, [forward]
     )
