@@ -273,6 +273,28 @@ model = net()
 nbdist.parallelize(model, "zero2")
 fit(model, batches(), sgd(model))
 """,
+    "gradients that all ranks drop at steps which are observed": """
+model = net()
+nbdist.parallelize(model, "ddp")
+opt = sgd(model)
+for step in range(1, 13):
+    F.cross_entropy(model(x), y).backward()
+    if step in (2, 5, 10):
+        opt.zero_grad()
+    opt.step()
+    opt.zero_grad()
+""",
+    "an encoder with an optimizer of its own, frozen and then thawed": """
+model = net()
+nbdist.parallelize(model, "ddp")
+optimizers = [sgd(model[0]), sgd(model[2])]
+for step in range(1, 13):
+    model[0].requires_grad_(step > 6)
+    F.cross_entropy(model(x), y).backward()
+    for opt in optimizers:
+        opt.step()
+        opt.zero_grad()
+""",
     "zero3, clipped": """
 model = net()
 layout = nbdist.parallelize(model, "zero3")

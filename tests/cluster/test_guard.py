@@ -98,6 +98,19 @@ for step in range(1, 4):
 str((model.scale.item(), model.seen.item()))
 """
 
+# Ranks report what they train with of steps 2, 5 and 10 among others.
+OBSERVED = """
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+nbdist.parallelize(model, "ddp")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(1, 21):
+    factor = float("inf") if step in (2, 5, 10) else 1.0
+    (model(torch.ones(2, 4)).square().mean() * factor).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
 SHARE_DATA = ("ddp", "zero1", "zero2", "zero3")  # each rank has a batch of its own
 
 
@@ -161,6 +174,11 @@ def test_a_plain_loop_is_guarded_by_the_option_of_its_cell(
     for rank, series in session.trained.telemetry.series("left_out").items():
         points = list(zip(series.steps[: series.n], series.values[: series.n], strict=True))
         assert points == [(2.0, 1.0), (4.0, 2.0)], rank
+
+
+def test_steps_that_are_left_out_where_they_are_observed_give_no_alarm(session: Session) -> None:
+    session.run(OBSERVED, guard=True, timeout_s=LONGEST_S)
+    assert session.alarms == ()
 
 
 def test_of_a_model_that_each_rank_trains_alone_a_rank_leaves_out_its_own_steps(

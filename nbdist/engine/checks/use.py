@@ -28,6 +28,7 @@ from nbdist.engine.checks.used_gradient import UsedGradient
 from nbdist.engine.compat import torch_live, torch_modules, torch_sharded
 from nbdist.engine.compat.cuda_graphs import graphs
 from nbdist.engine.layout.layout import Layout
+from nbdist.engine.steps import guard
 
 _log = logging.getLogger("nbdist.checks")
 
@@ -69,6 +70,9 @@ class Use:
         self._modes: Modes | None = None
         self._used = UsedGradient()
         self._stepped: list[Tensor | None] | None = None  # its gradients, when it had stepped
+        self._trainable = 0  # of its parameters, then
+        self._began = _writes(optimizer)
+        self._has_trained = False  # in the cell
         self.is_unscaled = False  # a GradScaler's: these gradients have been divided by its scale
 
     def end(self) -> None:
@@ -152,7 +156,10 @@ class Use:
         values |= self._schedules.report(optimizer)
         if self._stepped is not None:
             grads = [gradient for gradient in self._stepped if gradient is not None]
-            values |= {"parameters": len(self._stepped), "gradients": len(grads)}
+            # Most steps are not observed: one of them that had gradients has written weights.
+            self._has_trained |= bool(grads) or _writes(optimizer) != self._began
+            values |= {"parameters": self._trainable, "gradients": len(grads)}
+            values["trained"] = self._has_trained
             plain = (g for g in grads if not isinstance(g, DTensor))
             values["by_hand"] = sum(g.data_ptr() in reduced for g in plain)
             values["unzeroed"] = self._used.is_in_next
@@ -214,8 +221,12 @@ class Use:
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Note the gradients of the step, which may be gone when the cell's step ends."""
-        self._stepped = [p.grad for p in _parameters(optimizer)]
         self._has_come = False
+        if guard.here.leaves_out(optimizer):
+            return  # what it has are not the gradients that the loop has made
+        parameters = _parameters(optimizer)
+        self._stepped = [p.grad for p in parameters]
+        self._trainable = sum(p.requires_grad for p in parameters)
         scalers = [s for s in torch_live.here.live(torch.amp.GradScaler) if s.is_enabled()]
         by_itself = getattr(optimizer, "found_inf", None) is not None  # a fused one divides alone
         self.is_unscaled = by_itself or any(
@@ -236,6 +247,14 @@ class Use:
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _writes(optimizer: Optimizer) -> int:
+    """Return a count that grows as it trains: writes to its parameters, and states that they got.
+
+    Without a gradient it does neither. Fused ones write without a new version.
+    """
+    return sum(p._version for p in _parameters(optimizer)) + len(optimizer.state)
 
 
 class _Stepped:

@@ -98,6 +98,10 @@ class Guard(Component):
         self._is_armed = True
         self._install()
 
+    def leaves_out(self, optimizer: Optimizer) -> bool:
+        """Return whether the step that an optimizer makes now is left out."""
+        return optimizer in self._dropped
+
     def _install(self) -> None:
         # In the cell that asks, so behind the hooks of whoever counts its steps.
         if not self._undo:

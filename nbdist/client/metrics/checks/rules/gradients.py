@@ -6,11 +6,13 @@ from nbdist.client.metrics.checks.uses import ENOUGH, Seen, Uses, Values
 from nbdist.shared.text import name_ranks
 
 
+def _is_idle(told: Values) -> bool:
+    """Whether none of what it could train has a gradient, or has been trained in the cell."""
+    return bool(told.get("parameters") and told.get("gradients") == 0 and not told.get("trained"))
+
+
 def _trains_nothing(seen: Seen) -> str:
-    idle = [
-        {r for r, n in step.of("gradients").items() if n == 0 and step.by_rank[r].get("parameters")}
-        for step in seen.steps
-    ]
+    idle = [{r for r, told in step.by_rank.items() if _is_idle(told)} for step in seen.steps]
     if len(idle) < 2 or not all(idle[-2:]):
         return ""
     ranks = sorted(idle[-1])

@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 
 from nbdist.client.metrics.checks.rules.fp16 import STEP_PAST_SCALER, UNSCALED_FP16
-from nbdist.client.metrics.checks.rules.gradients import NEEDLESS_AVERAGING
+from nbdist.client.metrics.checks.rules.gradients import (
+    NEEDLESS_AVERAGING,
+    OPTIMIZER_WITHOUT_GRADIENTS,
+)
 from nbdist.client.metrics.checks.rules.samples import UNEQUAL_SAMPLES_IN_GROUP
 from nbdist.client.metrics.checks.rules.start import UNEQUAL_SHARDS
 from nbdist.client.metrics.checks.uses import Seen, Step
@@ -45,6 +48,21 @@ def test_a_step_past_the_scaler_is_told_when_no_optimizer_of_the_step_was_scaled
     assert STEP_PAST_SCALER.decide(seen({}, past)) == ""
     divided = {rank: {"scaled": 1.0, "unscaled": 1.0} for rank in range(2)}
     assert STEP_PAST_SCALER.decide(seen({}, divided, divided)) == ""
+
+
+def test_an_optimizer_that_trains_nothing_is_told_unless_it_has_trained_or_all_is_frozen() -> None:
+    idle = {rank: {"parameters": 4.0, "gradients": 0.0, "trained": 0.0} for rank in range(2)}
+    said = OPTIMIZER_WITHOUT_GRADIENTS.decide(seen({}, idle, idle))
+    assert "The optimizer of ranks 0-1 trains nothing: none of its 4 parameters" in said
+    assert OPTIMIZER_WITHOUT_GRADIENTS.decide(seen({}, idle)) == ""
+    for other in ({"trained": 1.0}, {"parameters": 0.0}):
+        sound = {rank: told | other for rank, told in idle.items()}
+        assert OPTIMIZER_WITHOUT_GRADIENTS.decide(seen({}, idle, sound)) == ""
+
+
+def test_a_step_that_was_left_out_says_nothing_of_gradients() -> None:
+    left_out: Told = {0: {"optimizer": 0.0}, 1: {"optimizer": 0.0}}
+    assert OPTIMIZER_WITHOUT_GRADIENTS.decide(seen({}, left_out, left_out)) == ""
 
 
 def test_samples_of_ranks_that_share_no_shards_are_not_compared() -> None:
