@@ -98,6 +98,26 @@ for step in range(1, 4):
 str((model.scale.item(), model.seen.item()))
 """
 
+# One optimizer for the matrices, one for the biases; at step 3 what is `spoiled` has a nan.
+TWO = """
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+nbdist.parallelize(model, "ddp")
+optimizers = [torch.optim.SGD([model.weight], lr=0.1), torch.optim.AdamW([model.bias], lr=0.1)]
+moved = []
+for step in range(1, 6):
+    before = [p.detach().clone() for p in model.parameters()]
+    loss = model(torch.ones(2, 4)).square().mean()
+    if step == 3:
+        loss = loss + sum((p.sum() * 0).sqrt() for n, p in model.named_parameters() if n in spoiled)
+    loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    if step == 3:
+        moved = [not torch.equal(b, p) for b, p in zip(before, model.parameters())]
+moved
+"""
 # Ranks report what they train with of steps 2, 5 and 10 among others.
 OBSERVED = """
 torch.manual_seed(0)
@@ -179,6 +199,30 @@ def test_a_plain_loop_is_guarded_by_the_option_of_its_cell(
 def test_steps_that_are_left_out_where_they_are_observed_give_no_alarm(session: Session) -> None:
     session.run(OBSERVED, guard=True, timeout_s=LONGEST_S)
     assert session.alarms == ()
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "moved", "said"),
+    [
+        (["weight"], [False, True], "for SGD (1 parameter) alone"),
+        (["bias"], [True, False], "for AdamW (1 parameter) alone"),
+        (["weight", "bias"], [False, False], "Weights, buffers and the optimizer's state are"),
+    ],
+)
+def test_of_two_optimizers_it_is_said_whose_step_was_left_out(
+    session: Session,
+    spoiled: list[str],
+    moved: list[bool],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    params = {"spoiled": spoiled}
+    ran = session.run(TWO, params=params, guard=True, show=True, timeout_s=LONGEST_S)
+    assert ran.value_list == [moved] * 2
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "left out" in line]
+    assert line.startswith("Step 3 was left out on all ranks")
+    assert said in line
+    assert session.replay().step == 3
 
 
 def test_of_a_model_that_each_rank_trains_alone_a_rank_leaves_out_its_own_steps(

@@ -105,7 +105,8 @@ def connect(rank: "Rank", device: torch.device) -> None:
     keep.here.look_in(lambda: rank.kernel.shell.user_ns)
     halt.here.step = training.here.current_step if options.hooks else lambda: None
     halt.here.unseen = training.here.unseen
-    guard.here.step, guard.here.log = halt.here.step, training.here.log
+    guard.here.step = training.here.step_of_call if options.hooks else lambda: None
+    guard.here.log = training.here.log_at
     guard.here.evidence.find_model = model_facts.model_of
     guard.here.evidence.loss = training.here.newest_loss
     guard.here.evidence.save = kept_evidence.here.save

@@ -30,12 +30,13 @@ from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.kernel.cost_clock import clocked
 from nbdist.engine.steps import step_state
 from nbdist.engine.steps.evidence import Evidence
+from nbdist.engine.steps.left_out_steps import LeftOutSteps
 from nbdist.shared.errors import UsageError
+from nbdist.shared.text import counted
 from nbdist.shared.wire import LEFT_OUT, CellStart
 
 Optimizer = torch.optim.Optimizer
 
-_MOST_NAMED = 10
 _LOOK = "%dist replay names the rank, the module and the sample."
 
 
@@ -43,22 +44,22 @@ class Guard(Component):
     """Which optimizers are watched, and the steps that were left out in the cell that runs.
 
     Attributes:
-        step: Returns the steps of the cell, the one that has just ended among them; None where
-            they are not counted.
-        log: Called with numbers, at that step.
+        step: Returns the step of the cell that the newest call of an optimizer belongs to; None
+            where steps are not counted, or within another's call.
+        log: Called with a step, None where it is not counted, and numbers.
         evidence: What is kept of the steps that were left out last.
     """
 
     def __init__(self) -> None:
         """Watch nothing."""
         self.step: Callable[[], int | None] = lambda: None
-        self.log: Callable[[dict[str, float]], None] = lambda _: None
+        self.log: Callable[[int | None, dict[str, float]], None] = lambda *_: None
         self.evidence = Evidence()
         self._is_on = False  # for each step of the cell
         self._armed: dict[int, ref[torch.Tensor]] = {}  # parameters, by `id`, for their next step
         self._is_armed = False  # also where a rank has no parameters
         self._dropped: WeakSet[Optimizer] = WeakSet()  # whose step is being made, without gradients
-        self._left_out: list[int] = []
+        self._left_out = LeftOutSteps()
         self._is_of_all = True
         self._reach: WeakKeyDictionary[Optimizer, _Reach] = WeakKeyDictionary()
         self._undo: list[torch_hooks.Undo] = []
@@ -67,7 +68,7 @@ class Guard(Component):
         """Watch all steps of a cell that asks for it."""
         self._uninstall()
         self._is_on = start.guard
-        self._armed, self._is_armed, self._left_out = {}, False, []
+        self._armed, self._is_armed, self._left_out = {}, False, LeftOutSteps()
         self._dropped.clear()
         optimizers = torch_live.here.live(Optimizer)
         self.evidence.begin_cell(start.number, watches_all=self._is_on, optimizers=optimizers)
@@ -78,11 +79,12 @@ class Guard(Component):
         """Tell of the steps that were left out."""
         self._uninstall()
         self.evidence.end_cell()
-        if not self._left_out:
+        if not self._left_out.steps:
             return ()
-        said = left_out(self._left_out, is_of_all=self._is_of_all)
+        by_itself = "" if self._is_of_all else f"on rank {dist.get_rank()}, which trains by itself"
+        said = self._left_out.sentences(by_itself or "on all ranks")
         can_look = any(one.cell == cell.number for one in self.evidence.steps)
-        return (said, _LOOK) if can_look else (said,)
+        return (*said, _LOOK) if can_look else said
 
     def arm(self, parameters: Iterable[torch.Tensor], model: torch.nn.Module | None = None) -> None:
         """Watch the next step of the optimizers that have any of these parameters.
@@ -173,13 +175,19 @@ class Guard(Component):
             for parameter in parameters:
                 self._armed.pop(id(parameter), None)
             self._is_armed = bool(parameters and self._armed)
-        left_out = None
+        left_out, step = None, self.step()
         if optimizer in self._dropped:  # one within its step found no gradients
             self._dropped.discard(optimizer)
-            left_out = self.step() or len(self._left_out) + 1
-            self._left_out.append(left_out)
-            self.log({LEFT_OUT: float(len(self._left_out))})
+            left_out = self._left_out.note_left_out(step, _name(optimizer))
+            if left_out is not None:
+                self.log(step, {LEFT_OUT: float(len(self._left_out.steps))})
+        elif step is not None and any(p.grad is not None for p in _parameters(optimizer)):
+            self._left_out.note_stepped(step, _name(optimizer))
         self.evidence.stepped(left_out)
+
+
+def _name(optimizer: Optimizer) -> str:
+    return f"{type(optimizer).__name__} ({counted(len(_parameters(optimizer)), 'parameter')})"
 
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
@@ -231,21 +239,6 @@ def _any_rank(is_bad: bool, gradients: list[torch.Tensor]) -> bool:
 
 def _device() -> torch.device:
     return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
-
-
-def left_out(steps: list[int], *, is_of_all: bool) -> str:
-    """Return the sentence about the steps that a cell has left out."""
-    named = [f"{step:,}" for step in steps[:_MOST_NAMED]]
-    if len(steps) > _MOST_NAMED:
-        named.append(f"{len(steps) - _MOST_NAMED:,} more")
-    which = " and ".join(filter(None, [", ".join(named[:-1]), named[-1]]))
-    one = len(steps) == 1
-    ranks = "on all ranks" if is_of_all else f"on rank {dist.get_rank()}, which trains by itself"
-    return (
-        f"Step{'' if one else 's'} {which} {'was' if one else 'were'} left out {ranks}: gradients "
-        "were not finite. Weights, buffers and the optimizer's state are as before; a schedule has "
-        f"counted {'it' if one else 'them'}."
-    )
 
 
 here = Guard()

@@ -278,6 +278,11 @@ class Cell:
         self._close_step(now_ns)
         return True
 
+    @property
+    def step_of_call(self) -> int | None:
+        """The step that the newest call of an optimizer belongs to; None within another's call."""
+        return None if self.is_stepping else self.step + self._rule.is_between
+
     # -- records
 
     @property

@@ -36,6 +36,11 @@ class StepRule:
         self._turns = 0  # steps of the leader with others in between
         self.is_open = False  # whether the newest step may have more to come
 
+    @property
+    def is_between(self) -> bool:
+        """Whether the newest call belongs to a step that has yet to end."""
+        return bool(self._others) and not self.is_open
+
     def leads(self, optimizer: int) -> bool:
         """Return whether a call is the leader's: then it ends a step, as `closes` would return."""
         if optimizer != self._leader or self.is_open:

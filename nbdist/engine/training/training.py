@@ -108,6 +108,13 @@ class Training(Component):
         """Return the steps of the current or last cell. Any thread."""
         return 0 if self._hooks is None else self._hooks.cell.step
 
+    def step_of_call(self) -> int | None:
+        """Return the step that the newest call of an optimizer belongs to.
+
+        None where that is known when another one's call is over.
+        """
+        return 0 if self._hooks is None else self._hooks.cell.step_of_call
+
     def newest_backwards(self) -> int:
         """Return how many losses the newest step's gradients come from."""
         return 0 if self._hooks is None else self._hooks.cell.newest_backwards
@@ -150,10 +157,15 @@ class Training(Component):
 
     def log(self, numbers: dict[str, float]) -> None:
         """Record numbers at the current step, and pass them to the callback of `on_log`, if any."""
+        self.log_at(self.current_step(), numbers)
+
+    def log_at(self, step: int | None, numbers: dict[str, float]) -> None:
+        """Record numbers at a step, as `log` does; None: the current one."""
+        at = self.current_step() if step is None else step
         if self._hooks is not None:
-            self._hooks.recorder.add("log", self._hooks.cell.step, numbers)
+            self._hooks.recorder.add("log", at, numbers)
         if self._on_log is not None:
-            self._on_log(self.current_step(), numbers)
+            self._on_log(at, numbers)
 
     def on_log(self, callback: Callable[[int, Mapping[str, float]], None]) -> None:
         """Call `callback` with the step and the numbers of each `log`, where no notebook listens.

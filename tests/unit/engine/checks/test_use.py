@@ -11,9 +11,9 @@ from nbdist.engine.steps import guard
 from nbdist.shared.wire import CellStart
 
 
-def made(**more: bool) -> tuple[torch.nn.Parameter, torch.optim.Optimizer, Use]:
+def made(*, fused: bool = False) -> tuple[torch.nn.Parameter, torch.optim.Optimizer, Use]:
     weight = torch.nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.AdamW([weight], **more)
+    optimizer = torch.optim.AdamW([weight], fused=fused)
     return weight, optimizer, Use(optimizer)
 
 

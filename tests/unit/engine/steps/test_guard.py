@@ -9,7 +9,7 @@ import torch
 import nbdist
 from nbdist.engine.compat.cuda_graphs import graphs
 from nbdist.engine.component import EndedCell
-from nbdist.engine.steps.guard import Guard, is_finite, left_out
+from nbdist.engine.steps.guard import Guard, is_finite
 from nbdist.shared.wire import CellStart
 
 GUARDED = CellStart(1, (0,), 1, guard=True)
@@ -44,7 +44,7 @@ def test_a_step_that_is_left_out_changes_neither_weights_nor_states(
     optimizer = kind([weight], lr=0.1, weight_decay=0.1)
     guard = Guard()
     logged: list[dict[str, float]] = []
-    guard.log = logged.append
+    guard.log = lambda _, numbers: logged.append(numbers)
     guard.cell_began(GUARDED)
     weight.grad = torch.ones(3)
     optimizer.step()
@@ -133,7 +133,15 @@ def test_a_step_in_a_cuda_graph_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     list(guard.cell_ended(ENDED))
 
 
-def test_many_steps_are_named_by_the_first_ten_and_a_count() -> None:
-    said = left_out(list(range(1001, 1025)), is_of_all=True)
-    assert said.startswith("Steps 1,001, 1,002, ")
-    assert "1,010 and 14 more were left out on all ranks" in said
+def test_of_two_optimizers_the_one_that_has_stepped_is_said() -> None:
+    guard = Guard()
+    guard.step = lambda: 7
+    guard.cell_began(GUARDED)
+    weights = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
+    made = torch.optim.AdamW(weights[:1]), torch.optim.SGD(weights[1:])
+    weights[0].grad, weights[1].grad = torch.full((1,), math.nan), torch.ones(1)
+    for optimizer in made:
+        optimizer.step()
+    (said,) = guard.cell_ended(ENDED)
+    assert "Step 7 was left out on all ranks for AdamW (1 parameter) alone" in said
+    assert "In the same step SGD (1 parameter) has stepped" in said

@@ -1,6 +1,6 @@
-"""A rank's pace is its own work alone, over its last steps."""
+"""A rank's pace is its own work alone, over its last steps; which step a call belongs to."""
 
-from nbdist.engine.training.steps import PACE_STEPS, Pace
+from nbdist.engine.training.steps import PACE_STEPS, Pace, StepRule
 
 
 def step(samples: float, compute_s: float, data_s: float, comm_s: float) -> dict[str, float]:
@@ -29,3 +29,11 @@ def test_a_pace_forgets_what_is_long_ago() -> None:
     for compute_s in [1.0] * PACE_STEPS + [0.5] * PACE_STEPS:
         pace.note(step(4, compute_s, 0.0, 0.0))
     assert pace.now() == 8
+
+
+def test_a_call_belongs_to_the_step_that_its_iteration_ends() -> None:
+    rule, ended, steps = StepRule(), 0, []
+    for optimizer in (1, 2, 3) * 4:
+        ended += rule.leads(optimizer) or rule.closes(optimizer)
+        steps.append(ended + rule.is_between)
+    assert steps == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
