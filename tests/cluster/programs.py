@@ -667,3 +667,16 @@ def drift(layout: str) -> str:
 
 WRONG = {name: _DATA + program for name, program in _WRONG.items()}
 RIGHT = {name: _DATA + program for name, program in _RIGHT.items()}
+
+
+def infinite_at(steps: tuple[int, ...]) -> str:
+    """Return a program whose loss is infinite at these of its 20 steps, on each rank."""
+    return f"""{_DATA}
+model = net()
+nbdist.parallelize(model, "ddp")
+opt = sgd(model)
+for step in range(1, 21):
+    (F.cross_entropy(model(x), y) * (float("inf") if step in {steps} else 1.0)).backward()
+    opt.step()
+    opt.zero_grad()
+"""

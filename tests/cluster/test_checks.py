@@ -63,6 +63,16 @@ def test_each_planted_wrong_use_is_named(session: nbdist.Session, name: str) -> 
     assert len(first) == 1, session.alarms
 
 
+@pytest.mark.parametrize("bad", [(1, 2), (8, 9, 10)])
+def test_a_loss_that_is_infinite_on_all_ranks_is_told_of_all(
+    session: nbdist.Session, bad: tuple[int, ...]
+) -> None:
+    session.run(programs.infinite_at(bad), track=False, guard=True)
+    (alarm,) = session.alarms
+    assert "infinite on all ranks " in alarm
+    assert alarm.endswith(f" step {bad[0]}.")
+
+
 @pytest.mark.parametrize("name", programs.RIGHT)
 def test_a_right_program_gives_no_alarm(session: nbdist.Session, name: str) -> None:
     session.run(programs.RIGHT[name], track=False)

@@ -60,3 +60,36 @@ def test_those_where_it_began_are_named_first_and_then_those_that_it_reached() -
     cell.receive(steps(0, 1, 2.0, 2.0, NAN))
     cell.receive(steps(1, 1, 2.0, NAN, NAN))
     assert cell.lines() == ["The loss is NaN on rank 1 since step 2, and on rank 0 since step 3."]
+
+
+def test_ranks_whose_steps_come_one_rank_after_the_other_are_named_together() -> None:
+    cell = checks(2)
+    cell.receive(steps(0, 1, INF, INF, 2.0, 2.0))
+    cell.receive(steps(1, 1, INF, INF, 2.0, 2.0))
+    assert cell.lines(is_last=True) == ["The loss was infinite on all ranks at step 1."]
+
+
+def test_what_is_found_does_not_depend_on_which_rank_tells_first() -> None:
+    losses = {0: (2.0, 2.0, NAN, NAN, 1.0, 1.0), 1: (2.0, NAN, NAN, NAN, NAN, 1.0)}
+    for first, second in ((0, 1), (1, 0)):
+        cell = checks(2)
+        cell.receive(steps(first, 1, *losses[first]))
+        assert cell.lines() == []
+        cell.receive(steps(second, 1, *losses[second]))
+        assert cell.lines() == [
+            "The loss was NaN on rank 1 at step 2, and on rank 0 at step 3.",
+        ]
+
+
+def test_single_steps_of_different_ranks_are_no_loss_that_stays_none() -> None:
+    cell = checks(2)
+    cell.receive(steps(0, 1, 2.0, NAN, 2.0, 2.0, 2.0))
+    cell.receive(steps(1, 1, 2.0, 2.0, 2.0, NAN, 2.0))
+    assert cell.lines(is_last=True) == []
+
+
+def test_a_rank_that_tells_nothing_is_not_waited_for_at_the_end() -> None:
+    cell = checks(2)
+    cell.receive(steps(1, 1, 2.0, NAN, NAN, NAN))
+    assert cell.lines() == []
+    assert cell.lines(is_last=True) == ["The loss is NaN on rank 1 since step 2."]
