@@ -4,7 +4,7 @@ import pytest
 
 import nbdist
 from nbdist import Session
-from tests.cluster.conftest import LONGEST_S
+from tests.cluster.conftest import LONGEST_S, Kernel
 
 # Four steps of AdamW on four blocks; at the third one, rank `bad` has a nan in its batch. `made`
 # says whether that step calls the optimizer at all: what is left out is as if it did not.
@@ -118,6 +118,24 @@ for step in range(1, 6):
         moved = [not torch.equal(b, p) for b, p in zip(before, model.parameters())]
 moved
 """
+# A GAN: the discriminator's gradients are not finite at step 4, the generator's at step 6.
+TURNS = """
+torch.manual_seed(0)
+made, judged = torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 1)
+for model in (made, judged):
+    nbdist.parallelize(model, "ddp")
+makes, judges = (torch.optim.Adam(model.parameters()) for model in (made, judged))
+x = torch.ones(2, 4)
+for step in range(1, 9):
+    judges.zero_grad()
+    loss = judged(made(x).detach()).mean() - judged(x).mean()
+    (loss * (float("inf") if step == 4 else 1.0)).backward()
+    judges.step()
+    makes.zero_grad()
+    (-judged(made(x)).mean() * (float("inf") if step == 6 else 1.0)).backward()
+    makes.step()
+[p.isfinite().all().item() for model in (made, judged) for p in model.parameters()]
+"""
 # Ranks report what they train with of steps 2, 5 and 10 among others.
 OBSERVED = """
 torch.manual_seed(0)
@@ -223,6 +241,14 @@ def test_of_two_optimizers_it_is_said_whose_step_was_left_out(
     assert line.startswith("Step 3 was left out on all ranks")
     assert said in line
     assert session.replay().step == 3
+
+
+def test_of_two_models_in_turns_each_one_s_steps_are_told(notebook: Kernel) -> None:
+    ran = notebook.cell(TURNS, "--guard --no-track")
+    assert ran.error is None
+    assert "False" not in ran.text
+    said = [line for line in ran.text.splitlines() if " was left out on " in line]
+    assert [line[: line.index(" was")] for line in said] == ["Step 4", "Step 6"]
 
 
 def test_of_a_model_that_each_rank_trains_alone_a_rank_leaves_out_its_own_steps(

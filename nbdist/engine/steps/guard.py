@@ -82,9 +82,10 @@ class Guard(Component):
         if not self._left_out.steps:
             return ()
         by_itself = "" if self._is_of_all else f"on rank {dist.get_rank()}, which trains by itself"
-        said = self._left_out.sentences(by_itself or "on all ranks")
+        # One notice: of those that differ in numbers alone the notebook shows one rank's.
+        said = "\n".join(self._left_out.sentences(by_itself or "on all ranks"))
         can_look = any(one.cell == cell.number for one in self.evidence.steps)
-        return (*said, _LOOK) if can_look else said
+        return (said, _LOOK) if can_look else (said,)
 
     def arm(self, parameters: Iterable[torch.Tensor], model: torch.nn.Module | None = None) -> None:
         """Watch the next step of the optimizers that have any of these parameters.

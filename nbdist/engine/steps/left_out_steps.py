@@ -83,11 +83,13 @@ def _said(steps: list[OptimizersOfStep], ranks: str) -> str:
             f"state are as before; {counts}"
         )
     have = "have" if len(first.stepped) > 1 else "has"
+    # Optimizers of two models may have the same name.
+    others = [f"another {one}" if one in first.left_out else one for one in first.stepped]
     theirs = "their weights and states" if len(first.left_out) > 1 else "its weights and state"
     return (
         f"{which} {ranks} for {_optimizers(first.left_out)} alone, whose gradients were not "
         f"finite: {theirs} are as before. In the same step{'' if is_one else 's'} "
-        f"{_optimizers(first.stepped)} {have} stepped; {counts}"
+        f"{_optimizers(others)} {have} stepped; {counts}"
     )
 
 

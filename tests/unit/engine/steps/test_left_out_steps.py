@@ -45,3 +45,11 @@ def test_steps_that_another_optimizer_has_made_are_told_apart_whichever_was_firs
 def test_where_steps_are_not_counted_each_call_is_one() -> None:
     steps = LeftOutSteps()
     assert [steps.note_left_out(None, "SGD") for _ in range(2)] == [1, 2]
+
+
+def test_an_optimizer_of_the_same_name_is_another_one() -> None:
+    steps = LeftOutSteps()
+    steps.note_left_out(4, "Adam")
+    steps.note_stepped(4, "Adam")
+    (said,) = steps.sentences("on all ranks")
+    assert "In the same step another Adam has stepped;" in said
