@@ -288,7 +288,6 @@ class Session:
             guard: As in `run`, and so are the two that follow.
             keep: Keep on disk what a step that is left out was called with.
             ignore: Rules that say nothing of it.
-            ignore: Rules that say nothing of it.
 
         Raises:
             UsageError: It cannot be read; else as `run`.

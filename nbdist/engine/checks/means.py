@@ -56,7 +56,7 @@ class Means:
         """Note a backward's root; `gradient` is what it is called with, None for 1."""
         try:
             mean = masked_mean(root)
-        except Exception:  # what autograd has saved may be freed, as backward then says itself
+        except RuntimeError:  # what autograd has saved is freed, as backward then says itself
             mean = None
         if mean is not None and gradient is not None:
             mean.factors.append(_one_of(gradient))
