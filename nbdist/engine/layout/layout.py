@@ -24,7 +24,7 @@ from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.policies.activation_checkpoint import Checkpointed
 from nbdist.engine.layout.trainable import LossFunction, Trainable
 from nbdist.engine.layout.verify import preconditions, verify
-from nbdist.engine.layout.verify.report import Proof
+from nbdist.engine.layout.verify.report import Looked, Proof
 from nbdist.engine.layout.weights import full_tensors, load, save_pretrained
 from nbdist.engine.layout.weights.gather import state_of
 from nbdist.shared.errors import LayoutError
@@ -280,13 +280,21 @@ class Layout(Trainable):
         Raises:
             LayoutError: It cannot be proven; the text says why. A difference is no error.
         """
+        self.proof = verify.verify(self, self._task(batch, loss_fn), steps, optimizer)
+        return self.proof
+
+    def look_into(self, batch: tuple[Any, Any], loss_fn: LossFunction) -> Looked:
+        """Prove one step, with what every module returns. Collective; as `verify`."""
+        return verify.look_into(self, self._task(batch, loss_fn))
+
+    def _task(self, batch: tuple[Any, Any], loss_fn: LossFunction) -> preconditions.Task:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise LayoutError(
                 f"verify got a {type(batch).__name__} where (x, y) should be.",
                 do="layout.verify((x, y), loss_fn) with this rank's inputs and targets",
             )
         inputs = as_inputs(batch[0])
-        task = preconditions.Task(
+        return preconditions.Task(
             (inputs.args, inputs.keywords, batch[1]),
             inputs.samples or samples_in(batch[1]),
             loss_fn,
@@ -294,8 +302,6 @@ class Layout(Trainable):
             lambda model, given, loss_of: loss_of(Inputs(*given[:2]).run(model), given[2]),
             _whole_batch if self.pipeline is None else self.pipeline.runner.cut,
         )
-        self.proof = verify.verify(self, task, steps, optimizer)
-        return self.proof
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Register a DDP communication hook, as on `DistributedDataParallel`; before training.
@@ -371,6 +377,10 @@ class Layouts:
     def add(self, layout: Layout) -> None:
         """Note a layout, as long as its model lives."""
         self._living.add(layout)
+
+    def forget(self, layout: Layout) -> None:
+        """Let a layout be none of those that live, before its model is gone."""
+        self._living.discard(layout)
 
     def newest(self) -> Layout | None:
         """Return the one that was made last, of those whose models are alive."""

@@ -8,7 +8,8 @@ Main thread, in a cell on all ranks.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ def verify(handle: str | None, names: dict[str, Any]) -> dict[str, Any]:
         names: The namespace of the rank's cells.
     """
     try:
-        proof, how = _prove(_find_on_all(handle, names))
+        proof, how = _prove(find_on_all(handle, names))
     except LayoutError as error:
         return {"error": [error.what, error.why, error.do]}
     return {"ok": proof.ok, "text": f"{proof!r}\n{in_lines(how)}"}
@@ -53,7 +54,7 @@ def traffic(names: dict[str, Any]) -> dict[str, Any]:
         names: The namespace of the rank's cells.
     """
     try:
-        layout = _find_on_all(None, names)
+        layout = find_on_all(None, names)
     except LayoutError as error:
         return {"error": [error.what, error.why, error.do]}
     inputs = None if layout.last_step is None else layout.last_step[0]
@@ -67,7 +68,7 @@ def traffic(names: dict[str, Any]) -> dict[str, Any]:
     return {"name": layout.name, "bytes": sum(known.values())}
 
 
-def _find_on_all(handle: str | None, names: dict[str, Any]) -> Layout:
+def find_on_all(handle: str | None, names: dict[str, Any]) -> Layout:
     """Return the layout, which all ranks have. Collective.
 
     Raises:
@@ -119,25 +120,68 @@ def _find(handle: str | None, names: dict[str, Any]) -> Layout:
     return layout
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a layout is proven with.
+
+    Attributes:
+        x: This rank's inputs.
+        y: Its targets.
+        loss_fn: Of both.
+        how: Where they come from, as people read it.
+        is_guessed: Whether no `layout.step` has named them.
+    """
+
+    x: Any
+    y: Any
+    loss_fn: Callable[[Any, Any], torch.Tensor]
+    how: str
+    is_guessed: bool = False
+
+
 def _prove(layout: Layout) -> tuple[Proof, str]:
-    """Return the proof, and with which batch and loss it was made."""
+    """Return the proof, and with which batch and loss it was made.
+
+    Raises:
+        LayoutError: The model does not run with a guessed one, or uses a part of its parameters.
+    """
+    batch = batch_of(layout)
+    try:
+        proof = layout.verify((batch.x, batch.y), batch.loss_fn)
+    except LayoutError as error:
+        if not batch.is_guessed:
+            raise
+        why = f"{error.why}. {batch.how}" if error.why else batch.how
+        raise LayoutError(error.what, why=why, do=error.do or _DO) from error
+    if batch.is_guessed and proof.unreached:
+        raise LayoutError(
+            f"The batch that was tried does not use {some_of(proof.unreached)}, so the result "
+            "would mean "
+            "little.",
+            why=batch.how,
+            do=_DO,
+        )
+    return proof, batch.how
+
+
+def batch_of(layout: Layout) -> Batch:
+    """Return what the layout's step was last called with, or a guess.
+
+    Raises:
+        LayoutError: None is known, and the model does not run with what is guessed.
+    """
     if layout.last_step is None:
-        return _prove_with_guess(layout)
+        return _guessed(layout)
     x, y, loss_fn = layout.last_step
     name = getattr(loss_fn, "__name__", type(loss_fn).__name__).replace("<lambda>", "a lambda")
     how = (
         f"Batch and loss are those of the last layout.step: x is {_words(x)}, y is {_words(y)} on "
         f"rank {dist.get_rank()}, the loss is {name}."
     )
-    return layout.verify((x, y), loss_fn), how
+    return Batch(x, y, loss_fn, how)
 
 
-def _prove_with_guess(layout: Layout) -> tuple[Proof, str]:
-    """Return a proof with guessed inputs, and how they were made.
-
-    Raises:
-        LayoutError: The model does not run with them, or uses a part of its parameters only.
-    """
+def _guessed(layout: Layout) -> Batch:
     if layout.skeleton is None:
         raise LayoutError("There is no plain model to compare with.", why=layout.no_skeleton)
     plain = copy.deepcopy(layout.skeleton)
@@ -159,20 +203,7 @@ def _prove_with_guess(layout: Layout) -> tuple[Proof, str]:
         "the mean of the outputs with fixed weights. layout.verify((x, y), loss_fn) proves with "
         "yours."
     )
-    try:
-        proof = layout.verify((inputs, None), _projection)
-    except LayoutError as error:
-        why = f"{error.why}. {how}" if error.why else how
-        raise LayoutError(error.what, why=why, do=error.do or _DO) from error
-    if proof.unreached:
-        raise LayoutError(
-            f"The batch that was tried does not use {some_of(proof.unreached)}, so the result "
-            "would mean "
-            "little.",
-            why=how,
-            do=_DO,
-        )
-    return proof, how
+    return Batch(inputs, None, _projection, how, is_guessed=True)
 
 
 def _words(given: Any) -> str:

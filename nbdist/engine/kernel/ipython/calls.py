@@ -59,6 +59,7 @@ ANY_TIME = {
 CELLS = {
     "layout.verify": "nbdist.engine.layout.verify_magic:verify",
     "layout.traffic": "nbdist.engine.layout.verify_magic:traffic",
+    "layout.compare": "nbdist.engine.layout.compare_layouts:compare",
     "checks.replay": "nbdist.engine.checks.replay:replay",
     "group.probe": "nbdist.engine.group.links.probe:measure",
 }

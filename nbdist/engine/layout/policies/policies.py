@@ -199,5 +199,13 @@ def read(given: tuple[object, ...], shape: MeshShape) -> Policies:
     return Policies(**chosen)
 
 
+def that_fit(known: Policies, shape: MeshShape) -> tuple[object, ...]:
+    """Return of the policies of one layout those that another shape has the axes for."""
+    given = ((getattr(known, place), axis) for place, axis in _PLACES.values())
+    return tuple(
+        one for one, axis in given if one is not None and (not axis or shape.sizes[axis] > 1)
+    )
+
+
 def _shown(policy: object) -> str:
     return policy.__name__ if isinstance(policy, type) else type(policy).__name__

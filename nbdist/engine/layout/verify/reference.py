@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map_only
 from nbdist.engine.layout.plan.inputs import join
 from nbdist.engine.layout.plan.random_numbers import seed_part
 from nbdist.engine.layout.verify.low_precision import Lowered
+from nbdist.engine.layout.verify.outputs import Outputs
 from nbdist.engine.layout.verify.report import LossSpread, Noise, OnePiece, spread_of
 from nbdist.shared.error_text import named
 from nbdist.shared.errors import LayoutError
@@ -51,6 +52,23 @@ class Part:
     weight: float
 
 
+@dataclass(frozen=True, slots=True)
+class SeenOutputs:
+    """What modules have returned for one part of the batch.
+
+    Attributes:
+        tensors: By name, in the order in which modules ended.
+        noise: The round-off of each.
+        errors: How far each is from the truth, element by element; in low precision alone.
+        unkept: How many there were beyond the bound.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    noise: dict[str, Noise]
+    errors: dict[str, torch.Tensor]
+    unkept: int
+
+
 class Reference:
     """The plain model with weights, in one process."""
 
@@ -60,6 +78,8 @@ class Reference:
         loss_of: LossOf,
         parts: Sequence[Part],
         lower: Callable[[nn.Module], Lowered] | None = None,
+        *,
+        keeps_outputs: bool = False,
     ) -> None:
         """Take over `model`, which has the layout's weights, modes and flags.
 
@@ -68,8 +88,10 @@ class Reference:
             loss_of: Runs it on a piece of a part.
             parts: Those of all ranks.
             lower: Has a model compute in low precision; None where it computes as it is.
+            keeps_outputs: Keep what modules return, too.
         """
         self.model = model
+        self.outputs: list[SeenOutputs] = []  # of the last step, by part, if they are kept
         self.losses: list[float] = []
         self.gradients: dict[str, torch.Tensor] = {}
         self.errors: dict[str, torch.Tensor] = {}  # of gradients in low precision, by element
@@ -81,6 +103,8 @@ class Reference:
         self._double = self._in_float64()
         self._lowered = lower(model) if lower is not None else None
         self._random = torch.Generator().manual_seed(0)
+        self._keeps_outputs = keeps_outputs
+        self._seen: list[list[Outputs]] = []  # of each computation of a step, by part
 
     def step(self, step: int, scale: float = 1.0) -> dict[str, Noise]:
         """Compute the gradients of a step; return the round-off of each tensor.
@@ -95,9 +119,12 @@ class Reference:
         Raises:
             LayoutError: A loss or a gradient is not finite.
         """
+        self._seen = []
         others = [self._run_double(step)] if self._double is not None else []
         self.one_piece = self._in_one_piece()
+        known = len(self._seen)
         self._fit_scale(step, scale)
+        del self._seen[known:]
         samples = _SAMPLES if self._lowered is None else _SAMPLES_OF_NORMS
         for _ in range(samples - (self._double is not None)):
             with self._moved():
@@ -106,6 +133,15 @@ class Reference:
         before = [buffer.clone() for buffer in buffers]
         mine = self._run(self.model, self._parts, step)
         _refuse_infinite(mine)
+        if self._keeps_outputs:
+            *seen, own = self._seen
+            self.outputs = [
+                _outputs_of(
+                    part, [other[number] for other in seen], with_errors=bool(self._lowered)
+                )
+                for number, part in enumerate(own)
+            ]
+            self._seen = []
         self.losses = [float(mine[f"loss {i}"]) for i in range(len(self._parts))]
         self.gradients = {
             name: p.grad for name, p in self._trained(self.model) if p.grad is not None
@@ -177,6 +213,7 @@ class Reference:
         before = [buffer.clone() for buffer in buffers]
         after: list[torch.Tensor] = []
         found: dict[str, torch.Tensor] = {}
+        seen = [Outputs(is_on=self._keeps_outputs) for _ in parts]
         model.zero_grad()
         lowered = self._lowered if model is self.model else None
         for number, part in enumerate(parts):
@@ -186,7 +223,8 @@ class Reference:
             share = lowered.scale if lowered else 1 / len(parts)
             for piece in part.pieces:
                 with lowered.weights() if lowered else nullcontext():
-                    loss = self._loss_of(model, piece)
+                    with seen[number].recording(model):
+                        loss = self._loss_of(model, piece)
                     loss.backward(torch.full_like(loss, part.weight * share / len(part.pieces)))
                 losses.append(loss.detach())
             if lowered is not None:
@@ -194,6 +232,8 @@ class Reference:
             found[f"loss {number}"] = torch.stack(losses).mean()
             after = after or [buffer.clone() for buffer in buffers]
         _set(buffers, after)
+        if self._keeps_outputs:
+            self._seen.append(seen)
         if lowered is not None:
             lowered.put()
         found |= {name: p.grad for name, p in self._trained(model) if p.grad is not None}
@@ -342,9 +382,26 @@ def _errors(
     return furthest
 
 
+def _outputs_of(part: Outputs, others: Sequence[Outputs], *, with_errors: bool) -> SeenOutputs:
+    seen = [other.tensors for other in others]
+    # Others may have fewer: what a model does may depend on its numbers.
+    known = [name for name in part.tensors if all(name in other for other in seen)]
+    mine = {name: part.tensors[name] for name in known}
+    errors = {n: _errors(t, n, seen) for n, t in mine.items()} if with_errors else {}
+    return SeenOutputs(mine, _noise(mine, seen), errors, part.unkept)
+
+
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
+    return largest_distance(a, b) if a.numel() else 0.0
+
+
+def largest_distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Return it; equal infinities and nans, as of a mask, have none."""
+    by = (a.double() - b.double()).abs()
+    is_same = (a == b) | (a.isnan() & b.isnan())
+    return float(by.masked_fill(is_same, 0.0).max())
 
 
 def _largest(a: torch.Tensor) -> float:
-    return float(a.double().abs().max()) if a.numel() else 0.0
+    finite = a.double().abs().nan_to_num(0.0, 0.0)
+    return float(finite.max()) if a.numel() else 0.0

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from nbdist.engine.layout.plan.blocks import find_blocks
 from nbdist.engine.layout.policies.efficiency import FULL
 from nbdist.engine.layout.verify.loss_sync import checked
 from nbdist.engine.layout.verify.low_precision import Lowered
 from nbdist.engine.layout.verify.preconditions import SOURCE, Provable, Task
-from nbdist.engine.layout.verify.reference import Part, Reference
+from nbdist.engine.layout.verify.reference import Part, Reference, SeenOutputs
 from nbdist.engine.layout.verify.report import LossSpread, Noise, OnePiece
 from nbdist.engine.layout.weights import full_tensors, meta_copy
 from nbdist.engine.layout.weights.full_tensors import TensorFacts
@@ -56,6 +57,8 @@ class Alone:
         places: Mapping[str, TensorFacts],
         task: Task,
         gathered: list[tuple[Any, float]],
+        *,
+        keeps_outputs: bool = False,
     ) -> None:
         """Collect the weights. Collective.
 
@@ -65,7 +68,9 @@ class Alone:
             places: The tensors of the layout.
             task: The computation.
             gathered: On rank 0, the parts of the batch with their weights.
+            keeps_outputs: Keep what modules return, too.
         """
+        self._keeps_outputs = keeps_outputs
         self._layout = layout
         self._task = task
         self._gathered = gathered
@@ -82,6 +87,21 @@ class Alone:
     def errors(self) -> Mapping[str, torch.Tensor]:
         """Of those gradients in low precision, element by element, on rank 0."""
         return {} if self._reference is None else self._reference.errors
+
+    def outputs(self) -> SeenOutputs:
+        """Return those of this rank's part in the last step, on the CPU. Collective."""
+        sent: list[Any] | None = None
+        if self._reference is not None:
+            parts = [tree_map_only(torch.Tensor, _on_cpu, one) for one in self._plain_outputs()]
+            ranks = range(dist.get_world_size())
+            sent = [parts[self._layout.shape.data_part(rank)[0]] for rank in ranks]
+        mine: list[Any] = [None]
+        dist.scatter_object_list(mine, sent, src=SOURCE)
+        return SeenOutputs(*mine[0])
+
+    def _plain_outputs(self) -> list[tuple[Any, ...]]:
+        known = [] if self._reference is None else self._reference.outputs
+        return [(one.tensors, one.noise, one.errors, one.unkept) for one in known]
 
     @property
     def buffers(self) -> Mapping[str, torch.Tensor]:
@@ -154,6 +174,7 @@ class Alone:
                 lambda plain, inputs: self._task.alone(plain, inputs, loss_fn),
                 parts,
                 None if self._layout.policies.precision == FULL else self._lower,
+                keeps_outputs=self._keeps_outputs,
             )
         scaler = self._layout.scaler
         noise = self._reference.step(step, scaler.get_scale() if scaler.is_enabled() else 1.0)
@@ -173,6 +194,10 @@ class Alone:
         # Those of the plain model: with pp a rank's layout has only a part of them.
         units = list(find_blocks(plain)) if layout.shape.fsdp > 1 else None
         return Lowered(plain, layout.policies.precision, units, layout.mesh.device_type)
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu()
 
 
 def _copy_modes(live: nn.Module, plain: nn.Module) -> None:

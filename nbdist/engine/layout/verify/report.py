@@ -54,8 +54,8 @@ class Difference:
     """The distance of one tensor of one rank from one process.
 
     Attributes:
-        what: "gradient", "update" (of a weight, by an optimizer), "weight", "buffer", "loss" or
-            "dropout" (the probability of a module).
+        what: "output" (of a module), "gradient", "update" (of a weight, by an optimizer), "weight",
+            "buffer", "loss" or "dropout" (the probability of a module).
         name: Of the parameter or buffer, in the plain model.
         step: From 1; 0 is before the first.
         rank: Whose.
@@ -229,6 +229,25 @@ class Proof:
                 why="something between model, layout and loop changes what is trained",
                 do="print the report for the tensors that differ most",
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A proof of one step with what every module returns.
+
+    Attributes:
+        proof: Its `worst` has outputs, too.
+        outputs: Their names, in the order in which modules end in one process.
+        backward: Names of trained parameters, the last of the model first.
+        parts: Outputs of which a rank has a part alone, which is not compared.
+        unkept: How many outputs there were beyond the bound of what is kept.
+    """
+
+    proof: Proof
+    outputs: tuple[str, ...]
+    backward: tuple[str, ...]
+    parts: tuple[str, ...]
+    unkept: int
 
 
 def in_lines(note: str) -> str:

@@ -28,6 +28,7 @@ from nbdist.engine.layout.verify.compare import Findings
 from nbdist.engine.layout.verify.loss_sync import UnlikeError
 from nbdist.engine.layout.verify.low_precision import epsilon_of
 from nbdist.engine.layout.verify.optimizer_parity import LEAST_RATE, OptimizerParity
+from nbdist.engine.layout.verify.outputs import Outputs
 from nbdist.engine.layout.verify.preconditions import (
     Provable,
     Task,
@@ -35,9 +36,11 @@ from nbdist.engine.layout.verify.preconditions import (
     gather_parts,
     refuse,
 )
+from nbdist.engine.layout.verify.reference import SeenOutputs, largest_distance
 from nbdist.engine.layout.verify.reference_run import Alone, ReferenceStep
 from nbdist.engine.layout.verify.report import (
     MULTIPLE,
+    Looked,
     LossSpread,
     Noise,
     OnePiece,
@@ -64,6 +67,24 @@ def verify(layout: Provable, task: Task, steps: int, optimizer: Optimizer | None
     """
     if steps < 1:
         raise LayoutError(f"verify(steps={steps}) makes no step.", do="use 1 or more; 3 by itself")
+    return _made(layout, task, steps, optimizer).conclude()
+
+
+def look_into(layout: Provable, task: Task) -> Looked:
+    """Return the proof of one step, and with it that of what every module returns. As `verify`."""
+    run = _made(layout, task, 1, keeps_outputs=True)
+    return run.looked(run.conclude())
+
+
+def _made(
+    layout: Provable,
+    task: Task,
+    steps: int,
+    optimizer: Optimizer | None = None,
+    *,
+    keeps_outputs: bool = False,
+) -> "_Run":
+    """Make the steps of a proof, and put all back. Collective."""
     bare = refuse(layout)
     model = layout.model
     was_training = [module for module in model.modules() if module.training]
@@ -72,9 +93,9 @@ def verify(layout: Provable, task: Task, steps: int, optimizer: Optimizer | None
     try:
         # Inside of it nothing needs to be put back but what it puts back itself.
         with suppress(UnlikeError), unharmed(model):
-            run = _Run(layout, task, optimizer)
+            run = _Run(layout, task, optimizer, keeps_outputs=keeps_outputs)
             run.make(bare, steps)
-        return run.conclude()
+        return run
     finally:
         modes = set(was_training)
         for module in model.modules():
@@ -84,13 +105,25 @@ def verify(layout: Provable, task: Task, steps: int, optimizer: Optimizer | None
 class _Run:
     """One proof under way."""
 
-    def __init__(self, layout: Provable, task: Task, optimizer: Optimizer | None) -> None:
+    def __init__(
+        self,
+        layout: Provable,
+        task: Task,
+        optimizer: Optimizer | None,
+        *,
+        keeps_outputs: bool = False,
+    ) -> None:
         self._layout = layout
+        self._keeps_outputs = keeps_outputs
+        self._order: list[str] = []  # of outputs, in one process
+        self._parts: set[str] = set()  # of them, those of which this rank has another shape
+        self._unkept = 0
         self._optimizer = optimizer
         self._task = task
         self._device = layout.mesh.device_type
         self._part, _ = layout.shape.data_part(dist.get_rank())
         self._places = full_tensors.table(layout)
+        self._held = full_tensors.names(layout.model).keys()
         low = layout.policies.precision
         self._is_low = low != FULL
         self._epsilon = max(_epsilon_of(self._places.values()), epsilon_of(low))
@@ -110,7 +143,14 @@ class _Run:
             self._findings.note("dropout", name, 0, by, 0.0, 0.0)
         self._compare_weights()
         gathered = gather_parts(self._layout, self._task)
-        alone = Alone(self._layout, bare, self._places, self._task, gathered)
+        alone = Alone(
+            self._layout,
+            bare,
+            self._places,
+            self._task,
+            gathered,
+            keeps_outputs=self._keeps_outputs,
+        )
         parity = self._parity(alone)
         models = [self._layout.model] + ([] if alone.model is None else [alone.model])
         if any(dropouts(model) for model in models):
@@ -132,11 +172,15 @@ class _Run:
                 self._made = step
                 self._note_pieces(reference.one_piece, step)
                 self._refuse_unreached(reference)
+                seen = Outputs(is_on=self._keeps_outputs)
                 try:
-                    loss = self._live.step(step, reference.scale)
+                    with seen.recording(self._layout.model, self._places.keys() - self._held):
+                        loss = self._live.step(step, reference.scale)
                 except UnlikeError as error:
                     self._note_missing(step, error.missing, reference.noise)
                     raise
+                if self._keeps_outputs:
+                    self._compare_outputs(step, seen, alone.outputs())
                 self._compare_losses(step, loss, reference)
                 self._compare_gradients(step, reference, alone)
                 self._compare_buffers(step, reference.noise, alone.buffers)
@@ -172,6 +216,17 @@ class _Run:
             self._terms,
             self._unreached,
             self._one_piece,
+        )
+
+    def looked(self, proof: Proof) -> Looked:
+        """Return the proof with what is known of outputs. Collective."""
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, (self._order, self._parts, self._unkept))
+        orders, parts, unkept = zip(*everyone, strict=True)
+        outputs = dict.fromkeys(name for order in orders for name in order)
+        backward = reversed([name for name, p in self._places.items() if p.is_trained])
+        return Looked(
+            proof, tuple(outputs), tuple(backward), tuple(set[str]().union(*parts)), max(unkept)
         )
 
     # -- before the first step
@@ -322,6 +377,25 @@ class _Run:
                 self._findings.compare(
                     "gradient", name, step, live[name], full, noise[name], allowed[name]
                 )
+
+    def _compare_outputs(self, step: int, seen: Outputs, alone: SeenOutputs) -> None:
+        """Compare what modules have returned here with what they do in one process."""
+        self._order = list(alone.tensors)
+        self._unkept = seen.unkept + alone.unkept
+        mine = {n: t.cpu() for n, t in seen.tensors.items() if n in alone.tensors}
+        self._parts = {n for n, t in mine.items() if t.shape != alone.tensors[n].shape}
+        whole = {n: t for n, t in alone.tensors.items() if n in mine and n not in self._parts}
+        if self._is_low:
+            finite = {n: t for n, t in whole.items() if t.isfinite().all()}
+            errors = ((name, alone.errors[name]) for name in finite)
+            self._findings.compare_norms(
+                "output", step, mine, finite.items(), errors, self._epsilon
+            )
+            return
+        allowed = allowances({name: alone.noise[name] for name in whole}, self._epsilon)
+        for name, tensor in whole.items():
+            by = largest_distance(mine[name], tensor)
+            self._findings.note("output", name, step, by, alone.noise[name].floor, allowed[name])
 
     def _compare_buffers(
         self, step: int, noise: Mapping[str, Noise], source: Mapping[str, torch.Tensor]
