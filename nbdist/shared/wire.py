@@ -32,6 +32,8 @@ CONTINUES = (
 # A fact of a cell that trains: the steps that its first optimizer had made before. A training that
 # goes on from a checkpoint makes the steps after it again.
 TRAINED_BEFORE = "trained_before"
+# A fact: the folder in `.nbdist/numerics` that has what the steps of the cell have computed.
+NUMERICS = "numerics"
 # What each rank finds in its namespace, of its own or put there by us: nothing else sets them.
 NAMES_OF_A_RANK = frozenset(
     {"rank", "local_rank", "world_size", "device", "torch", "dist", "nbdist"},

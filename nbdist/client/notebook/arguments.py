@@ -45,6 +45,8 @@ COMMANDS = {
     "with a name: what that rule says, an example, and the remedy",
     "replay": "run the forward again of a step that was left out as not finite, the newest or "
     "STEP: which rank, module and sample; changes nothing",
+    "diff": "where two runs part, or two layouts of the newest model: the first step, rank, module "
+    "and tensor that differ by more than round-off; changes nothing",
     "chaos": "make ranks fail on purpose while cells run; without arguments: the report",
     "board": "show the board of the training that runs, else of the last one, or of any run;"
     " looking changes nothing for later cells",
@@ -156,6 +158,13 @@ def dist_parser(own: type = NoOptions) -> argparse.ArgumentParser:
         help="what a cell with --keep has kept on disk: the folder that it has named, or last; the "
         "model is built again first",
     )
+    for name in ("one", "other"):
+        made["diff"].add_argument(
+            name,
+            metavar=name.upper(),
+            help='a layout, such as ddp or "fsdp=2 tp=2"; or a run of a cell with --keep, by its '
+            "name or its number in %%dist runs",
+        )
     made["scale"].add_argument("n", type=int, metavar="N", help="number of ranks")
     made["runs"].add_argument(
         "chosen",

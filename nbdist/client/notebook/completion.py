@@ -217,7 +217,7 @@ def _values(command: str, option: str, values: Values, before: list[str]) -> Ite
     """Return what may follow an option, or come alone after a command."""
     if option in ("-r", "--ranks"):
         return values.ranks()
-    if option == "--run" or command == "runs":
+    if option == "--run" or command in ("runs", "diff"):
         return values.runs()
     if option:
         return ()

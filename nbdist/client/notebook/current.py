@@ -42,6 +42,8 @@ from nbdist.shared.options import ClusterOptions, choose_options, cores_note, sh
 from nbdist.shared.processes.detached import name_for
 
 if TYPE_CHECKING:
+    from nbdist.client.metrics.numerics.layouts import LayoutDiff
+    from nbdist.client.metrics.numerics.runs import RunDiff
     from nbdist.client.tracking.past.compare import Comparison
     from nbdist.client.tracking.past.runs import RunsTable
     from nbdist.client.tracking.run import Tracker
@@ -147,6 +149,30 @@ def compare(words: Sequence[str]) -> "Comparison":
 
     tracker = _tracker()
     return compare(tracker.folder, select(tracker.folder, tracker.experiment, words))
+
+
+def diff(one: str, other: str) -> "LayoutDiff | RunDiff":
+    """Return where two runs part, or two layouts of the newest model.
+
+    Raises:
+        ClusterError: They are layouts, and no ranks are running.
+        LayoutError: A layout does not fit the model or the ranks.
+        UsageError: There is no such run, nothing is kept of what it has computed, or one is a
+            layout and the other a run.
+    """
+    from nbdist.client.metrics.numerics.layouts import is_layout
+    from nbdist.client.tracking.past.recorded import diff
+
+    kinds = [is_layout(one), is_layout(other)]
+    if all(kinds):
+        return current().diff(one, other)
+    if any(kinds):
+        raise UsageError(
+            f"{one if kinds[0] else other} is a layout, and {other if kinds[0] else one} a run.",
+            do="%dist diff with two layouts, or with two runs",
+        )
+    tracker = _tracker()
+    return diff(tracker.folder, tracker.experiment, one, other)
 
 
 def sync() -> str:

@@ -284,6 +284,16 @@ class NBDist(Magics):
             current().replay(asked.step, fp32=asked.fp32, anomaly=asked.anomaly, saved=asked.saved)
         )
 
+    def _diff(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.notebook.current import diff
+
+        found = diff(asked.one, asked.other)
+        print(found)
+        if hasattr(self._shell, "kernel"):
+            from nbdist.client.board.drawn.diff_plot import show
+
+            show(found.curves, " ".join(found.sentences), self.theme)
+
     def _chaos(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current
         from nbdist.client.session.chaos import ChaosPlan

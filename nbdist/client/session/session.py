@@ -35,6 +35,7 @@ from nbdist.client.metrics.changes import Change
 from nbdist.client.metrics.checks.settings import Setting, require_rules, states_of
 from nbdist.client.metrics.checks.table import Checks
 from nbdist.client.metrics.cost import Cost
+from nbdist.client.metrics.numerics.layouts import LayoutDiff
 from nbdist.client.metrics.profile.chosen import parse_steps
 from nbdist.client.metrics.profile.gather import Profiled
 from nbdist.client.output.result import CellResult
@@ -507,6 +508,26 @@ class Session:
                 "checks.replay", everyone, step=step, fp32=fp32, anomaly=anomaly, saved=place
             )
         return Replayed.of({rank: found[rank].value for rank in found})
+
+    def diff(self, one: str, other: str) -> LayoutDiff:
+        """Find where two layouts of the newest model part; changes nothing.
+
+        Each is made of the model as it was before `parallelize`, with the weights of now, and takes
+        one step on the batch of the newest `layout.step`: what every module returns, the loss and
+        the gradients are compared with one process on the same parts. The room of another model is
+        needed meanwhile.
+
+        Args:
+            one: A layout, as `parallelize` takes it.
+            other: Another.
+
+        Returns:
+            The first place at which each parts from one process; printed, in sentences.
+
+        Raises:
+            LayoutError: There is no model with a layout, or one of the two does not fit it.
+        """
+        return LayoutDiff.of(self._of_layout("layout.compare", one=one, other=other))
 
     def explained_bytes(self) -> tuple[str, float]:
         """Return the newest layout's name, and the bytes a rank sends a step as it explains them.

@@ -36,7 +36,7 @@ from nbdist.client.tracking.series import Point, RunSeries
 from nbdist.client.tracking.shipping.description import TAG, description
 from nbdist.client.tracking.spool import SpoolWriter, spool_of
 from nbdist.client.tracking.story import story
-from nbdist.shared.wire import CHANGES, CONTINUES, PUBLISHED, TRAINED_BEFORE, Record
+from nbdist.shared.wire import CHANGES, CONTINUES, NUMERICS, PUBLISHED, TRAINED_BEFORE, Record
 
 Outcome = Literal["finished", "failed", "interrupted"]
 SUMMARY_S = 2.0
@@ -256,7 +256,13 @@ class RunWriter:
         facts.pop(CHANGES, None)
         facts.pop(CONTINUES, None)
         facts.pop(TRAINED_BEFORE, None)
+        facts.pop(NUMERICS, None)
         return facts
+
+    def _numerics(self) -> str:
+        """Return the folder of what the steps have computed; "" where none is kept."""
+        by_rank = dict(self._feed.facts).values()
+        return next((facts[NUMERICS] for facts in by_rank if NUMERICS in facts), "")
 
     def _told_trained_before(self) -> int | None:
         by_rank = dict(self._feed.facts).values()
@@ -344,6 +350,7 @@ class RunWriter:
             "has_story": self._has_story,
             "models": [*self._models_before, *self.models],
             "changes": changes,
+            "numerics": self._numerics(),
             "facts": self._params
             | own_params(info)
             | params_of(facts)

@@ -1,9 +1,9 @@
 """Find where two layouts of one model part: which module's output, or gradient, is another one.
 
-Both are made of the plain model, with the weights of the newest layout, and take the same step on
-the batch of its last one. Each is held against one process on its own split, so what is found says
-which of the two is wrong, and not only that they differ. A layout takes the room of another model
-meanwhile; both are gone afterwards, and the live one is as before.
+Both take the same step on the batch of the newest layout's last one. One that the model has not is
+made of the plain model, with the weights of now, and takes the room of another model meanwhile.
+Each is held against one process on its own split, so what is found says which of the two is wrong,
+and not only that they differ.
 
 Main thread, in a cell on all ranks.
 """
@@ -71,7 +71,9 @@ def _whole(live: Layout, batch: Batch) -> Any:
 
 
 def _look(live: Layout, text: str, whole: Any, batch: Batch) -> dict[str, Any]:
-    layout = _made(live, text)
+    world = dist.get_world_size()
+    is_live = mesh.parse(text, world, world) == live.shape
+    layout = live if is_live else _made(live, text)
     try:
         part, count = layout.shape.data_part(dist.get_rank())
         samples = samples_in(whole)
@@ -85,10 +87,10 @@ def _look(live: Layout, text: str, whole: Any, batch: Batch) -> dict[str, Any]:
         with training.here.unseen():
             return _plain(layout, layout.look_into((Inputs(args, keywords), y), batch.loss_fn))
     finally:
-        layouts.here.forget(layout)
-        layout.model.__dict__.clear()
-        del layout
-        gc.collect()
+        if not is_live:
+            layouts.here.forget(layout)
+            del layout
+            gc.collect()
 
 
 def _made(live: Layout, text: str) -> Layout:
@@ -135,4 +137,4 @@ def _plain(layout: Layout, looked: Looked) -> dict[str, Any]:
 
 
 def _row(one: Difference) -> list[Any]:
-    return [one.what, one.name, one.rank, one.by, one.floor, one.allowed]
+    return [one.what, one.name, one.rank, one.by, one.allowed]

@@ -10,6 +10,7 @@ from nbdist.engine.averaging import async_sgd
 from nbdist.engine.checkpoint import automatic, save, steady
 from nbdist.engine.checks import kept_evidence
 from nbdist.engine.checks.checks import RankChecks
+from nbdist.engine.checks.numerics import Numerics
 from nbdist.engine.checks.shared_batches import SharedBatches
 from nbdist.engine.compat.groups.torch_dist import Functions
 from nbdist.engine.component import Component, EndedCell
@@ -37,6 +38,7 @@ def of_rank(
     links: LinkStats,
     devices: DeviceStats,
     checks: RankChecks,
+    numerics: Numerics,
 ) -> tuple[Component, ...]:
     """Return the components of a notebook's rank, which has joined its group."""
     return (
@@ -62,6 +64,7 @@ def of_rank(
         training.here,
         kept_evidence.here,  # its sentence is after that of the next
         guard.here,  # after those that count steps
+        numerics,
         halt.here,  # likewise
         TorchModes(),
         torch_profile.here,

@@ -100,7 +100,7 @@ class Rank:
         self.output.begin_cell(start.number)
         self.tracks = start.track
         self.published.clear()
-        of_cell = (wire.PUBLISHED, wire.CHANGES, wire.CONTINUES, wire.TRAINED_BEFORE)
+        of_cell = (wire.PUBLISHED, wire.CHANGES, wire.CONTINUES, wire.TRAINED_BEFORE, wire.NUMERICS)
         self.recorder.forget(*of_cell, *model_facts.FACTS)
         self.first_seq = self.recorder.begin_cell()
         self.kernel.shell.user_ns.update(

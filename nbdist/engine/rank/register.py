@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from nbdist.engine.checkpoint import automatic
 from nbdist.engine.checks import first_weights, kept_evidence, model_facts, restarted_loops
 from nbdist.engine.checks.checks import RankChecks
+from nbdist.engine.checks.numerics import Numerics
 from nbdist.engine.component import Component
 from nbdist.engine.data import services
 from nbdist.engine.data.position import resume
@@ -142,7 +143,7 @@ def connect(rank: "Rank", device: torch.device) -> None:
     recorder.before_publishing(links.sample, devices.sample)
     assert rank.torchs is not None, "it has joined its group"
     rank.components = components.of_rank(
-        rank.torchs, rank.script, continuation, links, devices, checks
+        rank.torchs, rank.script, continuation, links, devices, checks, Numerics(recorder)
     )
 
 

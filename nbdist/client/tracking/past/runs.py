@@ -23,7 +23,7 @@ _MOST_SEARCHED = 1000  # runs, for one of a name
 # Of a summary what a row has as it stands; summaries of earlier versions lack some of the last.
 _SAME_FIELDS = (
     *("name", "cell", "layout", "world_size", "steps", "params", "values"),
-    *("kind", "study", "facts", "attempt", "losses_before", "changes"),
+    *("kind", "study", "facts", "attempt", "losses_before", "changes", "numerics"),
 )
 _OF_A_STUDY: Mapping[str, Any] = {"layout": "", "steps": 0, "values": {}, "user_keys": ()}
 _NO_BOARD_YET = {
@@ -46,7 +46,7 @@ class RunRow:
     `facts` are all that may tell it from other runs: params, layout, versions. `attempt` counts
     those at the same cell, from 1: all before it have failed. `losses_before` are the last losses
     of the trainings in the cell before the one whose loss is in `values`. `changes` tells what was
-    changed by hand while it trained.
+    changed by hand while it trained, `numerics` the folder of what its steps have computed.
     """
 
     name: str
@@ -73,6 +73,7 @@ class RunRow:
     attempt: int = 1
     losses_before: Sequence[float] = ()
     changes: Sequence[str] = ()
+    numerics: str = ""
 
 
 @dataclass(frozen=True, slots=True)
