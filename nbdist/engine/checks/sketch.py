@@ -10,13 +10,15 @@ from functools import lru_cache
 from typing import Final
 
 import torch
+from torch.nn.functional import pad
 
 from nbdist.engine.checks.fingerprints import fingerprints
 from nbdist.engine.compat.torch_hooks import local_part
 
 BUCKETS: Final = 16
-_LARGEST: Final = 2**52  # of the whole numbers that a float holds exactly
-_ROW: Final = BUCKETS * 2048  # numbers whose signs are drawn; each further row has one for all
+_SIGNS: Final = 1 << 20  # that are drawn; of a larger tensor each part has them from another on
+_APART: Final = 7919  # not a multiple of BUCKETS, so that each sum gets other ones in each part
+_DIGITS: Final = 52  # bits that a float holds exactly
 
 
 @torch.no_grad()
@@ -29,23 +31,20 @@ def sketch(tensor: torch.Tensor) -> torch.Tensor:
     flat = (local._values() if local.is_sparse else local).reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
-    bits = fingerprints([flat]) if len(flat) else flat.new_zeros(1)
+    bits = fingerprints([flat]) if len(flat) else flat.new_zeros(1, dtype=torch.int64)
+    bits = (bits ^ bits >> _DIGITS) & ((1 << _DIGITS) - 1)
     if flat.dtype not in (torch.float32, torch.float64):
         flat = flat.to(torch.float32 if flat.is_floating_point() else torch.float64)
-    signs = _signs(_ROW, flat.device).to(flat.dtype)
-    rows, left = divmod(len(flat), _ROW)
-    sums = signs.new_zeros(BUCKETS, dtype=torch.float64)
-    if rows:
-        each = _signs(rows, flat.device).to(flat.dtype)
-        sums += ((each @ flat[: rows * _ROW].view(rows, _ROW)) * signs).view(-1, BUCKETS).sum(0)
-    if left:
-        last = torch.nn.functional.pad(flat[rows * _ROW :] * signs[:left], (0, -left % BUCKETS))
-        sums += last.view(-1, BUCKETS).sum(0)
-    return torch.cat([sums, (bits % _LARGEST).to(torch.float64)])
+    signs = _signs(flat.device)
+    sums = torch.zeros(BUCKETS, dtype=torch.float64, device=flat.device)
+    for number, part in enumerate(flat.split(_SIGNS)):
+        first = number * _APART % _SIGNS
+        signed = part * signs[first : first + len(part)]
+        sums += pad(signed, (0, -len(part) % BUCKETS)).view(-1, BUCKETS).sum(0, dtype=torch.float64)
+    return torch.cat([sums, bits.to(torch.float64)])
 
 
-@lru_cache(maxsize=32)
-def _signs(count: int, device: torch.device) -> torch.Tensor:
-    random = torch.Generator().manual_seed(count)
-    signs = torch.randint(0, 2, (count,), generator=random)
-    return (2 * signs - 1).to(device, torch.float32)
+@lru_cache(maxsize=8)
+def _signs(device: torch.device) -> torch.Tensor:
+    drawn = torch.randint(0, 2, (_SIGNS,), generator=torch.Generator().manual_seed(0))
+    return (2 * drawn - 1).to(device, torch.float32).repeat(2)

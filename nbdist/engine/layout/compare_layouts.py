@@ -24,6 +24,7 @@ from nbdist.engine.layout.verify.preconditions import moved
 from nbdist.engine.layout.verify.report import Difference, Looked
 from nbdist.engine.layout.verify_magic import Batch, batch_of, find_on_all
 from nbdist.engine.layout.weights import full_tensors, meta_copy
+from nbdist.engine.steps import step_state
 from nbdist.engine.training import training
 from nbdist.shared.error_text import named
 from nbdist.shared.errors import LayoutError, NBDistError
@@ -37,6 +38,7 @@ def compare(one: str, other: str, names: dict[str, Any]) -> dict[str, Any]:
         other: Another.
         names: The namespace of the rank's cells.
     """
+    random = step_state.here().random_numbers()
     try:
         live = find_on_all(None, names)
         batch = batch_of(live)
@@ -44,6 +46,8 @@ def compare(one: str, other: str, names: dict[str, Any]) -> dict[str, Any]:
         looked = [_look(live, text, whole, batch) for text in (one, other)]
     except NBDistError as error:
         return {"error": [error.what, error.why, error.do]}
+    finally:
+        step_state.here().start_over(random)
     return {"layouts": looked, "batch": batch.how, "samples": samples_in(whole)}
 
 
