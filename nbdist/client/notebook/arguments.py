@@ -234,7 +234,8 @@ def _add_checks(parser: argparse.ArgumentParser) -> None:
         "--keep",
         action="store_true",
         help="as --guard, and keep on disk what such a step was called with (samples, weights): "
-        "%%dist replay --from last, also after a restart",
+        "%%dist replay --from last, also after a restart; and sketches of what some steps compute: "
+        "%%dist diff",
     )
     parser.add_argument(
         "--ignore",
