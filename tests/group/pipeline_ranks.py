@@ -49,8 +49,27 @@ class GPT(nn.Module):
         return self.head(self.norm(x_BTD))
 
 
+class Tied(GPT):
+    """One weight of the first stage and of the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.token.weight
+
+
+class Sharing(Tied):
+    """And one that every block has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            block.norm_1.weight = self.norm.weight
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "gpt": GPT,
+    "tied": Tied,
+    "sharing": Sharing,
     "conv": models.ConvNet,
     "llama": llama,
     "mlp": lambda: nn.Sequential(*[nn.Sequential(nn.Linear(D, D), nn.Tanh()) for _ in range(4)]),
@@ -506,12 +525,6 @@ def draws_again(layout: str) -> tuple[list[float], list[float], float, str]:
 # ---- Wrong use -----------------------------------------------------------------------------------
 
 
-class Tied(GPT):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head.weight = self.token.weight
-
-
 class Skipping(GPT):
     """Adds the embedding to what the last block gets."""
 
@@ -566,7 +579,7 @@ def refusals() -> dict[str, str]:
         assert not any(m._forward_pre_hooks for m in model.modules())
         assert names == list(model.state_dict())
 
-    refused("tied", Tied())
+    refused("shared in halves", Sharing(), schedule="zero-bubble")
     refused("skip", Skipping())
     refused("adds outside", AddingOutside())
     refused("ids first", CalledOddly())
@@ -586,9 +599,9 @@ def refusals() -> dict[str, str]:
     opt = torch.optim.SGD(kept.parameters(), lr=0.1)
     refused("old optimizer", kept)
     del opt
-    tied = Tied()
-    refused("then ddp", tied)
-    assert parallelize(tied, "ddp").name == "ddp"
+    skipping = Skipping()
+    refused("then ddp", skipping)
+    assert parallelize(skipping, "ddp").name == "ddp"
     return texts
 
 

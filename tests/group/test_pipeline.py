@@ -70,7 +70,9 @@ EVERY_TIME = [
             *((f"pp=2 {axis}=2", by("1f1b")) for axis in ("dp", "fsdp", "tp")),
             ("pp=2 cp=2", by("interleaved", GATHER, AGAIN)),
         ],
-    )
+    ),
+    ("tied", 2, torch.float64, [("pp=2", by(schedule)) for schedule in ("1f1b", "zbv")]),
+    ("sharing", 2, torch.float64, [("pp=2", by("1f1b"))]),
 ]
 SLOW = [
     (
@@ -93,6 +95,22 @@ SLOW += [
         ],
     ),
     ("llama", 4, torch.float64, [("pp=2 fsdp=2", by("1f1b", AGAIN))]),
+    (
+        "tied",
+        4,
+        torch.float64,
+        [
+            *((f"pp=2 {axis}=2", by(s)) for axis in ("dp", "fsdp", "tp") for s in SCHEDULES),
+            ("pp=4", by("1f1b")),
+            ("pp=2 cp=2", by("interleaved", GATHER, AGAIN)),
+        ],
+    ),
+    (
+        "sharing",
+        4,
+        torch.float64,
+        [("pp=2 dp=2", by("interleaved")), ("pp=2 fsdp=2", by("1f1b")), ("pp=4", by("gpipe"))],
+    ),
     (
         "gpt",
         4,
@@ -328,7 +346,10 @@ def refusals() -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("tied", ["token.weight is used by stages 0 and 1", "untie the embedding"]),
+        (
+            "shared in halves",
+            ["norm_1.weight is in several modules of a stage", 'Pipeline("1f1b")'],
+        ),
         ("skip", ["is no chain of blocks: cut before blocks.2", "into the hidden state"]),
         ("adds outside", ["as in h = h + block(h)", "add inside of the block: its forward"]),
         ("ids first", ["blocks.2 is not called with a tensor of real numbers first"]),

@@ -26,6 +26,7 @@ _READY_FLAGS = (
     "_stages_forward_initialized",
     "_stages_backward_initialized",
 )
+_COPIES = "_nbdist_copies"
 # What a schedule of several stages a rank holds of the step that runs.
 _UNDER_WAY = (
     "fwd_recv_ops",
@@ -71,6 +72,16 @@ def live_pipelines() -> tuple[list[Any], list[Any]]:
     if schedules is None or stages is None:
         return [], []
     return heap.living(schedules._PipelineSchedule), heap.living(stages._PipelineStageBase)
+
+
+def note_copies(parameter: nn.Parameter, count: int) -> None:
+    """Note that so many stages have a copy of a parameter each."""
+    setattr(parameter, _COPIES, count)
+
+
+def copies_of(parameter: nn.Parameter) -> int:
+    """Return how many stages have a copy of it: 1, but for those of `note_copies`."""
+    return int(getattr(parameter, _COPIES, 1))
 
 
 def reset_stage(stage: Any) -> nn.Module:

@@ -301,6 +301,7 @@ class Layout(Trainable):
             lambda given, loss_of: self._step(Inputs(*given[:2]), given[2], loss_of),
             lambda model, given, loss_of: loss_of(Inputs(*given[:2]).run(model), given[2]),
             _whole_batch if self.pipeline is None else self.pipeline.runner.cut,
+            () if self.pipeline is None else ("", *self.pipeline.elsewhere),
         )
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:

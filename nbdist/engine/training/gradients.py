@@ -59,11 +59,11 @@ class Shares:
         return share if scale is None else share / scale.to(share).square()
 
     def _stages(self, optimizer: torch.optim.Optimizer) -> dict[int, int]:
-        """Return the number of stages of the pipeline that each parameter is in, by its `id`."""
+        """Return, by `id`, how many times as many ranks there are as have the parameter."""
         known = self._staged.get(optimizer)
         if known is None:
             known = self._staged[optimizer] = {
-                id(parameter): stage.group_size
+                id(parameter): stage.group_size // torch_pipeline.copies_of(parameter)
                 for stage in torch_pipeline.live_pipelines()[1]
                 for parameter in stage.submod.parameters()
             }

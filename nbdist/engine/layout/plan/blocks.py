@@ -21,7 +21,11 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
     Lists inside a block stay in the block. A block that shares a parameter with something
     outside it is none: if it were sharded, the other place would keep the unsharded tensor.
     """
-    blocks = dict(_outermost(model, ""))
+    return own_alone(model, dict(_outermost(model, "")))
+
+
+def own_alone(model: nn.Module, blocks: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return those of a model's blocks that share no parameter with something outside of them."""
     owners: Counter[int] = Counter()
     for _, module in model.named_modules(remove_duplicate=True):
         owners.update(id(p) for p in module.parameters(recurse=False))

@@ -6,7 +6,7 @@ Main thread.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -36,15 +36,13 @@ class Outputs:
         self._newest: torch.Tensor | None = None
 
     @contextmanager
-    def recording(self, model: nn.Module, lacking: Iterable[str] = ()) -> Iterator[None]:
+    def recording(self, model: nn.Module, elsewhere: Collection[str] = ()) -> Iterator[None]:
         """Record within the block.
 
         Args:
             model: Of which a step is made.
-            lacking: Names of its weights that another stage has: what their modules would return
-                is made up here.
+            elsewhere: Names of its modules that are left out: what they return is made up.
         """
-        elsewhere = {prefix for name in lacking for prefix in _prefixes(name)}
         hooks = [
             module.register_forward_hook(self._hook(name))
             for name, module in (model.named_modules() if self._is_on else ())
@@ -77,13 +75,6 @@ class Outputs:
             self._bytes += kept.nbytes
             self.tensors[_named(name, self._calls[name], number, len(found))] = kept.clone()
         self._newest = found[-1] if found else None
-
-
-def _prefixes(name: str) -> Iterator[str]:
-    """Yield the names of the modules around a weight, the model's own, "", too."""
-    while name:
-        name = name.rpartition(".")[0]
-        yield name
 
 
 def _is_compared(leaf: object) -> bool:

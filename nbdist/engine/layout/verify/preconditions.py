@@ -4,7 +4,7 @@ Main thread, all ranks.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -54,6 +54,7 @@ class Task:
             a rank has none.
         alone: Returns the loss of a plain model.
         cut: Cuts inputs into those of single forwards.
+        elsewhere: Names of modules that do not run on this rank, whose outputs it makes up.
     """
 
     inputs: Any
@@ -62,6 +63,7 @@ class Task:
     live: Callable[[Any, LossFunction], torch.Tensor | None]
     alone: Callable[[nn.Module, Any, LossFunction], torch.Tensor]
     cut: Callable[[Any], list[Any]]
+    elsewhere: Sequence[str] = ()
 
 
 def refuse(layout: Provable) -> nn.Module:

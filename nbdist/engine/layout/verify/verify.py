@@ -123,7 +123,6 @@ class _Run:
         self._device = layout.mesh.device_type
         self._part, _ = layout.shape.data_part(dist.get_rank())
         self._places = full_tensors.table(layout)
-        self._held = full_tensors.names(layout.model).keys()
         low = layout.policies.precision
         self._is_low = low != FULL
         self._epsilon = max(_epsilon_of(self._places.values()), epsilon_of(low))
@@ -174,7 +173,7 @@ class _Run:
                 self._refuse_unreached(reference)
                 seen = Outputs(is_on=self._keeps_outputs)
                 try:
-                    with seen.recording(self._layout.model, self._places.keys() - self._held):
+                    with seen.recording(self._layout.model, self._task.elsewhere):
                         loss = self._live.step(step, reference.scale)
                 except UnlikeError as error:
                     self._note_missing(step, error.missing, reference.noise)

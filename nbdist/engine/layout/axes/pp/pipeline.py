@@ -10,6 +10,7 @@ Nothing is changed until the proof has been made. `schedule_runner` runs the ste
 """
 
 import gc
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,12 @@ class StagePlan:
     balance: str
     imitation: Imitation
     hidden: tuple[TensorSpec | None, ...]
+
+    def elsewhere(self, rank: int) -> list[str]:
+        """Return the names of modules that do not run at a place on the axis pp."""
+        own = {n for stage in self.of_rank(rank) for n in range(stage.first, stage.end)}
+        blocks = [name for i, name in enumerate(self.trace.blocks) if i not in own]
+        return blocks + [name for name, used in self.trace.beside.items() if not used & own]
 
     def of_rank(self, rank: int) -> tuple[Stage, ...]:
         """Return the stages of a place on the axis pp."""
@@ -160,7 +167,9 @@ def find_plan(
         costs = _numbers_in_segments(seen, sizes)
     firsts = stages.first_blocks(policy, pp, seen.blocks, costs)
     _check_hidden(seen, firsts)
-    found = stages.stages(policy, pp, seen.blocks, firsts, seen.uses, sizes, costs)
+    count = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    places = {name: count[id(p)] for name, p in model.named_parameters()}
+    found = stages.stages(policy, pp, seen.blocks, firsts, seen.uses, sizes, places, costs)
     balance = policy.split if isinstance(policy.split, str) else "parameters"
     if policy.split is not None and not isinstance(policy.split, str):
         balance = "what was asked for"
@@ -183,12 +192,8 @@ def apply(model: nn.Module, plan: StagePlan, rank: int, device_type: str) -> Non
         rank: This rank's place on the axis.
         device_type: Where weights on meta will be.
     """
-    mine = plan.of_rank(rank)
-    kept = [name for stage in mine for name in stage.parameters]
-    own = {number for stage in mine for number in range(stage.first, stage.end)}
-    elsewhere = [name for i, name in enumerate(plan.trace.blocks) if i not in own]
-    elsewhere += [name for name, segments in plan.trace.beside.items() if not segments & own]
-    _empty(model, kept, elsewhere, device_type)
+    kept = [name for stage in plan.of_rank(rank) for name in stage.parameters]
+    _empty(model, kept, plan.elsewhere(rank), device_type)
     gc.collect(0)  # the weights, where a cycle held them
 
 

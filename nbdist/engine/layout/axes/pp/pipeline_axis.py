@@ -9,6 +9,7 @@ from nbdist.engine.layout.axes.pp import pipeline
 from nbdist.engine.layout.axes.pp.pipeline_step import PipelineStep
 from nbdist.engine.layout.axes.pp.schedule_runner import ScheduleRunner, SequenceSlices
 from nbdist.engine.layout.axes.pp.stage_forward import StageForward
+from nbdist.engine.layout.plan.blocks import own_alone
 from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.policies import precision
 from nbdist.engine.layout.policies.policies import Policies
@@ -75,8 +76,9 @@ class PipelineAxis(Axis):
         rank = work.mesh.get_local_rank("pp")
         pipeline.apply(work.model, self._plan, rank, work.mesh.device_type)
         stages = [stage.blocks for stage in self._plan.of_rank(rank)]
-        work.blocks = {n: work.model.get_submodule(n) for names in stages for n in names}
-        work.runs = [[work.blocks[name] for name in names] for names in stages]
+        blocks = {n: work.model.get_submodule(n) for names in stages for n in names}
+        work.blocks = own_alone(work.model, blocks) if work.shape.fsdp > 1 else blocks
+        work.runs = [[blocks[name] for name in names] for names in stages]
         work.begins = [names[0] for names in stages]
 
     def finish(self, work: Spreading) -> None:

@@ -3,6 +3,7 @@
 draw      a stage's own random numbers
 run       micro-batches through the stages; gradients are kept, none is sent
 share     gradients averaged over dp and cp, reduced into shards over fsdp: once a step
+add up    those of weights that several stages have
 follow    running statistics become those of the first pipeline
 agree     no rank steps its optimizer before all have made their backwards
 """
@@ -21,6 +22,7 @@ from nbdist.engine.compat import torch_sharded
 from nbdist.engine.compat.torch_hooks import local_part
 from nbdist.engine.layout.axes.pp import average
 from nbdist.engine.layout.axes.pp.schedule_runner import LossFunction, ScheduleRunner
+from nbdist.engine.layout.axes.pp.shared_weights import SharedWeights, shared_by
 from nbdist.engine.layout.plan import device_mesh, random_numbers
 from nbdist.engine.layout.plan.inputs import Inputs
 from nbdist.engine.layout.plan.mesh import MeshShape
@@ -54,6 +56,13 @@ class PipelineStep:
         self._replicas = device_mesh.averaging(mesh, shape).get_group() if has_replicas else None
         groups = [mesh.get_group(axis) for axis in shape.averaged]
         self._buffers = BufferSync(model, groups)
+        shared = shared_by(runner.plan.stages)
+        self._shared = SharedWeights(model, shared, mesh.get_group("pp"))
+
+    @property
+    def elsewhere(self) -> list[str]:
+        """The names of modules that do not run on this rank."""
+        return self.runner.plan.elsewhere(self.runner.rank)
 
     def share(self, shares: bool) -> None:
         """Have the next steps share their gradients, or keep them for a later one to share."""
@@ -93,6 +102,7 @@ class PipelineStep:
         elif self._replicas is not None:
             dtype = precision.reduce_dtype(self._policies.precision)
             average.average(self._model.parameters(), self._replicas, dtype)
+        self._shared.add_up()
         if self._model.training:
             self._buffers.sync()
         dist.all_reduce(torch.zeros(1, device=self._mesh.device_type))
@@ -104,8 +114,11 @@ class PipelineStep:
             max_norm: Of gradients without their scale.
             scale: Their factor.
         """
-        gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
+        trained = [p for p in self._model.parameters() if p.grad is not None]
+        gradients = [p.grad for p in trained if p.grad is not None]
+        elsewhere = self._shared.counted_elsewhere()
+        own = [p.grad for p in trained if p.grad is not None and id(p) not in elsewhere]
+        norm = nn.utils.get_total_norm(own)
         here = norm.full_tensor() if isinstance(norm, DTensor) else norm
         square = here.to(self._mesh.device_type) ** 2
         dist.all_reduce(square, group=self._mesh.get_group("pp"))

@@ -261,9 +261,10 @@ def stages(
     firsts: Sequence[int],
     uses: Mapping[str, frozenset[int]],
     sizes: Mapping[str, int],
+    places: Mapping[str, int],
     costs: Sequence[float],
 ) -> tuple[Stage, ...]:
-    """Return the stages.
+    """Return the stages; a parameter that several use is in each of them.
 
     Args:
         policy: The schedule says which rank has which.
@@ -272,25 +273,28 @@ def stages(
         firsts: From `first_blocks`.
         uses: In which segments each parameter is used; the name of a segment is its block's number.
         sizes: How many numbers each parameter holds.
+        places: In how many modules each is.
         costs: Of each segment.
 
     Raises:
-        LayoutError: A parameter is used by several stages.
+        LayoutError: A parameter is in several modules of a stage, and the schedule makes halves.
     """
     ends = [*firsts[1:], len(blocks)]
     owned: dict[int, list[str]] = {stage: [] for stage in range(len(firsts))}
     last = 0
     for name, segments in uses.items():
         used = sorted({sum(first <= s for first in firsts) - 1 for s in segments})
-        if len(used) > 1:
+        if makes_halves(policy.schedule) and places[name] > max(1, len(used)):
             raise LayoutError(
-                f"{name} is used by stages {used[0]} and {used[-1]}, which are on different ranks.",
-                why="a parameter that parts of a model share would be trained in each separately",
-                do='give each its own (untie the embedding and the head), or use "zero3"',
+                f'{name} is in several modules of a stage, which "{policy.schedule}" cannot train.',
+                why="torch's half of a backward for the weights goes module by module, and frees "
+                "what the next use of the same weight needs",
+                do='Pipeline("1f1b"), "gpipe" or "interleaved"',
             )
         # One that the forward does not use stays with those it was written beside.
         last = used[0] if used else last
-        owned[last].append(name)
+        for stage in used or [last]:
+            owned[stage].append(name)
     total = sum(costs) or 1.0
     return tuple(
         Stage(

@@ -143,7 +143,8 @@ def test_blocks_may_be_named_or_numbered() -> None:
 
 def test_a_parameter_that_no_forward_uses_stays_beside_its_neighbours() -> None:
     uses = {"a": frozenset({0}), "b": frozenset({1}), "idle": frozenset[int]()}
-    made = stages(Pipeline(), 2, ["x", "y"], [0, 1], uses, dict.fromkeys(uses, 3), [3.0, 3.0])
+    sizes, places = dict.fromkeys(uses, 3), dict.fromkeys(uses, 1)
+    made = stages(Pipeline(), 2, ["x", "y"], [0, 1], uses, sizes, places, [3.0, 3.0])
     assert [stage.parameters for stage in made] == [("a",), ("b", "idle")]
     assert [stage.numbers for stage in made] == [3, 6]
     assert [stage.share for stage in made] == [0.5, 0.5]
