@@ -110,7 +110,7 @@ class Explanation:
             for axis, each in self._activations.items():
                 # A rank of a pipeline has a part of the blocks.
                 ranks = self.shape.pp if FACTS[axis].sends_in_blocks else 1
-                sent[axis] = each.nbytes * units[each.unit] / ranks
+                sent[axis] = each.nbytes * units[each.unit] / ranks + each.each_step
         return {axis: sent[axis] for axis in AXES if sent.get(axis)}
 
     @property

@@ -54,15 +54,17 @@ class Spreading:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The activations that a rank sends over an axis, forward and backward.
+    """What a rank sends over an axis, forward and backward.
 
     Attributes:
-        nbytes: For one token or sample of its batch.
+        nbytes: Of activations, for one token or sample of its batch.
         unit: "token" or "sample".
+        each_step: Bytes beside, whatever the batch.
     """
 
     nbytes: float
     unit: str = "token"
+    each_step: float = 0.0
 
 
 class Axis:

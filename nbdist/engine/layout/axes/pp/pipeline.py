@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.layout.axes.pp import segment_times, stages
+from nbdist.engine.layout.axes.pp.shared_weights import shared_by
 from nbdist.engine.layout.axes.pp.stage_forward import StageForward
 from nbdist.engine.layout.axes.pp.stage_trace import ForwardTrace, TensorSpec, find, trace
 from nbdist.engine.layout.axes.pp.stages import Stage
@@ -108,7 +109,10 @@ class StagePlan:
         rows = [
             (f"stage {s.index}", f"rank {s.rank} of pp", *self._described(s)) for s in self.stages
         ]
-        return "\n".join([*lines, *(f"  {line}" for line in aligned(rows))])
+        lines += [f"  {line}" for line in aligned(rows)]
+        if shared := ", ".join(shared_by(self.stages)):
+            lines.append(f"{shared}: a copy on each of its stages, whose gradients are added up")
+        return "\n".join(lines)
 
     def _described(self, stage: Stage) -> tuple[str, str]:
         names = stage.blocks

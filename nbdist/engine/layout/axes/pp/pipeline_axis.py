@@ -23,6 +23,7 @@ class PipelineAxis(Axis):
     name = "pp"
     _plan: pipeline.StagePlan
     _forward: StageForward
+    _shared_bytes = 0.0
 
     def refuse_compiled(self, shape: MeshShape, policies: Policies, *, is_wrapped: bool) -> None:
         """Refuse a wrapper that no step would call.
@@ -101,10 +102,11 @@ class PipelineAxis(Axis):
             _same_stages(work.mesh),
         )
         work.pipeline = PipelineStep(work.model, runner, work.shape, work.mesh, work.policies)
+        self._shared_bytes = work.pipeline.shared.mean_bytes()
 
     def sent(self, shape: MeshShape) -> Sent:
-        """Return the traffic between stages: of a sequence the rank's part."""
-        return Sent(self._plan.sent_bytes / shape.cp, self._plan.unit)
+        """Return the traffic between stages: of a sequence the rank's part, and shared weights'."""
+        return Sent(self._plan.sent_bytes / shape.cp, self._plan.unit, self._shared_bytes)
 
     def summary(self, shape: MeshShape) -> str:
         """Return the schedule, and which blocks each stage has."""

@@ -36,6 +36,7 @@ class PipelineStep:
 
     Attributes:
         runner: Its pipeline.
+        shared: Weights that several stages have.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class PipelineStep:
         groups = [mesh.get_group(axis) for axis in shape.averaged]
         self._buffers = BufferSync(model, groups)
         shared = shared_by(runner.plan.stages)
-        self._shared = SharedWeights(model, shared, mesh.get_group("pp"))
+        self.shared = SharedWeights(model, shared, mesh.get_group("pp"))
 
     @property
     def elsewhere(self) -> list[str]:
@@ -102,7 +103,7 @@ class PipelineStep:
         elif self._replicas is not None:
             dtype = precision.reduce_dtype(self._policies.precision)
             average.average(self._model.parameters(), self._replicas, dtype)
-        self._shared.add_up()
+        self.shared.add_up()
         if self._model.training:
             self._buffers.sync()
         dist.all_reduce(torch.zeros(1, device=self._mesh.device_type))
@@ -116,7 +117,7 @@ class PipelineStep:
         """
         trained = [p for p in self._model.parameters() if p.grad is not None]
         gradients = [p.grad for p in trained if p.grad is not None]
-        elsewhere = self._shared.counted_elsewhere()
+        elsewhere = self.shared.counted_elsewhere()
         own = [p.grad for p in trained if p.grad is not None and id(p) not in elsewhere]
         norm = nn.utils.get_total_norm(own)
         here = norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -45,9 +45,22 @@ class SharedWeights:
         self._model = model
         self._group = group
         self._place = dist.get_rank(group)
+        self._is_any = bool(shared)
         self._shared = {name: has for name, has in shared.items() if self._place in has}
         for name, places in self._shared.items():
             torch_pipeline.note_copies(model.get_parameter(name), len(places))
+
+    def mean_bytes(self) -> float:
+        """Return what a rank sends a step, on average over the axis. Collective on it."""
+        if not self._is_any:
+            return 0.0
+        sent = 0.0
+        for name, places in self._shared.items():
+            own = local_part(self._model.get_parameter(name))
+            sent += (own.nbytes + own.itemsize) * (len(places) - 1)
+        everyone: list[float] = [0.0] * dist.get_world_size(self._group)
+        dist.all_gather_object(everyone, sent, group=self._group)
+        return sum(everyone) / len(everyone)
 
     def counted_elsewhere(self) -> set[int]:
         """Return, by `id`, parameters that another rank counts in what is summed over stages."""
