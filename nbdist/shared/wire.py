@@ -300,7 +300,8 @@ class CellStart:
         script: The script that it is.
         keep: Whether what it shows is kept, for a notebook that comes later.
         guard: Whether a step whose gradients are not finite is left out.
-        evidence: The folder in which ranks keep what such a step was called with; "" for memory.
+        evidence: The folder in which ranks keep what its steps were called with; "" for memory, of
+            those that are left out alone.
     """
 
     number: int

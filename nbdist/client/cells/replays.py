@@ -1,157 +1,25 @@
-"""What ranks have found in a step that was left out, and the sentences about it. Pure."""
+"""What ranks have found in a step that was kept, and the sentences about it. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Final, Self
 
+from nbdist.client.cells.replay_proof import OnePart, Proof, in_one_process, proven
+from nbdist.client.cells.replayed_forward import (
+    SHOWN,
+    BadModule,
+    BadOperation,
+    ReplayedForward,
+    numbered,
+)
 from nbdist.shared.errors import UsageError
 from nbdist.shared.text import begin_with_ranks, counted, name_ranks
 
+__all__ = ["BadModule", "BadOperation", "RankReplay", "Replayed", "ReplayedForward"]
+
+_LARGEST: Final = 3  # modules
 _MENDED: Final = "or a change of the model since then has mended it"
-_SHOWN: Final = 8  # names or numbers in a sentence
-
-
-@dataclass(frozen=True, slots=True)
-class BadModule:
-    """The first module of a forward whose output is not finite.
-
-    Attributes:
-        name: In the model; "" for the model itself.
-        kind: Its class.
-        weights: Names of its own parameters and buffers that are not finite.
-        is_passed_on: Whether what it was called with was not finite.
-    """
-
-    name: str
-    kind: str
-    weights: tuple[str, ...]
-    is_passed_on: bool
-
-    def __str__(self) -> str:
-        return _named(self.name, self.kind)
-
-
-@dataclass(frozen=True, slots=True)
-class BadOperation:
-    """The first operation of a backward whose gradient is not finite.
-
-    Attributes:
-        operation: As autograd calls it, such as `SqrtBackward0`.
-        module: The innermost in whose forward it was made; None where none is known.
-        kind: Its class; "" likewise.
-        is_loss: Whether the loss has made it, behind the forward.
-        place: The line that called it, such as `cell 7, line 5`; "" where it is not known.
-        is_given: Whether the gradient was not finite before it.
-        is_shared: Whether ranks communicate in it, so that it may be another rank's.
-    """
-
-    operation: str
-    module: str | None
-    kind: str
-    is_loss: bool
-    place: str
-    is_given: bool
-    is_shared: bool
-
-    def __str__(self) -> str:
-        if self.is_loss:
-            made_in = " in the loss"
-        elif self.module is None:
-            made_in = ""
-        else:
-            made_in = f" in {_named(self.module, self.kind)}"
-        place = f" ({self.place})" if self.place else ""
-        if self.is_given:
-            return (
-                f"what reaches {self.operation}{made_in}{place} is not finite: a sum of gradients, "
-                "or a hook's"
-            )
-        shared = "; ranks communicate in it, so it may be another rank's" if self.is_shared else ""
-        return f"{self.operation}{made_in}{place} is the first whose gradient is not finite{shared}"
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayedForward:
-    """What one forward of a rank gave, and the batch that its loader had given last.
-
-    Attributes:
-        module: None where every output was finite, or it did not run.
-        is_input: Whether what the model was called with is not finite.
-        rows: Of its samples, by number in the batch from 0, those that are not finite: by the
-            input, or by an output that has a row for each sample. None of them where all are; of
-            many the first 16.
-        samples: Which samples of the dataset these are; None where that is not certain.
-        is_all: Whether it is so for all samples, more than one.
-        epoch: Of the loader; None without a loader of nbdist's.
-        positions: In the epoch, of this rank's part of the batch.
-        batch: Samples of the dataset in it, the first 16; None where they are not known.
-        beside: By number in the batch and in the dataset, samples with which the loader gave
-            something that is not finite and is no input, such as a target; none where all are.
-        is_all_beside: Whether it is so for all samples, more than one.
-    """
-
-    module: BadModule | None
-    is_input: bool
-    rows: tuple[int, ...]
-    samples: tuple[int, ...] | None
-    is_all: bool
-    epoch: int | None
-    positions: range | None
-    batch: tuple[int, ...] | None
-    beside: tuple[tuple[int, int], ...] = ()
-    is_all_beside: bool = False
-
-    @classmethod
-    def of(cls, said: Mapping[str, Any]) -> Self:
-        """Return what a rank has said of a forward."""
-        bad, rows, samples = said["bad"], said.get("rows", ()), said.get("bad_samples")
-        is_all = bool(rows) and said["bad_rows"] == said["size"] > 1
-        beside = tuple(zip(said.get("beside", ()), said.get("beside_samples", ()), strict=True))
-        is_all_beside = bool(beside) and said["beside_rows"] == said["size"] > 1
-        return cls(
-            None
-            if bad is None
-            else BadModule(bad["module"], bad["kind"], tuple(bad["weights"]), bad["is_passed_on"]),
-            said.get("is_input", False),
-            () if is_all else tuple(rows),
-            None if samples is None or is_all else tuple(samples),
-            is_all,
-            said["epoch"],
-            None if said["positions"] is None else range(*said["positions"]),
-            None if said["samples"] is None else tuple(said["samples"]),
-            () if is_all_beside else beside,
-            is_all_beside,
-        )
-
-    @property
-    def _which(self) -> str:
-        """Return the samples in words; "" where none is known."""
-        return _samples(self.rows, self.samples, is_all=self.is_all)
-
-    @property
-    def _which_beside(self) -> str:
-        rows, samples = zip(*self.beside, strict=True) if self.beside else ((), ())
-        return _samples(rows, samples, is_all=self.is_all_beside)
-
-    def sentences(self) -> list[str]:
-        """Return what is to be said of it, without the rank."""
-        if self.module is None and not self.is_input:
-            found = ["every output of its forward is finite"]
-            if self._which_beside:
-                found.append(f"what its loader gave beside it is not, in {self._which_beside}")
-            return found
-        found = []
-        if self.is_input:
-            which = f" in {self._which}" if self._which else ""
-            found.append(f"the input of its forward is not finite{which}")
-        if self.module is not None:
-            which = f", for {self._which}" if self._which and not self.is_input else ""
-            found.append(f"{self.module} is the first module whose output is not finite{which}")
-            if self.module.weights:
-                held = " and ".join(self.module.weights)
-                found.append(f"its {held} {'is' if len(self.module.weights) == 1 else 'are'} not")
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +41,9 @@ class RankReplay:
             every gradient was finite; None where that was not asked for, or did not run.
         why_no_backward: Why no backward did run again; "" where one did, or another rank is the
             reason.
+        proof: How this rank has made the weights of a step that was not left out; None where it
+            has not.
+        why_no_run: Why not; "" where it has, or the step was left out.
     """
 
     loss: float | None
@@ -186,6 +57,8 @@ class RankReplay:
     instead_of: tuple[str, ...] = ()
     backward: tuple[BadOperation | None, ...] | None = None
     why_no_backward: str = ""
+    proof: Proof | None = None
+    why_no_run: str = ""
 
     @property
     def bad_gradients(self) -> tuple[str, ...]:
@@ -195,15 +68,20 @@ class RankReplay:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A step that was left out, as each rank that left it out has found it. Prints as sentences.
+    """A step that was kept, as each rank that made it has found it. Prints as sentences.
 
     Attributes:
         step: Its number in its cell.
         ranks: By rank.
         ran: Whether its forward ran again.
-        has_weights: Whether it did so with the weights that it began with; else with those of now.
+        has_weights: Whether it did so with the weights that it began with; else with those of now,
+            or with what steps have made again that a loss shows to be others.
         is_older: Whether a newer cell was guarded, and has left none out.
         where: Where it was kept on disk, in a sentence; "" where it was in memory.
+        is_left_out: Whether it was left out; else it is of a cell that keeps all.
+        one: What one process has found in each part of the batch; None where it was not asked.
+        proofs: By rank, also of those that are not shown: how weights were made again.
+        bad: The ranks, likewise, whose forward is not finite.
     """
 
     step: int
@@ -212,10 +90,14 @@ class Replayed:
     has_weights: bool
     is_older: bool = False
     where: str = ""
+    is_left_out: bool = True
+    one: tuple[OnePart, ...] | None = None
+    proofs: Mapping[int, Proof] = field(default_factory=dict)
+    bad: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, said: Mapping[int, Mapping[str, Any]]) -> Self:
-        """Return what ranks have answered.
+    def of(cls, said: Mapping[int, Mapping[str, Any]], rank: int | None = None) -> Self:
+        """Return what ranks have answered; of one rank, where that alone is asked about.
 
         Raises:
             UsageError: As they say.
@@ -226,6 +108,10 @@ class Replayed:
             raise UsageError(what, why=why, do=do)
         found = {rank: one for rank, one in said.items() if one}
         one = next(iter(found.values()))
+        proofs = {r: Proof.of(mine["proof"]) for r, mine in found.items() if mine.get("proof")}
+        has_weights = one["has_weights"] and all(proof.loss is None for proof in proofs.values())
+        in_one = next((mine["one"] for mine in found.values() if mine.get("one")), None)
+        parts = in_one and tuple(OnePart.of(part, has_weights=has_weights) for part in in_one)
         ranks = {
             rank: RankReplay(
                 mine["loss"],
@@ -237,14 +123,34 @@ class Replayed:
                 mine["unkept"],
                 *_in_float32(mine.get("float32")),
                 *_backward(mine.get("backward")),
+                proofs.get(rank),
+                mine.get("no_run", ""),
             )
             for rank, mine in found.items()
         }
-        older, where = one.get("is_older", False), one.get("where", "")
-        return cls(one["step"], ranks, one["ran"], one["has_weights"], older, where)
+        bad = tuple(r for r, its in ranks.items() if not all(f.is_finite for f in its.forwards))
+        return cls(
+            one["step"],
+            ranks if rank is None else {rank: ranks[rank]},
+            one["ran"],
+            has_weights,
+            one.get("is_older", False),
+            one.get("where", ""),
+            one.get("is_left_out", True),
+            # The parts of all, for ranks may share one.
+            parts,
+            proofs,
+            bad,
+        )
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether losses prove that the weights are those that a step had, and was not left out."""
+        return bool(self.proofs) and all(one.loss is None for one in self.proofs.values())
 
     def __str__(self) -> str:
-        looked = [*self._forwards(), *self._backward(), *self._float32()]
+        made = [*self._forwards(), *proven(self.proofs), *self._unproven()]
+        looked = [*made, *self._backward(), *self._float32(), *self._in_one()]
         said = [*looked, *self._gradients(), *self._batches()]
         return "\n".join([self._title, *said, *filter(None, [self.where])])
 
@@ -253,13 +159,30 @@ class Replayed:
 
     @property
     def _title(self) -> str:
-        left_out = f"Step {self.step} was left out on {name_ranks(self.ranks)}"
+        done = "left out" if self.is_left_out else "made"
+        text = f"Step {self.step} was {done} on {name_ranks(self.ranks)}"
         if self.is_older:
-            left_out += " in an earlier cell (the newest guarded one has left none out)"
+            text += " in an earlier cell"
+            if self.is_left_out:
+                text += " (the newest guarded one has left none out)"
         if not self.ran:
-            return f"{left_out}. Its forward did not run again:"
+            return f"{text}. Its forward did not run again:"
         which = "the weights it had" if self.has_weights else "the weights of now"
-        return f"{left_out}. Its forward again, with {which}:"
+        if self.proofs and not self.is_proven:
+            which = "weights that are not those it had"
+        return f"{text}. Its forward again, with {which}:"
+
+    def _unproven(self) -> Iterable[str]:
+        """Say why no loss proves that the weights are those of a step that was not left out."""
+        reasons = {rank: one.why_no_run for rank, one in self.ranks.items()} if self.ran else {}
+        for why, ranks in _by_value(reasons):
+            if why:
+                yield f"No loss proves it on {name_ranks(ranks)}: {why}."
+
+    def _in_one(self) -> Iterable[str]:
+        """Say what one process has found."""
+        if self.one is not None:
+            yield from in_one_process(self.one, self.bad)
 
     def _forwards(self) -> Iterable[str]:
         if not self.ran:
@@ -273,7 +196,8 @@ class Replayed:
             yield from _each(rank, one.forwards, loss)
             if one.unkept:
                 yield f"  rank {rank}: {counted(one.unkept, 'forward')} more that it did not keep"
-        if all(map(_is_finite, (f for r in self.ranks.values() for f in r.forwards))):
+        is_sound = all(f.is_finite for r in self.ranks.values() for f in r.forwards)
+        if is_sound and self.is_left_out:
             yield f"  {self._elsewhere}"
 
     @property
@@ -309,7 +233,7 @@ class Replayed:
                     else str(first)
                 )
                 yield f"  {name_ranks(ranks)}{which}: {said}"
-        if not any(one for found in ran.values() for one in found):
+        if self.is_left_out and not any(one for found in ran.values() for one in found):
             more = "" if self.has_weights else ", or these weights no longer show it"
             summed = "a sum of them (over uses of a weight, micro-batches or ranks)"
             yield f"  So it is {summed}, or a hook{more}."
@@ -326,8 +250,8 @@ class Replayed:
                 "precision."
             )
             return
-        was_bad = [r for r, one in self.ranks.items() if not all(map(_is_finite, one.forwards))]
-        bad = [rank for rank, forwards in again.items() if not all(map(_is_finite, forwards))]
+        was_bad = [r for r, one in self.ranks.items() if not all(f.is_finite for f in one.forwards)]
+        bad = [rank for rank, forwards in again.items() if not all(f.is_finite for f in forwards)]
         if bad:
             either = " either" if set(bad) <= set(was_bad) else ""
             yield f"In float32 it is not finite on {name_ranks(bad)}{either}:"
@@ -345,14 +269,21 @@ class Replayed:
 
     def _gradients(self) -> Iterable[str]:
         found = {
-            rank: (one.bad_gradients, one.bad_modules, one.modules)
+            rank: (
+                one.bad_gradients,
+                one.bad_modules,
+                one.modules,
+                None if self.is_left_out else tuple(one.gradients.items()),
+            )
             for rank, one in self.ranks.items()
         }
-        for (bad, count, modules), ranks in _by_value(found):
+        for (bad, count, modules, _), ranks in _by_value(found):
             if bad:
                 of_all = f" (all {modules} modules)" if count == modules > 1 else ""
                 names = _some([name or "the model itself" for name in bad], count)
                 yield f"Gradients that are not finite on {name_ranks(ranks)}: {names}{of_all}."
+            elif not self.is_left_out:
+                yield from _largest(ranks, self.ranks[ranks[0]].gradients)
             else:
                 yield f"{begin_with_ranks(ranks, be=True)} without a gradient that is not finite."
 
@@ -364,24 +295,11 @@ class Replayed:
         for batches, ranks in _by_value(given):
             for epoch, positions, batch in dict.fromkeys(batches):
                 if epoch is not None and positions:
-                    names = "" if batch is None else f": dataset[{_numbers(batch, len(positions))}]"
+                    names = "" if batch is None else f": dataset[{numbered(batch, len(positions))}]"
                     yield (
                         f"Newest batch of the loader on {name_ranks(ranks)}: positions "
                         f"{positions.start}-{positions.stop - 1} of epoch {epoch}{names}."
                     )
-
-
-def _named(module: str, kind: str) -> str:
-    return f"{module} ({kind})" if module else f"the model itself ({kind})"
-
-
-def _samples(rows: Sequence[int], samples: Sequence[int] | None, *, is_all: bool) -> str:
-    if is_all:
-        return "every sample of its batch"
-    if not rows:
-        return ""
-    known = "" if samples is None else f", dataset[{_numbers(samples)}]"
-    return f"sample{'' if len(rows) == 1 else 's'} {_numbers(rows)} of its batch{known}"
 
 
 def _in_float32(
@@ -401,14 +319,19 @@ def _backward(
     return (found if said["ran"] else None), said["why_not"]
 
 
-def _is_finite(forward: ReplayedForward) -> bool:
-    return forward.module is None and not forward.is_input
-
-
 def _each(rank: int, forwards: Sequence[ReplayedForward], loss: str = "") -> Iterable[str]:
     for number, forward in enumerate(forwards, 1):
         which = f", forward {number} of {len(forwards)}" if len(forwards) > 1 else ""
         yield f"  rank {rank}{which}{loss}: {'; '.join(forward.sentences())}"
+
+
+def _largest(ranks: Sequence[int], norms: Mapping[str, float | None]) -> Iterable[str]:
+    """Say in which modules gradients are largest."""
+    finite = {name: norm for name, norm in norms.items() if norm is not None}
+    largest = sorted(finite, key=lambda name: -finite[name])[:_LARGEST]
+    if largest:
+        named = (f"{name or 'the model itself'} {finite[name]:.3g}" for name in largest)
+        yield f"Largest norms of gradients on {name_ranks(ranks)}: {', '.join(named)}."
 
 
 def _by_value(values: Mapping[int, Any]) -> list[tuple[Any, list[int]]]:
@@ -424,10 +347,5 @@ def _by_value(values: Mapping[int, Any]) -> list[tuple[Any, list[int]]]:
 
 
 def _some(names: Sequence[str], count: int) -> str:
-    more = count - len(names[:_SHOWN])
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _numbers(numbers: Sequence[int], count: int | None = None) -> str:
-    shown = ", ".join(map(str, numbers[:_SHOWN]))
-    return shown + (", ..." if (count or len(numbers)) > _SHOWN else "")
+    more = count - len(names[:SHOWN])
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -49,8 +49,8 @@ class CellRequest:
         script: The file that `code` is all of; "" for a cell.
         module: The module that the file is, where it was called by that, such as `pkg.__main__`.
         argv: The words after it.
-        evidence: The folder of folders in which ranks keep what a step that is left out was called
-            with; "" where that stays in their memory.
+        evidence: The folder of folders in which ranks keep what steps were called with; "" where
+            that stays in their memory, of those that are left out alone.
         ignore: Rules that say nothing of it.
     """
 

@@ -43,8 +43,8 @@ COMMANDS = {
     "peek": "evaluate an expression on all ranks after the same step: peek model.weight.norm()",
     "checks": "list the rules that watch for silent mistakes, their state, and what they cost; "
     "with a name: what that rule says, an example, and the remedy",
-    "replay": "run the forward again of a step that was left out as not finite, the newest or "
-    "STEP: which rank, module and sample; changes nothing",
+    "replay": "run a step again that was left out as not finite, or STEP of a cell with --keep: "
+    "which rank, module and sample; changes nothing",
     "diff": "where two runs part, or two layouts of the newest model: the first step, rank, module "
     "and tensor that differ by more than round-off; changes nothing",
     "chaos": "make ranks fail on purpose while cells run; without arguments: the report",
@@ -143,13 +143,23 @@ def dist_parser(own: type = NoOptions) -> argparse.ArgumentParser:
     )
     made["checks"].add_argument("rule", nargs="?", metavar="NAME", help="name of a rule")
     made["replay"].add_argument(
-        "step", nargs="?", type=int, metavar="STEP", help="its number; by default the newest"
+        "step",
+        nargs="?",
+        type=int,
+        metavar="STEP",
+        help="its number; by default the newest that was left out, or else the newest",
     )
     made["replay"].add_argument(
         "--fp32", action="store_true", help="in float32, too: is it the precision?"
     )
     made["replay"].add_argument(
         "--anomaly", action="store_true", help="its backward, too: which operation bursts there?"
+    )
+    made["replay"].add_argument("--rank", type=int, metavar="R", help="what this rank finds alone")
+    made["replay"].add_argument(
+        "--one",
+        action="store_true",
+        help="in one process, too: is it the model and the data, or the layout?",
     )
     made["replay"].add_argument(
         "--from",
@@ -233,9 +243,9 @@ def _add_checks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep",
         action="store_true",
-        help="as --guard, and keep on disk what such a step was called with (samples, weights): "
-        "%%dist replay --from last, also after a restart; and sketches of what some steps compute: "
-        "%%dist diff",
+        help="as --guard, and keep the newest steps for %%dist replay STEP; where one is left out "
+        "or the cell fails also on disk (samples, weights): %%dist replay --from last; and "
+        "sketches of what some steps compute: %%dist diff",
     )
     parser.add_argument(
         "--ignore",

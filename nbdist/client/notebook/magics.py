@@ -280,9 +280,8 @@ class NBDist(Magics):
     def _replay(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current
 
-        print(
-            current().replay(asked.step, fp32=asked.fp32, anomaly=asked.anomaly, saved=asked.saved)
-        )
+        how = {"fp32": asked.fp32, "anomaly": asked.anomaly, "saved": asked.saved}
+        print(current().replay(asked.step, **how, rank=asked.rank, one=asked.one))
 
     def _diff(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import diff

@@ -213,8 +213,9 @@ class Session:
             go_on: This is the cell that failed last, fixed: its loops over loaders continue
                 where they were, and so does its MLflow run.
             guard: Leave a step out, on all ranks, where a gradient of any is not finite.
-            keep: As `guard`, and keep on disk what such a step was called with, for
-                `replay(saved=...)`: people's samples, in `.nbdist/evidence`, for 7 days.
+            keep: As `guard`, and keep the newest steps, some 24 to 48, for `replay(step)`; where
+                one is left out or the cell fails also on disk, for `replay(saved=...)`: people's
+                samples, in `.nbdist/evidence`, for 7 days.
             ignore: Rules that say nothing of this cell, by the names that `checks` lists.
 
         Returns:
@@ -470,19 +471,26 @@ class Session:
         fp32: bool = False,
         anomaly: bool = False,
         saved: str | os.PathLike[str] | None = None,
+        rank: int | None = None,
+        one: bool = False,
     ) -> Replayed:
-        """Look into a step that `--guard` or `skip_nonfinite` has left out; changes nothing.
+        """Look into a step that was left out, or is of a cell with `keep`; changes nothing.
 
-        Its forward runs again on all ranks that have left it out, with its batch, the random
-        numbers and, where they fit into memory, the weights that it began with.
+        Its forward runs again on all ranks that have made it, with its batch, the random
+        numbers and, where they fit into memory, the weights that it began with: of a step that
+        was not left out they come from the steps before it, which are made again.
 
         Args:
-            step: Its number in the cell; None takes the newest that was left out.
+            step: Its number in the cell; None takes the newest that was left out, or else the
+                newest.
             fp32: Run it in float32, too: weights, buffers and inputs cast, autocast off.
             anomaly: Run its loss and backward, too, where `layout.step` has made the loss: which
                 operation gives the first gradient that is not finite, of which module and line.
             saved: A folder that a cell with `keep` has named, or its name in `.nbdist/evidence`, or
                 "last": the step is taken from there, for a model that was built again.
+            rank: Return what this one finds alone; others take part where it needs them.
+            one: Run the forward in one process, too, on the plain model of a layout: is it the
+                model and the data, or the layout?
 
         Returns:
             Which gradients are not finite by rank and module, the first module whose output is
@@ -491,8 +499,10 @@ class Session:
         Raises:
             UsageError: No such step is kept, the text says which are; or weights are spread in a
                 way in which they cannot be float32. What is saved lacks a rank, or is of another
-                model.
+                model. There is no plain model to run it in one process.
         """
+        if rank is not None and not is_whole(rank):
+            raise UsageError(f"rank is the number of a rank, not {rank!r}.")
         if step is not None and not is_whole(step):
             raise UsageError(f"step is the number of a step, not {step!r}.")
         if saved == "" or not isinstance(saved, str | os.PathLike | None):
@@ -505,9 +515,16 @@ class Session:
         everyone = tuple(range(self.world_size))
         with self._alone():
             found = self._attempts.call(
-                "checks.replay", everyone, step=step, fp32=fp32, anomaly=anomaly, saved=place
+                "checks.replay",
+                everyone,
+                step=step,
+                fp32=fp32,
+                anomaly=anomaly,
+                saved=place,
+                rank=rank,
+                one=one,
             )
-        return Replayed.of({rank: found[rank].value for rank in found})
+        return Replayed.of({each: found[each].value for each in found}, rank)
 
     def diff(self, one: str, other: str) -> LayoutDiff:
         """Find where two layouts of the newest model part; changes nothing.

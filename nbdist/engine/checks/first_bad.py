@@ -13,8 +13,8 @@ from torch import nn
 
 from nbdist.engine.compat.torch_hooks import local_part
 from nbdist.engine.compat.torch_sharded import plain_name
-from nbdist.engine.steps.evidence import plain
 from nbdist.engine.steps.forwards import tensors_in
+from nbdist.engine.steps.kept_step import plain
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from nbdist.engine.checks.first_bad import is_finite
 from nbdist.engine.compat import torch_anomaly
 from nbdist.engine.compat.torch_sharded import plain_name
 from nbdist.engine.kernel import location
-from nbdist.engine.steps.evidence import plain
 from nbdist.engine.steps.forwards import Forward
+from nbdist.engine.steps.kept_step import plain
 from nbdist.engine.tap import counters
 from nbdist.shared import origins
 
@@ -41,7 +41,8 @@ def first_burst(forward: Forward, model: nn.Module) -> dict[str, Any] | None:
         with torch.enable_grad(), torch_anomaly.tracebacks():
             with looking.at_modules(model):
                 output = forward.run(model)
-            forward.loss.run(output, looking.watch)
+            with forward.autocasting():
+                forward.loss.run(output, looking.watch)
     finally:
         looking.put_back()
     return looking.first()

@@ -1,8 +1,8 @@
-"""Keep the evidence of left-out steps on disk, where a cell asks for it, and find it again.
+"""Keep the evidence of steps on disk, where a cell asks for it, and find it again.
 
-Each rank writes its own file as it leaves a step out, and tells the others nothing: one may have
-died. To be read they come together, and a step that all have left out counts where all have kept
-it.
+Each rank writes its own file as it leaves a step out, and as its cell ends with an error, and tells
+the others nothing: one may have died. To be read they come together, and a step that all have made
+counts where all have kept it.
 
 Main thread, and the one that steps.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
@@ -22,9 +23,9 @@ from nbdist.engine.compat import torch_live
 from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.kernel import agreement
 from nbdist.engine.kernel.cost_clock import clocked
-from nbdist.engine.layout.layout import live_layouts
-from nbdist.engine.steps import evidence_file
-from nbdist.engine.steps.evidence import LeftOutStep
+from nbdist.engine.layout.layout import layout_of, live_layouts
+from nbdist.engine.steps import evidence_file, guard
+from nbdist.engine.steps.kept_step import KeptStep
 from nbdist.shared.error_text import named
 from nbdist.shared.errors import UsageError
 from nbdist.shared.text import counted, name_bytes, name_ranks
@@ -49,10 +50,13 @@ class KeptEvidence(Component):
         self._is_kept, self._failed = False, ""
 
     def cell_ended(self, cell: EndedCell) -> Iterable[str]:
-        """Say where it lies."""
+        """Write what is kept, if the cell has failed; say where it lies."""
+        mine = [one for one in guard.here.evidence.steps if one.cell == cell.number]
+        if mine and not cell.has_succeeded:
+            self.save(mine)
         folder, self._folder = self._folder, None
         if self._failed:
-            yield f"The evidence of steps that were left out is not on disk: {self._failed}."
+            yield f"The evidence of this cell's steps is not on disk: {self._failed}."
         elif self._is_kept:
             yield (
                 f"Evidence, which may hold your samples, is kept for {evidence_file.DAYS} days in "
@@ -60,11 +64,13 @@ class KeptEvidence(Component):
             )
 
     @clocked("guard")
-    def save(self, steps: Sequence[LeftOutStep]) -> None:
+    def save(self, steps: Sequence[KeptStep]) -> None:
         """Write the steps that are kept now. Training goes on where it fails."""
         if self._folder is None:
             return
         try:
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()  # copies may be on their way
             content = {
                 "format": evidence_file.FORMAT,
                 "world": dist.get_world_size(),
@@ -85,7 +91,7 @@ class KeptFile:
     Attributes:
         world: Of how many ranks it is.
         layout: Under which its model was; "" without one.
-        steps: By cell and number, whether all ranks have left it out.
+        steps: By cell and number, whether all ranks have made it, or left it out.
         misfit: Why no model of this rank is the one it is of; "" where one is.
         size_bytes: On disk.
     """
@@ -97,7 +103,7 @@ class KeptFile:
     size_bytes: int
 
 
-def read(place: str) -> tuple[list[LeftOutStep], str]:
+def read(place: str) -> tuple[list[KeptStep], str]:
     """Return the steps that this rank has kept in a folder, and a sentence about it. Collective.
 
     Args:
@@ -107,7 +113,7 @@ def read(place: str) -> tuple[list[LeftOutStep], str]:
         UsageError: It is not complete, or not of the models and ranks of now; the same on all.
     """
     folder = agreement.from_rank_0(lambda: evidence_file.find(Path(place)))
-    mine: list[LeftOutStep] = []
+    mine: list[KeptStep] = []
 
     def look() -> KeptFile | None:
         content = evidence_file.read(folder, dist.get_rank())
@@ -117,7 +123,8 @@ def read(place: str) -> tuple[list[LeftOutStep], str]:
         for kept in content["steps"]:
             model, other = _model_of(kept["form"])
             why = why or other
-            mine.append(evidence_file.unpack(kept, model))
+            layout = None if model is None else layout_of(model)
+            mine.append(evidence_file.unpack(kept, model, _optimizer_of(model), layout))
         steps = {(one.cell, one.step): one.is_of_all for one in mine}
         size = (folder / f"rank{dist.get_rank()}.pt").stat().st_size
         return KeptFile(content["world"], content["layout"], steps, why, size)
@@ -184,7 +191,7 @@ def said(folder: str, every: Sequence[KeptFile | None], whole: Collection[Step])
 
 
 def _lacking(every: Sequence[KeptFile | None]) -> dict[Step, list[int]]:
-    """Return, of each step, the ranks that have left it out and have not kept it."""
+    """Return, of each step, the ranks that have made it and have not kept it."""
     found: dict[Step, list[int]] = {}
     for one in every:
         for step, is_of_all in {} if one is None else one.steps.items():
@@ -195,6 +202,15 @@ def _lacking(every: Sequence[KeptFile | None]) -> dict[Step, list[int]]:
 
 def _newest_layout() -> str:
     return next((layout.name for layout in reversed(live_layouts())), "")
+
+
+def _optimizer_of(model: nn.Module | None) -> Optimizer | None:
+    """Return the newest living optimizer that trains a model."""
+    living = reversed(torch_live.here.live(Optimizer)) if model is not None else ()
+    found = [one for one in living if model_facts.model_of(one) is model]
+    # Beside a ZeroRedundancyOptimizer the one inside it lives.
+    inner = {id(getattr(one, "optim", None)) for one in found}
+    return next((one for one in found if id(one) not in inner), None)
 
 
 def _model_of(form: Mapping[str, Any] | None) -> tuple[nn.Module | None, str]:

@@ -36,7 +36,7 @@ from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.kernel.cost_clock import clocked
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.steps import guard
-from nbdist.engine.steps.evidence import plain
+from nbdist.engine.steps.kept_step import plain
 from nbdist.shared.error_text import named
 from nbdist.shared.wire import NUMERICS, CellStart
 

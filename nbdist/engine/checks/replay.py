@@ -1,8 +1,9 @@
-"""Run the forward of a step that was left out again, and say where it is not finite.
+"""Run the forward of a kept step again, and say where it is not finite.
 
-Or its backward, too, where `layout.step` has made the loss.
+Or its backward, too, where `layout.step` has made the loss. Of a step that was not left out the
+weights are made first, by the steps since the newest copy of them (`steps_again`).
 
-All ranks take part that have left it out, for a forward may run collectives; what each finds is
+All ranks take part that have made it, for a forward may run collectives; what each finds is
 its own. Weights, buffers, gradients, modes, random numbers and what modules hold are afterwards as
 they were (`layout/verify/restore`), and nothing is counted as a step.
 
@@ -11,80 +12,36 @@ Main thread, in a cell on all ranks.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine.checks import first_bad, kept_evidence
+from nbdist.engine.checks import first_bad, kept_evidence, one_process
+from nbdist.engine.checks.chosen_step import Choice, StepFacts, choose
 from nbdist.engine.checks.first_bad import bad_rows, is_finite
 from nbdist.engine.checks.first_burst import first_burst
 from nbdist.engine.checks.in_float32 import forward_in_float32, in_float32, names_of
 from nbdist.engine.checks.in_float32 import why_not as why_not_float32
+from nbdist.engine.checks.steps_again import chain, runs_to, weights_of, why_no_run
 from nbdist.engine.compat import torch_anomaly
+from nbdist.engine.layout.layout import layout_of
 from nbdist.engine.layout.plan.inputs import samples_in
 from nbdist.engine.layout.verify.restore import unharmed
 from nbdist.engine.steps import guard
-from nbdist.engine.steps.evidence import INPUT_BYTES, LeftOutStep
+from nbdist.engine.steps.evidence import INPUT_BYTES
 from nbdist.engine.steps.forwards import Forward, in_modes, tensors_in
-from nbdist.shared.errors import NBDistError, UsageError
-from nbdist.shared.text import begin_with_ranks, name_bytes, name_ranks
+from nbdist.engine.steps.kept_step import KeptStep
+from nbdist.shared.errors import NBDistError
+from nbdist.shared.text import name_bytes
 
 # In an answer, which has a bounded size: samples of each forward, and modules of either kind.
 MOST_NAMED: Final = 16
 MOST_MODULES: Final = 64
-_HOW = "%%distributed --guard, or layout.step(..., skip_nonfinite=True), leaves such steps out"
-
-
-@dataclass(frozen=True, slots=True)
-class KeptStep:
-    """What a rank says of a step that it has kept.
-
-    Attributes:
-        cell: The number of its cell.
-        step: Its number there.
-        is_of_all: Whether all ranks have left it out.
-        forwards: How many of its forwards can run again.
-        why_not: Why none can; "" where they can.
-        has_weights: Whether its weights are kept.
-        why_not_float32: Why its forwards cannot run in float32; "" where they can.
-        losses: Of how many forwards the loss is known.
-        why_no_backward: Why no backward can run again; "" where one can.
-    """
-
-    cell: int
-    step: int
-    is_of_all: bool
-    forwards: int = 0
-    why_not: str = ""
-    has_weights: bool = False
-    why_not_float32: str = ""
-    losses: int = 0
-    why_no_backward: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The step that is looked into, and how; the same on all ranks.
-
-    Attributes:
-        cell: The number of its cell.
-        step: Its number there.
-        ranks: Those that have left it out.
-        why_not: Why no forward runs again, by rank; empty where it does.
-        has_weights: Whether it does so with the weights that it had.
-        no_backward: Why no backward runs again, by rank; empty where it can.
-    """
-
-    cell: int
-    step: int
-    ranks: tuple[int, ...]
-    why_not: Mapping[int, str]
-    has_weights: bool
-    no_backward: Mapping[int, str]
 
 
 def replay(
@@ -93,93 +50,61 @@ def replay(
     names: dict[str, Any],
     anomaly: bool = False,
     saved: str = "",
+    rank: int | None = None,
+    one: bool = False,
 ) -> dict[str, Any]:
-    """Return what this rank finds in a step that was left out; `{}` where it did not.
+    """Return what this rank finds in a kept step; `{}` where it has none.
 
     Or `{"error": (what, why, do)}`, the same on all ranks. Collective.
 
     Args:
-        step: Its number in the cell; None takes the newest.
+        step: Its number in the cell; None takes the newest that was left out, or else the newest.
         fp32: Run its forward in float32, too.
         names: The namespace of the rank's cells.
         anomaly: Run its loss and backward, too.
         saved: The folder to take it from, as `kept_evidence.read`; "" for this rank's memory.
+        rank: The one that is asked about; None for all.
+        one: Run its forward in one process, too, on rank 0.
     """
     try:
         kept, where = kept_evidence.read(saved) if saved else (guard.here.evidence.steps, "")
     except NBDistError as error:
         return {"error": [error.what, error.why, error.do]}
-    everyone: list[list[KeptStep]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyone, [_said(one) for one in kept])
+    everyone: list[list[StepFacts]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, [_said(one, kept) for one in kept])
     try:
-        choice = choose(everyone, step, fp32=fp32)
-    except UsageError as error:
+        choice = choose(everyone, step, fp32=fp32, rank=rank)
+        chosen = [each for each in kept if (each.cell, each.step) == (choice.cell, choice.step)]
+        bare = one_process.plain_model(next(iter(chosen), None), choice) if one else None
+    except NBDistError as error:
         return {"error": [error.what, error.why, error.do + (saved and ", with the same --from")]}
-    mine = [one for one in kept if (one.cell, one.step) == (choice.cell, choice.step)]
     if dist.get_rank() not in choice.ranks:
         return {}
-    found = _look(mine[-1], choice, fp32=fp32, anomaly=anomaly)
+    mine, proof = chosen[-1], None
+    if choice.begins is not None and (model := mine.model()) is not None:
+        weights, proof = weights_of(chain(mine, kept, choice.begins), model)
+        mine = replace(mine, weights=weights)
+    found = _look(mine, choice, fp32=fp32, anomaly=anomaly) | {"proof": proof}
+    if bare is not None:
+        found["one"] = _in_one_process(mine, choice, bare)
     return found | {"is_older": False, "where": where} if saved else found
 
 
-def choose(
-    everyone: Sequence[Sequence[KeptStep]], step: int | None, *, fp32: bool = False
-) -> Choice:
-    """Return which step to look into, by what all ranks have kept.
-
-    Raises:
-        UsageError: There is none, ranks that left it out have it no more, or it cannot run in
-            float32 and is to.
-    """
-    newest = max((one.cell for kept in everyone for one in kept), default=0)
-    found = [{one.step: one for one in kept if one.cell == newest} for kept in everyone]
-    steps = sorted(set().union(*found))
-    if not steps:
-        raise UsageError(
-            "No step is kept that was left out, so there is nothing to look into.",
-            why=f"{_HOW}, and none was since these ranks were started",
-            do="train with one of them, then %dist replay",
-        )
-    if step is not None and step not in steps:
-        raise UsageError(
-            f"Step {step} is not kept.",
-            why=f"kept are the newest steps that a cell has left out: {', '.join(map(str, steps))}",
-            do=f"%dist replay {steps[-1]}",
-        )
-    step = steps[-1] if step is None else step
-    by_rank = {rank: kept[step] for rank, kept in enumerate(found) if step in kept}
-    without = [rank for rank in range(len(everyone)) if rank not in by_rank]
-    if without and any(one.is_of_all for one in by_rank.values()):
-        raise UsageError(
-            f"{begin_with_ranks(without)} {'has' if len(without) == 1 else 'have'} nothing of step "
-            f"{step} any more.",
-            why="a new process has no evidence, and a forward runs on all ranks or on none",
-            do="%dist replay --from last, if the cell had --keep; else train on to the next one",
-        )
-    why_not = {rank: one.why_not for rank, one in by_rank.items() if one.why_not}
-    counts = {one.forwards for one in by_rank.values()}
-    if not why_not and len(counts) > 1 and any(one.is_of_all for one in by_rank.values()):
-        why_not = dict.fromkeys(by_rank, "ranks have made, or kept, other numbers of forwards")
-    no_backward = {r: one.why_no_backward for r, one in by_rank.items() if one.why_no_backward}
-    if not no_backward and len({one.losses for one in by_rank.values()}) > 1:
-        no_backward = dict.fromkeys(by_rank, "ranks know the losses of other numbers of forwards")
-    refused = {rank: one.why_not_float32 for rank, one in by_rank.items() if one.why_not_float32}
-    if fp32 and refused:
-        raise UsageError(
-            f"The forward of step {step} cannot run in float32 on {name_ranks(refused)}.",
-            why=next(iter(refused.values())),
-            do=f"%dist replay {step} runs it as it was",
-        )
-    has_weights = all(one.has_weights for one in by_rank.values())
-    return Choice(newest, step, tuple(by_rank), why_not, has_weights, no_backward)
+def _in_one_process(kept: KeptStep, choice: Choice, bare: nn.Module) -> list[dict[str, Any]]:
+    """Return what one process finds in each part of the batch; on rank 0, else nothing."""
+    model = kept.model()
+    assert model is not None, "there is a layout of it"
+    with _as_it_was(kept, choice, model):
+        return one_process.parts_of(kept, model, bare)
 
 
-def _said(kept: LeftOutStep) -> KeptStep:
+def _said(kept: KeptStep, steps: Sequence[KeptStep]) -> StepFacts:
     model = kept.model()
     fits = kept.weights is not None and model is not None and kept.weights.fit(model)
     why_not = _why_not(kept, model)
     refused = "" if why_not or model is None else why_not_float32(model)
-    return KeptStep(
+    is_left_out = kept.sound is None
+    return StepFacts(
         kept.cell,
         kept.step,
         kept.is_of_all,
@@ -189,10 +114,23 @@ def _said(kept: LeftOutStep) -> KeptStep:
         refused,
         sum(one.loss is not None for one in kept.forwards),
         "" if model is None else _why_no_backward(kept, model),
+        is_left_out,
+        {} if is_left_out else runs_to(kept, steps),
+        "" if is_left_out else why_no_run(kept, steps),
+        model is not None and _runs_alone(model),
     )
 
 
-def _why_not(kept: LeftOutStep, model: nn.Module | None) -> str:
+def _runs_alone(model: nn.Module) -> bool:
+    """Return whether a forward without gradients needs no other rank: that of a replica."""
+    layout = layout_of(model)
+    axes = {"dp"} if isinstance(model, DistributedDataParallel) else set[str]()
+    if layout is not None:
+        axes = set(layout.shape.axes)
+    return axes == {"dp"} and next(model.buffers(), None) is None  # rank 0's buffers are sent
+
+
+def _why_not(kept: KeptStep, model: nn.Module | None) -> str:
     """Return why its forwards cannot run again; "" where they can."""
     if model is None:
         return "its model is not known, or is gone"
@@ -214,7 +152,7 @@ def _why_not(kept: LeftOutStep, model: nn.Module | None) -> str:
     return ""
 
 
-def _why_no_backward(kept: LeftOutStep, model: nn.Module) -> str:
+def _why_no_backward(kept: KeptStep, model: nn.Module) -> str:
     """Return why no backward of its forwards can run again; "" where one can."""
     losses = [one.loss for one in kept.forwards if one.loss is not None]
     if not losses:
@@ -228,12 +166,14 @@ def _why_no_backward(kept: LeftOutStep, model: nn.Module) -> str:
     return ""
 
 
-def _look(kept: LeftOutStep, choice: Choice, *, fp32: bool, anomaly: bool) -> dict[str, Any]:
+def _look(kept: KeptStep, choice: Choice, *, fp32: bool, anomaly: bool) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "step": kept.step,
         "is_older": kept.cell < guard.here.evidence.guarded_cell,
         "loss": kept.loss,
-        **_gradients(kept.gradients),
+        **_gradients(kept.norms()),
+        "is_left_out": choice.is_left_out,
+        "no_run": choice.no_run.get(dist.get_rank(), ""),
         "why_not": choice.why_not.get(dist.get_rank(), ""),
         "ran": not choice.why_not,
         "has_weights": choice.has_weights,
@@ -262,14 +202,14 @@ def _look(kept: LeftOutStep, choice: Choice, *, fp32: bool, anomaly: bool) -> di
 
 
 @contextmanager
-def _as_it_was(kept: LeftOutStep, choice: Choice, model: nn.Module) -> Iterator[None]:
+def _as_it_was(kept: KeptStep, choice: Choice, model: nn.Module) -> Iterator[None]:
     with unharmed(model), torch.no_grad(), in_modes(model, kept.modes):
         if choice.has_weights and kept.weights is not None:
             kept.weights.put_into(model)
         yield
 
 
-def _backward(kept: LeftOutStep, choice: Choice, model: nn.Module) -> list[dict[str, Any] | None]:
+def _backward(kept: KeptStep, choice: Choice, model: nn.Module) -> list[dict[str, Any] | None]:
     """Return what is first in the backward of each forward whose loss is known."""
     with _as_it_was(kept, choice, model):
         return [first_burst(one, model) for one in kept.forwards if one.loss is not None]

@@ -31,14 +31,15 @@ def check() -> list[str]:
     return [f"torch {torch.__version__}: {x}" for x in lacking(FSDPState, ["init"], "FSDPState")]
 
 
-AskClip = Callable[[list[torch.Tensor]], None]  # gets whose gradients are clipped; may raise
+# Gets whose gradients are clipped, and the other arguments; may raise.
+AskClip = Callable[[list[torch.Tensor], tuple[Any, ...], dict[str, Any]], None]
 
 
 def _accept(_by: str, _module: nn.Module) -> None:
     """Accept whatever spreads a model."""
 
 
-def _accept_clip(_parameters: list[torch.Tensor]) -> None:
+def _accept_clip(_parameters: list[torch.Tensor], _args: Any, _keywords: Any) -> None:
     """Accept whatever clips gradients."""
 
 
@@ -81,7 +82,7 @@ class Guards:
             if torch.compiler.is_compiling():
                 return native(parameters, *args, **keywords)
             given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            self._ask_clip(given)
+            self._ask_clip(given, args, keywords)
             # torch warns of a generator that is empty.
             is_generator = isinstance(parameters, GeneratorType)
             return native((p for p in given) if is_generator else given, *args, **keywords)

@@ -53,6 +53,7 @@ class Trainable:
         self.pipeline = pipeline
         self.context = context
         self.last_step: tuple[Any, Any, LossFunction] | None = None
+        self._averages = True
         self.scaler = Scaler(
             device_mesh.device_type,
             enabled=self.policies.precision.needs_scaler,
@@ -106,11 +107,14 @@ class Trainable:
             whole = self.model if self.pipeline is None else None
             guard.here.arm(self.model.parameters(), whole)
         inputs, evidence = as_inputs(x), guard.here.evidence
-        evidence.makes(self.model, lambda: MadeLoss.of(self, y, loss_fn, weight, inputs.samples))
+        of_it, averages = (self, y, loss_fn, weight, inputs.samples), self._averages
+        evidence.makes(self.model, lambda: MadeLoss.of(*of_it, averages=averages))
         try:
-            return self._step(inputs, y, loss_fn, weight)
+            loss = self._step(inputs, y, loss_fn, weight)
         finally:
             evidence.makes(self.model, None)
+        evidence.made_loss(self.model, loss)
+        return loss
 
     def _step(
         self, inputs: Inputs, y: Any, loss_fn: LossFunction, weight: Weight | None = None
@@ -133,13 +137,14 @@ class Trainable:
                 scaled = self.scaler.scale(loss)
                 scaled.backward(torch.full_like(scaled, self._share(inputs.samples, y, mine)))
                 unused.refuse(self.model)
-        seen = loss.detach()
-        return self._of_all_parts(seen.full_tensor() if isinstance(seen, DTensor) else seen, mine)
+        return self._seen(loss, mine)
 
-    def loss_again(self, made: MadeLoss, output: Any, see: Callable[[torch.Tensor], None]) -> None:
+    def loss_again(
+        self, made: MadeLoss, output: Any, see: Callable[[torch.Tensor], None]
+    ) -> torch.Tensor:
         """Make a loss of a step again, and run its backward; before that, `see` gets the loss.
 
-        Collective, as `step`; not with pp.
+        Returns it as `step` does. Collective, as `step`; not with pp.
         """
         given = None if made.weight is None else self.own(made.weight)
         mine = None if given is None else weights.total_of(given)
@@ -148,6 +153,12 @@ class Trainable:
             scaled = self.scaler.scale(loss)
             see(scaled)
             scaled.backward(torch.full_like(scaled, self._share(made.samples, made.y, mine)))
+        return self._seen(loss, mine)
+
+    def _seen(self, loss: torch.Tensor, weight: float | None) -> torch.Tensor:
+        """Return a loss as users see it."""
+        seen = loss.detach()
+        return self._of_all_parts(seen.full_tensor() if isinstance(seen, DTensor) else seen, weight)
 
     def _loss_parallel(self) -> AbstractContextManager[Any]:
         return loss_parallel() if self.policies.tensor.loss else nullcontext()
@@ -219,15 +230,20 @@ class Trainable:
         return self._accumulate(parts)
 
     def _accumulate(self, parts: int) -> Iterator[int]:
-        switch = getattr(self.model, "set_requires_gradient_sync", lambda _is_on: None)
-        if self.pipeline is not None:
-            switch = self.pipeline.share
         try:
             for part in range(parts):
-                switch(part == parts - 1)
+                self.average(part == parts - 1)
                 yield part
         finally:
-            switch(True)
+            self.average(True)
+
+    def average(self, is_on: bool) -> None:
+        """Have the next backwards average gradients over ranks, or add them up here."""
+        self._averages = is_on
+        if self.pipeline is not None:
+            self.pipeline.share(is_on)
+        elif (switch := getattr(self.model, "set_requires_gradient_sync", None)) is not None:
+            switch(is_on)
 
     def optimizer(
         self, kind: type[torch.optim.Optimizer], params: Iterable[Any] | None = None, **options: Any

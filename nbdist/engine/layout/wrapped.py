@@ -6,6 +6,7 @@ it, on models of their own. Where neither is possible, an error says so, before 
 
 import gc
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from nbdist.engine.compat import torch_modules, torch_wrappers
 from nbdist.engine.compat.libraries import third_parties
 from nbdist.engine.layout.axes import fsdp
 from nbdist.engine.layout.layout import Layout, live_layouts
+from nbdist.engine.steps import guard
 from nbdist.shared.errors import LayoutError
 
 # Wrappers by their class's module and name: none of these libraries has to be imported.
@@ -30,8 +32,15 @@ _WRAPPERS = {
 def look_on() -> None:
     """Have torch, Accelerate and DeepSpeed check here before they spread a model, or clip."""
     torch_wrappers.here.before_wrapping(refuse_again)
-    torch_wrappers.here.before_clipping(refuse_own_norm)
+    torch_wrappers.here.before_clipping(_before_clipping)
     third_parties.adapt(is_spread, refuse_own_samples, refuse_saving, refuse_again)
+
+
+def _before_clipping(
+    parameters: list[torch.Tensor], args: tuple[Any, ...], keywords: dict[str, Any]
+) -> None:
+    refuse_own_norm(parameters)
+    guard.here.evidence.clips(parameters, (args, keywords))
 
 
 def wrapper_of(model: nn.Module) -> str | None:

@@ -1,30 +1,40 @@
-"""Keep, in this rank's memory, what a step that was left out can be looked into with.
+"""Keep, in this rank's memory, what a step can be looked into with.
 
 A step that `guard` leaves out has changed no weight, so its forward can run again: kept are its
 inputs, the random numbers and the weights that it began with, its loss and the norms of its
 gradients. Inputs are kept by reference and weights copied, both within bounds and only then; while
 steps are sound, references to one step's inputs are all that is held. The steps of one cell are
 kept, until another leaves one out. Nothing leaves the rank's memory, for it holds people's samples,
-but where a cell asks for it (`evidence_file`).
+but where a cell asks for it (`evidence_file`). Such a cell's sound steps are kept, too, with what
+makes their weights again (`sound_steps`).
 
 Threads: as `guard`.
 """
 
 import logging
-import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine.compat.torch_hooks import local_part
 from nbdist.engine.steps import step_state
-from nbdist.engine.steps.forwards import Forward, Forwards, GivenBatch, MadeLoss, bytes_of
-from nbdist.shared.wire import MOST_LEFT_OUT
+from nbdist.engine.steps.forwards import Clip, Forwards, GivenBatch, MadeLoss
+from nbdist.engine.steps.kept_step import (
+    KeptStep,
+    Weights,
+    held_by,
+    is_start,
+    norms_by_module,
+    within_bounds,
+)
+from nbdist.engine.steps.optimizer_options import options_of
+from nbdist.engine.steps.optimizer_states import States, bytes_of_state, host_copies, inside
+from nbdist.engine.steps.optimizer_wrapper import Wrapper
+from nbdist.engine.steps.sound_steps import START_BYTES, Norms, SoundStep, Training
+from nbdist.shared.error_text import named
+from nbdist.shared.text import name_bytes
 
 Optimizer = torch.optim.Optimizer
 
@@ -34,63 +44,13 @@ WEIGHT_BYTES: Final = 256 << 20  # of the weights of the newest, in the host's m
 _log = logging.getLogger("nbdist.guard")
 
 
-@dataclass(slots=True)
-class LeftOutStep:
-    """A step that was left out.
-
-    Attributes:
-        cell: The number of its cell, as the session counts them.
-        step: Its number in the cell.
-        loss: Of this rank; None where it is not known.
-        gradients: The norm of this rank's gradients by module, None where it is not finite.
-        is_of_all: Whether it was left out on all ranks, and not on one that trains by itself.
-        model: What was trained; gives None where it is not known, or is gone.
-        modes: Of its modules, whether they train, in the order of `modules()`.
-        weights: Of its parameters and buffers, in their order; None where they are too large.
-        forwards: Those of the step, as they were called.
-        unkept: How many more it had, beyond the bounds.
-        why_not: Why none was kept, where that is another reason.
-    """
-
-    cell: int
-    step: int
-    loss: float | None
-    gradients: dict[str, float | None]
-    is_of_all: bool
-    model: Callable[[], nn.Module | None]
-    modes: tuple[bool, ...] = ()
-    weights: "Weights | None" = None
-    forwards: list[Forward] = field(default_factory=list)
-    unkept: int = 0
-    why_not: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Copies of what a rank holds of a model's parameters and buffers, on the CPU."""
-
-    copies: list[torch.Tensor]
-    versions: tuple[int, ...]
-
-    def fit(self, model: nn.Module) -> bool:
-        """Return whether the model still has such tensors."""
-        held = held_by(model)
-        return [t.shape for t in held] == [t.shape for t in self.copies]
-
-    @torch.no_grad()
-    def put_into(self, model: nn.Module) -> None:
-        """Give the model these weights."""
-        for held, copy in zip(held_by(model), self.copies, strict=True):
-            held.copy_(copy)
-
-
 class Evidence:
-    """What is kept of the newest steps that were left out.
+    """What is kept of the newest steps.
 
     Attributes:
         find_model: Finds what an optimizer trains, as the loop calls it; None where none does.
         loss: Returns the loss of the step that is being made; None where it is not known.
-        save: Called with the steps when there is a new one.
+        save: Called with the steps when another one was left out.
         steps: The steps, oldest first.
         guarded_cell: The number of the newest cell that would leave out a step.
     """
@@ -98,21 +58,38 @@ class Evidence:
     def __init__(self) -> None:
         self.find_model: Callable[[Optimizer], nn.Module | None] | None = None
         self.loss: Callable[[], float | None] = lambda: None
-        self.save: Callable[[list[LeftOutStep]], None] = lambda _: None
-        self.steps: list[LeftOutStep] = []
+        self.save: Callable[[list[KeptStep]], None] = lambda _: None
+        self.steps: list[KeptStep] = []
         self.guarded_cell = 0
         self._cell = 0
         self._watches_all = False  # models of the cell, whatever trains them
         self._forwards: WeakKeyDictionary[nn.Module, Forwards] = WeakKeyDictionary()
         self._given: GivenBatch | None = None
-        self._new: LeftOutStep | None = None  # its number is known when it ends
+        self._new: KeptStep | None = None  # its number is known when it ends
+        self._new_of: Callable[[], Optimizer | None] = lambda: None
+        self._keeps_sound = False
+        self._training: Training | None = None
+        self._notice = ""
 
     def begin_cell(
-        self, number: int, *, watches_all: bool, optimizers: Iterable[Optimizer]
+        self,
+        number: int,
+        *,
+        watches_all: bool,
+        optimizers: Iterable[Optimizer],
+        keeps_sound: bool = False,
     ) -> None:
-        """Watch the models of a cell, all of them where asked to."""
+        """Watch the models of a cell, all of them where asked to.
+
+        Args:
+            number: Of the cell.
+            watches_all: Whether to watch whatever it trains.
+            optimizers: Those that live as it begins.
+            keeps_sound: Whether steps are kept that are not left out, too.
+        """
         self.end_cell()
         self._cell, self._watches_all = number, watches_all
+        self._keeps_sound = keeps_sound
         if watches_all:
             self.begin_guard()
         for optimizer in optimizers if watches_all else ():
@@ -127,8 +104,10 @@ class Evidence:
         for forwards in self._forwards.values():
             forwards.remove()
         self._forwards.clear()
-        self._given = self._new = None
-        self._watches_all = False
+        if self._training is not None:
+            self._training.modules.clear()  # what is kept keeps no model alive
+        self._given = self._new = self._training = None
+        self._watches_all = self._keeps_sound = False
 
     @property
     def is_on(self) -> bool:
@@ -155,6 +134,17 @@ class Evidence:
         if (forwards := self._forwards.get(model)) is not None:
             forwards.loss = loss
 
+    def made_loss(self, model: nn.Module, loss: torch.Tensor | None) -> None:
+        """Note the loss that `layout.step` has made of the model's newest forward."""
+        if self._keeps_sound and (forwards := self._forwards.get(model)) is not None:
+            forwards.made_loss(loss)
+
+    def clips(self, parameters: Sequence[torch.Tensor], arguments: Clip) -> None:
+        """Note that gradients are about to be clipped; of a part of a model's, nothing."""
+        for model, forwards in self._forwards.items() if self._keeps_sound else ():
+            if list(map(id, parameters)) == list(map(id, model.parameters())):
+                forwards.clips.append(arguments)
+
     def gave(self, given: GivenBatch) -> None:
         """Note the batch that a loop gets."""
         self._given = given
@@ -165,11 +155,44 @@ class Evidence:
         """Keep the step that is being left out, before its gradients are dropped."""
         if self.find_model is None:
             return
+        self._new_of = ref(optimizer)
         try:
             self._new = self._of(self.find_model(optimizer), parameters, is_of_all=is_of_all)
         except Exception:
             self._new = None
             _log.exception("A step that was left out cannot be looked into")
+
+    def keep_sound(
+        self,
+        optimizer: Optimizer,
+        parameters: list[torch.Tensor],
+        norms: torch.Tensor | None,
+        *,
+        is_of_all: bool,
+        has_closure: bool,
+    ) -> None:
+        """Keep the step that an optimizer is about to make, in a cell that keeps all.
+
+        Args:
+            optimizer: Whose step.
+            parameters: Its.
+            norms: Of each gradient that there is, in their order.
+            is_of_all: Whether all ranks make it.
+            has_closure: Whether it calls a closure, which has been called.
+        """
+        if not self._keeps_sound or self.find_model is None:
+            return
+        running = self._new_of() if self._new is not None else None
+        if running is not None and running is not optimizer and inside(running) is optimizer:
+            return  # its own step
+        try:
+            made = Norms.of(parameters, norms)
+            self._new = self._sound(optimizer, made, is_of_all=is_of_all, has_closure=has_closure)
+            self._new_of = ref(optimizer)
+        except Exception as error:
+            self._new = None
+            self._stop_keeping(named(error).rstrip("."))
+            _log.exception("The steps of this cell are no longer kept")
 
     def changed_buffers(self, optimizer: Optimizer) -> Mapping[int, torch.Tensor]:
         """Return the `Forwards.changed` of what an optimizer trains."""
@@ -183,25 +206,129 @@ class Evidence:
         forwards = None if model is None else self._forwards.get(model)
         return {} if forwards is None else forwards.changed
 
-    def stepped(self, step: int | None) -> None:
-        """Note that an optimizer has stepped, and the number of the step if it was left out."""
+    def stepped(self, optimizer: Optimizer, step: int | None, *, is_left_out: bool) -> None:
+        """Note that an optimizer has stepped.
+
+        Args:
+            optimizer: That one.
+            step: The number of the step; None where it is not known.
+            is_left_out: Whether it was left out, and is no other's in the same step.
+        """
         for forwards in self._forwards.values():
             forwards.stepped()
-        if step is not None and self._new is not None:
-            self._new.step = step
-            self.steps = _within_bounds([*self.steps, self._new])
-            self._new = None
+        new = self._new
+        if new is None or self._new_of() is not optimizer:
+            return
+        if new.sound is None and not is_left_out:
+            return
+        if new.sound is None or step is not None:
+            new.step = step or 0
+        else:
+            new.step = new.sound.number + 1
+        self._new = None
+        self.steps = within_bounds([*self.steps, new], INPUT_BYTES)
+        if is_left_out:
             self.save(self.steps)
+
+    def take_notices(self) -> tuple[str, ...]:
+        """Return what is to be said of the cell, once."""
+        said, self._notice = self._notice, ""
+        return (said,) if said else ()
+
+    def _stop_keeping(self, why: str) -> None:
+        self._keeps_sound = False
+        self._notice = f"Steps of this cell that were not left out are no longer kept: {why}."
+
+    def _sound(
+        self, optimizer: Optimizer, norms: Norms, *, is_of_all: bool, has_closure: bool
+    ) -> KeptStep | None:
+        if self._training is None:
+            assert self.find_model is not None, "else no step is kept"
+            if (model := self.find_model(optimizer)) is None:
+                self._stop_keeping("no layout, no DDP and no variable of the cells names the model")
+                return None
+            self._training = Training(optimizer, model)
+        training = self._training
+        model = training.model()
+        if training.optimizer() is not optimizer or model is None:
+            training.why_not = "several optimizers step in its cell"
+            return None
+        if training.sums_otherwise():
+            for one in self.steps:
+                if one.sound is not None and one.sound.of is training:
+                    one.sound.why_not = "DDP has summed its gradients in another order since"
+        forwards = self._forwards.get(model)
+        made = [] if forwards is None else list(forwards.made)
+        unkept, size = (0, 0) if forwards is None else (forwards.unkept, forwards.size_bytes)
+        why_not = "its optimizer calls a closure" if has_closure else ""
+        if isinstance(optimizer, Wrapper):
+            why_not = f"its optimizer is a {type(optimizer).__name__}"
+        number = training.made
+        clips = () if forwards is None else tuple(forwards.clips)
+        sound = SoundStep(training, number, options_of(optimizer), norms, clips, why_not)
+        kept = KeptStep(
+            self._cell,
+            0,
+            self.loss(),
+            {},
+            is_of_all,
+            training.model,
+            tuple(module.training for module in training.modules),
+            None,
+            made,
+            unkept,
+            sound=sound,
+            size_bytes=size,
+        )
+        can_run = bool(made) and not unkept
+        if training.needs_start(size, INPUT_BYTES, can_run=can_run) and not why_not:
+            changed = {} if forwards is None else forwards.changed
+            self._make_start(kept, sound, optimizer, model, changed)
+        return kept
+
+    def _make_start(
+        self,
+        kept: KeptStep,
+        sound: SoundStep,
+        optimizer: Optimizer,
+        model: nn.Module,
+        changed: Mapping[int, torch.Tensor],
+    ) -> None:
+        """Copy the weights and the optimizer's state, into the memory of the older of two starts.
+
+        The steps between that one and the newer can be made again no more.
+        """
+        size = sum(t.nbytes for t in held_by(model)) + bytes_of_state(optimizer)
+        if size > START_BYTES:
+            sound.of.why_not = (
+                f"its weights and its optimizer's states take more than {name_bytes(START_BYTES)}"
+            )
+            return
+        starts = [one for one in self.steps if one.cell == self._cell and is_start(one)]
+        older = starts[-2] if len(starts) > 1 else None
+        weights: list[torch.Tensor] = []
+        states: list[torch.Tensor] = []
+        if older is not None and older.sound is not None:
+            weights = older.weights.copies if older.weights else []
+            states = older.sound.states.copies if older.sound.states else []
+            self.steps = [one for one in self.steps if one is not older]
+        try:
+            sound.states = States.of(optimizer, states)
+        except TypeError as error:
+            sound.of.why_not = f"its optimizer remembers {error}"
+            return
+        held = self._held_before(model, changed)
+        kept.weights = Weights(host_copies(held, weights))
 
     def _of(
         self, model: nn.Module | None, parameters: list[torch.Tensor], *, is_of_all: bool
-    ) -> LeftOutStep:
+    ) -> KeptStep:
         gradients = norms_by_module(parameters, model)
         loss = self.loss()
         if model is None:
-            return LeftOutStep(self._cell, 0, loss, gradients, is_of_all, lambda: None)
+            return KeptStep(self._cell, 0, loss, gradients, is_of_all, lambda: None)
         forwards = self._forwards.get(model)
-        return LeftOutStep(
+        return KeptStep(
             self._cell,
             0,
             loss,
@@ -212,6 +339,7 @@ class Evidence:
             self._weights_of(model, {} if forwards is None else forwards.changed),
             [] if forwards is None else list(forwards.made),
             0 if forwards is None else forwards.unkept,
+            size_bytes=0 if forwards is None else forwards.size_bytes,
         )
 
     def _weights_of(self, model: nn.Module, changed: Mapping[int, torch.Tensor]) -> Weights | None:
@@ -221,70 +349,23 @@ class Evidence:
             return None
         parameters = sum(1 for _ in model.parameters())
         versions = tuple(tensor._version for tensor in held[:parameters])
-        before = self.steps[-1] if self.steps else None
+        before = next((one for one in reversed(self.steps) if one.sound is None), None)
         if before is not None and before.cell == self._cell and before.model() is model:
             known = before.weights
             # Batch norm moves its statistics without a version: a forward has moved them.
             if known is not None and known.versions == versions and len(held) == parameters:
                 return known
-        # A forward has moved buffers: they count as they were before the step.
+        before_step = self._held_before(model, changed)
+        copies = [tensor.to("cpu", copy=True) for tensor in before_step]
+        return Weights(copies, versions)
+
+    def _held_before(
+        self, model: nn.Module, changed: Mapping[int, torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Return what `held_by` does; a forward has moved buffers: these as before the step."""
+        held = held_by(model)
+        parameters = sum(1 for _ in model.parameters())
         kept = step_state.here().at_boundary(held[parameters:])
         live = (tensor.data_ptr() for tensor in held[parameters:])
         buffers = [changed.get(at, tensor) for at, tensor in zip(live, kept, strict=True)]
-        copies = [tensor.to("cpu", copy=True) for tensor in [*held[:parameters], *buffers]]
-        return Weights(copies, versions)
-
-
-def _within_bounds(steps: list[LeftOutStep]) -> list[LeftOutStep]:
-    """Return the newest steps of the newest cell; older ones without what is beyond the bounds."""
-    newest = steps[-1]
-    kept = [one for one in steps if one.cell == newest.cell][-MOST_LEFT_OUT:]
-    forwards: list[Forward] = []
-    for one in reversed(kept):
-        if one.weights is not newest.weights:
-            one.weights = None
-        forwards += one.forwards
-        if bytes_of(forwards) > INPUT_BYTES:
-            one.unkept += len(one.forwards)
-            one.forwards = []
-    return kept
-
-
-def held_by(model: nn.Module) -> list[torch.Tensor]:
-    """Return what this rank holds of a model's parameters and then of its buffers, each once."""
-    return [local_part(tensor.detach()) for tensor in [*model.parameters(), *model.buffers()]]
-
-
-def plain(model: nn.Module) -> nn.Module:
-    """Return the model as its user named its modules."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
-
-
-def norms_by_module(
-    parameters: Iterable[torch.Tensor], model: nn.Module | None
-) -> dict[str, float | None]:
-    """Return the norm of this rank's gradients in each module; None where it is not finite.
-
-    Modules are in the order of the model; what is none of its parameters comes under its number
-    among those of the optimizer.
-    """
-    named = {} if model is None else dict(plain(model).named_parameters())
-    order = {id(p): name.rpartition(".")[0] for name, p in named.items()}
-    place = {number: at for at, number in enumerate(order)}
-    numbered = list(enumerate(parameters))
-    norms: dict[str, float | None] = {}
-    for number, parameter in sorted(numbered, key=lambda one: place.get(id(one[1]), len(place))):
-        if parameter.grad is None:
-            continue
-        module = order.get(id(parameter), f"parameter {number}")
-        norm, others = _norm(parameter.grad), norms.get(module, 0.0)
-        norms[module] = None if norm is None or others is None else math.hypot(norm, others)
-    return norms
-
-
-def _norm(gradient: Any) -> float | None:
-    local = local_part(gradient.detach())
-    values = local._values() if local.is_sparse else local
-    if not bool(torch.isfinite(values).all()):
-        return None
-    return float(torch.linalg.vector_norm(values, dtype=torch.float64))
+        return [*held[:parameters], *buffers]

@@ -1,4 +1,4 @@
-"""What a rank keeps of left-out steps as a file of its own, and the folder of such files.
+"""What a rank keeps of steps as a file of its own, and the folder of such files.
 
     .nbdist/evidence/TIME-PID-CELL/      0700; goes after 7 days, or as the 9th
       rank0.pt, rank1.pt, ...            0600; each whole or not there
@@ -23,13 +23,15 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from nbdist.engine.compat.torch_hooks import local_part
-from nbdist.engine.steps.evidence import LeftOutStep, Weights
-from nbdist.engine.steps.forwards import Forward, GivenBatch, tensors_in
-from nbdist.engine.steps.random_states import States
+from nbdist.engine.steps import random_states
+from nbdist.engine.steps.forwards import Forward, GivenBatch, MadeLoss, tensors_in
+from nbdist.engine.steps.kept_step import KeptStep, Weights
+from nbdist.engine.steps.optimizer_states import States
+from nbdist.engine.steps.sound_steps import Norms, SoundStep, Training, to_plain
 from nbdist.engine.steps.step_state import StepState
 from nbdist.shared.errors import UsageError
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 DAYS: Final = 7
 MOST_FOLDERS: Final = 8
 LAST: Final = "last"
@@ -101,7 +103,8 @@ def find(place: Path) -> Path:
     if not found or not any(found[0].glob("rank*.pt")):
         raise UsageError(
             f"No evidence is kept in {evidence if place.name == LAST else place}.",
-            why=f"%%distributed --keep writes it as a step is left out; it goes after {DAYS} days",
+            why="%%distributed --keep writes it as a step is left out, and as its cell ends with "
+            f"an error; it goes after {DAYS} days",
             do="train with --keep, then %dist replay --from last",
         )
     return found[0]
@@ -160,7 +163,7 @@ def misfit(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return ""
 
 
-def pack(step: LeftOutStep) -> dict[str, Any]:
+def pack(step: KeptStep) -> dict[str, Any]:
     """Return a step as plain values and tensors, none of which holds more than it shows."""
     model, why_not, forwards = step.model(), step.why_not, []
     if any(one.is_changed for one in step.forwards):
@@ -173,7 +176,7 @@ def pack(step: LeftOutStep) -> dict[str, Any]:
         "cell": step.cell,
         "step": step.step,
         "loss": step.loss,
-        "gradients": dict(step.gradients),
+        "gradients": step.norms(),
         "is_of_all": step.is_of_all,
         "form": None if model is None else form_of(model),
         "modes": list(step.modes),
@@ -181,13 +184,34 @@ def pack(step: LeftOutStep) -> dict[str, Any]:
         "forwards": forwards,
         "unkept": step.unkept,
         "why_not": why_not,
+        "sound": None if step.sound is None else _pack_sound(step.sound),
     }
 
 
-def unpack(kept: Mapping[str, Any], model: nn.Module | None) -> LeftOutStep:
-    """Return the step that was packed, of a model that is the same again."""
+def unpack(
+    kept: Mapping[str, Any],
+    model: nn.Module | None,
+    optimizer: torch.optim.Optimizer | None = None,
+    layout: Any = None,
+) -> KeptStep:
+    """Return the step that was packed.
+
+    Args:
+        kept: As `pack` returned it.
+        model: The same again; None where there is none.
+        optimizer: Its.
+        layout: Its, whose newest step says what makes the loss: code is not on disk.
+    """
     weights = kept["weights"]
-    return LeftOutStep(
+    newest = None if layout is None else layout.last_step
+    loss_fn = None if newest is None else newest[2]
+    sound = kept["sound"] and _unpack_sound(kept["sound"], Training(optimizer, model))
+    if sound and loss_fn is None and any(one["loss"] for one in kept["forwards"]):
+        sound.why_not = (
+            "what made its loss is code, which is not on disk: call layout.step with it once, as "
+            "under torch.no_grad()"
+        )
+    return KeptStep(
         kept["cell"],
         kept["step"],
         kept["loss"],
@@ -195,11 +219,37 @@ def unpack(kept: Mapping[str, Any], model: nn.Module | None) -> LeftOutStep:
         kept["is_of_all"],
         (lambda: None) if model is None else ref(model),
         tuple(kept["modes"]),
-        None if weights is None else Weights(weights, ()),
-        [_unpack_forward(one) for one in kept["forwards"]],
+        None if weights is None else Weights(weights),
+        [_unpack_forward(one, layout, loss_fn) for one in kept["forwards"]],
         kept["unkept"],
         kept["why_not"],
+        sound,
     )
+
+
+def _pack_sound(sound: SoundStep) -> dict[str, Any]:
+    why_not, clips = sound.why_not or sound.of.why_not, []
+    try:
+        clips = [_plain(one, _Own()) for one in sound.clips]
+    except TypeError as error:
+        why_not = why_not or f"its gradients were clipped with {error}"
+    states = sound.states
+    return {
+        "number": sound.number,
+        "options": to_plain(sound.options),
+        "numbers": list(sound.norms.numbers),
+        "norms": sound.norms.values,
+        "clips": clips,
+        "why_not": why_not,
+        "states": None if states is None else (states.entries, states.copies),
+    }
+
+
+def _unpack_sound(kept: Mapping[str, Any], of: Training) -> SoundStep:
+    norms = Norms(tuple(kept["numbers"]), kept["norms"])
+    states = None if kept["states"] is None else States(*kept["states"])
+    clips = tuple((tuple(args), dict(keywords)) for args, keywords in kept["clips"])
+    return SoundStep(of, kept["number"], kept["options"], norms, clips, kept["why_not"], states)
 
 
 class _Own:
@@ -245,6 +295,7 @@ def _pack_forward(forward: Forward, own: Callable[[torch.Tensor], torch.Tensor])
         "keywords": _plain(forward.keywords, own),
         "random": (random.rng, random.cuda_rng, _plain(tuple(states), own)),
         "autocast": forward.autocast,
+        "loss": forward.loss and _pack_loss(forward.loss, own),
         "given": given
         and {
             "batch": [_plain(tensor.detach(), own) for tensor in batch],
@@ -255,14 +306,43 @@ def _pack_forward(forward: Forward, own: Callable[[torch.Tensor], torch.Tensor])
     }
 
 
-def _unpack_forward(kept: Mapping[str, Any]) -> Forward:
+def _pack_loss(
+    made: MadeLoss, own: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, Any] | None:
+    """Return what is known of a loss, but for what makes it; None where that is not on disk."""
+    if made.is_changed:
+        return None
+    try:
+        y, weight = _plain((made.y, made.weight), own)
+    except TypeError:
+        return None
+    facts = {"samples": made.samples, "averages": made.averages, "value": made.value}
+    return {"y": y, "weight": weight, **facts}
+
+
+def _unpack_loss(
+    kept: Mapping[str, Any] | None, layout: Any, loss_fn: Callable[..., Any] | None
+) -> MadeLoss | None:
+    if kept is None or loss_fn is None:
+        return None
+    of_it = (layout, kept["y"], loss_fn, kept["weight"], kept["samples"])
+    made = MadeLoss.of(*of_it, averages=kept["averages"])
+    made.value = kept["value"]
+    return made
+
+
+def _unpack_forward(
+    kept: Mapping[str, Any], layout: Any, loss_fn: Callable[..., Any] | None
+) -> Forward:
     rng, cuda_rng, states = kept["random"]
     args, keywords, given = kept["args"], kept["keywords"], kept["given"]
     tensors = tuple(tensors_in((args, keywords)))
     return Forward(
         args,
         keywords,
-        StepState(rng.cpu(), None if cuda_rng is None else cuda_rng.cpu(), States(*states)),
+        StepState(
+            rng.cpu(), None if cuda_rng is None else cuda_rng.cpu(), random_states.States(*states)
+        ),
         kept["autocast"],
         given
         and GivenBatch(
@@ -270,6 +350,7 @@ def _unpack_forward(kept: Mapping[str, Any]) -> Forward:
         ),
         tensors,
         tuple(tensor._version for tensor in tensors),
+        _unpack_loss(kept["loss"], layout, loss_fn),
     )
 
 

@@ -27,6 +27,7 @@ from nbdist.engine.steps.step_state import StepState
 _log = logging.getLogger("nbdist.guard")
 
 Place = tuple[str, int]  # device and address
+Clip = tuple[tuple[Any, ...], dict[str, Any]]  # arguments of `clip_grad_norm_`, behind the first
 
 MOST_FORWARDS: Final = 64  # of one step: micro-batches that are accumulated
 
@@ -48,7 +49,7 @@ class GivenBatch:
     samples: Callable[[], list[int] | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MadeLoss:
     """The loss that `layout.step` makes of a forward.
 
@@ -58,8 +59,11 @@ class MadeLoss:
         loss_fn: As it was given.
         weight: Likewise, detached.
         samples: Of the forward, where the layout knows them.
+        averages: Whether its backward averages gradients: of those that `accumulate` adds up, the
+            last one's alone.
         tensors: Those that are kept.
         versions: Theirs, as it began.
+        value: What it was, detached; None before it is made.
     """
 
     layout: Callable[[], Any]
@@ -67,24 +71,40 @@ class MadeLoss:
     loss_fn: Callable[[Any, Any], torch.Tensor]
     weight: Any
     samples: int | None
+    averages: bool
     tensors: tuple[torch.Tensor, ...]
     versions: tuple[int, ...]
+    value: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, layout: Any, y: Any, loss_fn: Any, weight: Any, samples: int | None) -> "MadeLoss":
+    def of(
+        cls,
+        layout: Any,
+        y: Any,
+        loss_fn: Any,
+        weight: Any,
+        samples: int | None,
+        *,
+        averages: bool = True,
+    ) -> "MadeLoss":
         """Return one that is about to be made."""
         y, weight = tree_map_only(torch.Tensor, torch.Tensor.detach, (y, weight))
         tensors = tuple(tensors_in((y, weight)))
-        return cls(ref(layout), y, loss_fn, weight, samples, tensors, tuple(map(_version, tensors)))
+        versions = tuple(map(_version, tensors))
+        return cls(ref(layout), y, loss_fn, weight, samples, averages, tensors, versions)
 
     @property
     def is_changed(self) -> bool:
         """Whether what it is made of has been changed in place since."""
         return tuple(map(_version, self.tensors)) != self.versions
 
-    def run(self, output: Any, see: Callable[[torch.Tensor], None]) -> None:
-        """Make it of a model's output again, and run its backward; before that, `see` gets it."""
-        self.layout().loss_again(self, output, see)
+    def run(self, output: Any, see: Callable[[torch.Tensor], None]) -> Any:
+        """Make it of a model's output again, and run its backward; before that, `see` gets it.
+
+        Returns:
+            It, as `layout.step` would.
+        """
+        return self.layout().loss_again(self, output, see)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +157,16 @@ class Forward:
     def run(self, model: Callable[..., Any]) -> Any:
         """Run it again: return the model's output."""
         step_state.start_over(self.random)
+        with self.autocasting():
+            return model(*self.args, **self.keywords)
+
+    @contextmanager
+    def autocasting(self) -> Iterator[None]:
+        """Have autocast as it was, on or off; a loss was made in it, too."""
         with ExitStack() as stack:
             for kind, (is_on, dtype) in self.autocast.items():
                 stack.enter_context(torch.autocast(kind, dtype, enabled=is_on))
-            return model(*self.args, **self.keywords)
+            yield
 
 
 class Forwards:
@@ -150,6 +176,7 @@ class Forwards:
         made: The forwards, oldest first.
         unkept: How many more there were, beyond the bounds.
         loss: Returns what `layout.step` makes of the next one.
+        clips: The arguments of each `clip_grad_norm_` of all of the model's gradients since.
         changed: By address, what buffers held as the step's first forward began, of those that
             were written to since the step before.
     """
@@ -167,6 +194,7 @@ class Forwards:
         self.made: list[Forward] = []
         self.unkept = 0
         self.loss: Callable[[], MadeLoss] | None = None
+        self.clips: list[Clip] = []
         self.changed: dict[int, torch.Tensor] = {}
         self._given = given
         self._most_bytes = most_bytes
@@ -180,6 +208,17 @@ class Forwards:
         """Begin anew with the next forward: an optimizer has stepped."""
         self._is_over = True
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of what is held."""
+        return sum(self._bytes.values())
+
+    def made_loss(self, loss: torch.Tensor | None) -> None:
+        """Note what `layout.step` has returned of the newest forward."""
+        newest = self.made[-1].loss if self.made else None
+        if newest is not None and newest.value is None and loss is not None:
+            newest.value = loss.detach().clone()
+
     def remove(self) -> None:
         """Take the hook out, and forget."""
         self._hook.remove()
@@ -190,7 +229,7 @@ class Forwards:
         """Note a forward that begins."""
         if self._is_over:
             self.made, self.unkept, self._is_over = [], 0, False
-            self._bytes = {}
+            self._bytes, self.clips = {}, []
         if not self.made and not self.unkept:
             self.changed = step_state.here().changed_buffers()
         loss, self.loss = self.loss, None  # a forward within the loss is not the one it is of
@@ -228,14 +267,6 @@ class _Before:
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """Return the tensors of a tree, in order."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def bytes_of(made: Iterable[Forward]) -> int:
-    """Return the bytes that forwards keep alive, each tensor counted once."""
-    found: dict[Place, int] = {}
-    for one in made:
-        found |= _bytes_by_place(one)
-    return sum(found.values())
 
 
 def _bytes_by_place(made: Forward) -> dict[Place, int]:

@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import get_total_norm
 
 from nbdist.engine.compat import torch_hooks, torch_live, torch_pipeline
 from nbdist.engine.compat.cuda_graphs import graphs
@@ -71,7 +70,12 @@ class Guard(Component):
         self._armed, self._is_armed, self._left_out = {}, False, LeftOutSteps()
         self._dropped.clear()
         optimizers = torch_live.here.live(Optimizer)
-        self.evidence.begin_cell(start.number, watches_all=self._is_on, optimizers=optimizers)
+        self.evidence.begin_cell(
+            start.number,
+            watches_all=self._is_on,
+            optimizers=optimizers,
+            keeps_sound=self._is_on and bool(start.evidence),
+        )
         if self._is_on:
             self._install()
 
@@ -79,13 +83,14 @@ class Guard(Component):
         """Tell of the steps that were left out."""
         self._uninstall()
         self.evidence.end_cell()
+        notices = self.evidence.take_notices()
         if not self._left_out.steps:
-            return ()
+            return notices
         by_itself = "" if self._is_of_all else f"on rank {dist.get_rank()}, which trains by itself"
         # One notice: of those that differ in numbers alone the notebook shows one rank's.
         said = "\n".join(self._left_out.sentences(by_itself or "on all ranks"))
         can_look = any(one.cell == cell.number for one in self.evidence.steps)
-        return (said, _LOOK) if can_look else (said,)
+        return (*notices, said, _LOOK) if can_look else (*notices, said)
 
     def arm(self, parameters: Iterable[torch.Tensor], model: torch.nn.Module | None = None) -> None:
         """Watch the next step of the optimizers that have any of these parameters.
@@ -134,7 +139,7 @@ class Guard(Component):
         self._dropped.discard(optimizer)
         if (closure := torch_hooks.closure_of(args, kwargs)) is not None:
             return torch_hooks.with_closure(args, kwargs, self._guarded(optimizer, closure))
-        self._look(optimizer, parameters)
+        self._look(optimizer, parameters, False)
         return None
 
     def _watches(self, parameters: list[torch.Tensor]) -> bool:
@@ -147,15 +152,18 @@ class Guard(Component):
     def _guarded(self, optimizer: Optimizer, closure: Closure) -> Closure:
         def look_after() -> Any:
             loss = closure()
-            self._look(optimizer, _parameters(optimizer))
+            self._look(optimizer, _parameters(optimizer), True)
             return loss
 
         return look_after
 
     @clocked("guard")
-    def _look(self, optimizer: Optimizer, parameters: list[torch.Tensor]) -> None:
+    def _look(
+        self, optimizer: Optimizer, parameters: list[torch.Tensor], has_closure: bool
+    ) -> None:
         gradients = [p.grad for p in parameters if p.grad is not None]
-        is_bad = not is_finite(gradients)
+        norms = norms_of(gradients)
+        is_bad = not _are_finite(norms, gradients)
         if (reach := self._reach.get(optimizer)) is None:
             reach = self._reach[optimizer] = _Reach.of(parameters)
             self.evidence.note_made(optimizer)  # made before its model was wrapped, or named
@@ -169,6 +177,14 @@ class Guard(Component):
                 parameter.grad = None
             self._dropped.add(optimizer)
             self._is_of_all = reach.is_of_all
+        else:
+            self.evidence.keep_sound(
+                optimizer,
+                parameters,
+                norms,
+                is_of_all=reach.is_of_all,
+                has_closure=has_closure,
+            )
 
     def _after_step(self, optimizer: Optimizer, _args: StepArgs, _kwargs: StepKeywords) -> None:
         if self._is_armed:
@@ -184,7 +200,8 @@ class Guard(Component):
                 self.log(step, {LEFT_OUT: float(len(self._left_out.steps))})
         elif step is not None and any(p.grad is not None for p in _parameters(optimizer)):
             self._left_out.note_stepped(step, _name(optimizer))
-        self.evidence.stepped(left_out)
+        is_left_out = left_out is not None
+        self.evidence.stepped(optimizer, left_out if is_left_out else step, is_left_out=is_left_out)
 
 
 def _name(optimizer: Optimizer) -> str:
@@ -222,12 +239,27 @@ class _Reach:
 
 def is_finite(gradients: list[torch.Tensor]) -> bool:
     """Return whether all numbers are finite; of a DTensor this rank's. One wait for a GPU."""
-    local = [torch_hooks.local_part(one.detach()) for one in gradients]
-    values = [one._values() if one.is_sparse else one for one in local]
+    return _are_finite(norms_of(gradients), gradients)
+
+
+def _values_of(gradient: torch.Tensor) -> torch.Tensor:
+    local = torch_hooks.local_part(gradient.detach())
+    return local._values() if local.is_sparse else local
+
+
+def norms_of(gradients: list[torch.Tensor]) -> torch.Tensor | None:
+    """Return the norm of each, of a DTensor this rank's; None where there are none."""
+    if not gradients:
+        return None
+    norms = torch._foreach_norm([_values_of(one) for one in gradients])
+    return torch.stack([norm.to(norms[0].device) for norm in norms])
+
+
+def _are_finite(norms: torch.Tensor | None, gradients: list[torch.Tensor]) -> bool:
     # A norm reads fast what it may overflow on: only then each number is looked at.
-    if not values or bool(torch.isfinite(get_total_norm(values))):
+    if norms is None or bool(torch.isfinite(norms).all()):
         return True
-    return all(bool(torch.isfinite(one).all()) for one in values)
+    return all(bool(torch.isfinite(_values_of(one)).all()) for one in gradients)
 
 
 def _any_rank(is_bad: bool, gradients: list[torch.Tensor]) -> bool:

@@ -77,7 +77,7 @@ class Reference:
         model: nn.Module,
         loss_of: LossOf,
         parts: Sequence[Part],
-        lower: Callable[[nn.Module], Lowered] | None = None,
+        lower: Callable[[nn.Module], Lowered | None] | None = None,
         *,
         keeps_outputs: bool = False,
     ) -> None:
@@ -87,7 +87,7 @@ class Reference:
             model: Plain.
             loss_of: Runs it on a piece of a part.
             parts: Those of all ranks.
-            lower: Has a model compute in low precision; None where it computes as it is.
+            lower: Has a model compute in low precision, or says by None that it does as it is.
             keeps_outputs: Keep what modules return, too.
         """
         self.model = model

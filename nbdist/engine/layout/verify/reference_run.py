@@ -76,7 +76,7 @@ class Alone:
         self._gathered = gathered
         self._last = ReferenceStep()
         self._reference: Reference | None = None
-        self.model = self._filled(bare, places)
+        self.model = filled(layout, bare, places)
 
     @property
     def gradients(self) -> Mapping[str, torch.Tensor]:
@@ -123,21 +123,6 @@ class Alone:
         if self._reference is not None:
             self._reference.follow()
 
-    def _filled(self, bare: nn.Module, places: Mapping[str, TensorFacts]) -> nn.Module | None:
-        """Return, on rank 0, the plain model with the layout's weights, modes and flags."""
-        plain = None
-        if dist.get_rank() == SOURCE:
-            plain = copy.deepcopy(bare)
-            meta_copy.materialise(plain, self._layout.mesh.device_type)
-            _copy_modes(self._layout.model, plain)
-        empty = {} if plain is None else full_tensors.names(plain)
-        for name, full in full_tensors.tensors(self._layout):
-            if plain is not None and name in empty:
-                full_tensors.put(empty[name], full)
-                if places[name].is_trained != empty[name].requires_grad:
-                    empty[name].requires_grad_(places[name].is_trained)
-        return plain
-
     def step(self, step: int) -> ReferenceStep:
         """Compute a step on rank 0, and return its report on all ranks. Collective.
 
@@ -173,7 +158,7 @@ class Alone:
                 model,
                 lambda plain, inputs: self._task.alone(plain, inputs, loss_fn),
                 parts,
-                None if self._layout.policies.precision == FULL else self._lower,
+                lambda plain: lowered(self._layout, plain),
                 keeps_outputs=self._keeps_outputs,
             )
         scaler = self._layout.scaler
@@ -189,11 +174,38 @@ class Alone:
             reference.one_piece,
         )
 
-    def _lower(self, plain: nn.Module) -> Lowered:
-        layout = self._layout
-        # Those of the plain model: with pp a rank's layout has only a part of them.
-        units = list(find_blocks(plain)) if layout.shape.fsdp > 1 else None
-        return Lowered(plain, layout.policies.precision, units, layout.mesh.device_type)
+
+def filled(
+    layout: Provable, bare: nn.Module, places: Mapping[str, TensorFacts]
+) -> nn.Module | None:
+    """Return, on rank 0, the plain model with the layout's weights, modes and flags. Collective.
+
+    Args:
+        layout: How the live model is spread.
+        bare: It as it was, without weights; stays as it is.
+        places: The tensors of the layout.
+    """
+    plain = None
+    if dist.get_rank() == SOURCE:
+        plain = copy.deepcopy(bare)
+        meta_copy.materialise(plain, layout.mesh.device_type)
+        _copy_modes(layout.model, plain)
+    empty = {} if plain is None else full_tensors.names(plain)
+    for name, full in full_tensors.tensors(layout):
+        if plain is not None and name in empty:
+            full_tensors.put(empty[name], full)
+            if places[name].is_trained != empty[name].requires_grad:
+                empty[name].requires_grad_(places[name].is_trained)
+    return plain
+
+
+def lowered(layout: Provable, plain: nn.Module) -> Lowered | None:
+    """Have a plain model compute in the layout's precision; None where that is its own."""
+    if layout.policies.precision == FULL:
+        return None
+    # Those of the plain model: with pp a rank's layout has only a part of them.
+    units = list(find_blocks(plain)) if layout.shape.fsdp > 1 else None
+    return Lowered(plain, layout.policies.precision, units, layout.mesh.device_type)
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:

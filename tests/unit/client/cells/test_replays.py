@@ -253,3 +253,103 @@ def test_why_no_backward_ran_again_is_told_and_nothing_is_claimed_of_it() -> Non
     said = lines(rank({}, **backward(why_not="its layout is gone")), rank({}))
     assert said[4:6] == ["Its backward did not run again:", "  rank 0: its layout is gone"]
     assert "a sum of them" not in "".join(said)
+
+
+def made(*forwards: dict[str, Any], **more: Any) -> dict[str, Any]:
+    sound = {"is_left_out": False, "gradients": {"0": 1.0, "1": 2.5}, "bad_modules": 0}
+    return rank(*forwards, **sound | more)
+
+
+def proof(steps: int = 3, loss: Any = None, norms: int | None = None) -> dict[str, Any]:
+    return {"proof": {"begins": 1, "steps": steps, "loss": loss, "norms": norms}}
+
+
+def test_of_a_step_that_was_not_left_out_the_proof_is_told_and_nobody_is_to_blame() -> None:
+    assert lines(made({}, **proof()), made({}, **proof())) == [
+        "Step 3 was made on ranks 0-1. Its forward again, with the weights it had:",
+        "  rank 0 (loss 1.5): every output of its forward is finite",
+        "  rank 1 (loss 1.5): every output of its forward is finite",
+        (
+            "Made again from step 1 on: the losses of all 3 steps are equal bit for bit, and so "
+            "are the norms of their gradients."
+        ),
+        "Largest norms of gradients on ranks 0-1: 1 2.5, 0 1.",
+    ]
+
+
+def test_of_one_step_its_own_loss_is_the_proof() -> None:
+    assert lines(made({}, **proof(1)))[2] == (
+        "Made again: its loss is equal bit for bit, and so are the norms of its gradients."
+    )
+
+
+def test_where_losses_part_the_first_step_and_what_differs_first_are_told() -> None:
+    said = lines(made({}, **proof(loss=[3, 0.5, 0.25])), made({}, **proof(loss=[2, 1.0, 2.0])))
+    assert said[0].endswith("Its forward again, with weights that are not those it had:")
+    assert said[3].endswith(
+        "from step 2 on losses are no longer those of the training (1.0 then, 2.0 now, on rank 1)."
+    )
+    assert said[4].startswith("Gradients were the same until then")
+    between = lines(made({}, **proof(loss=[3, 0.5, 0.25], norms=2)))
+    assert between[3].startswith("In step 2 the optimizer got other gradients")
+
+
+def test_why_no_loss_proves_it_is_told() -> None:
+    said = lines(made({}, no_run="its loss is not known"))
+    assert said[2] == "No loss proves it on rank 0: its loss is not known."
+    assert not Replayed.of({0: made({}, no_run="x")}).is_proven
+
+
+def in_one(*parts: dict[str, Any], was: float | None = None) -> dict[str, Any]:
+    losses = {"was": was, "loss": was}
+    said = [{"rank": n, "forwards": [FINITE | losses | p]} for n, p in enumerate(parts)]
+    return {"one": said}
+
+
+def test_what_is_not_finite_in_one_process_either_is_the_models_or_the_datas() -> None:
+    bad = {"bad": LOG, "rows": [2], "bad_rows": 1}
+    said = lines(rank({}, **in_one({}, bad)), rank(bad))
+    assert said[3:7] == [
+        "In one process, with the whole weights on rank 0:",
+        "  the part of rank 0: every output of its forward is finite",
+        (
+            "  the part of rank 1: 0.log (Log) is the first module whose output is not finite, for "
+            "sample 2 of its batch"
+        ),
+        "  So it is the model or the data, and not the layout.",
+    ]
+
+
+def test_what_is_finite_in_one_process_is_the_layouts() -> None:
+    bad = {"bad": LOG, "rows": [2], "bad_rows": 1}
+    said = lines(rank({}, **in_one({}, {})), rank(bad))
+    assert said[6] == "  So it is the layout: it is not finite on rank 1 alone."
+    other = lines(rank({}, **in_one({}, bad)), rank({}))
+    assert "  It is not finite in one process alone: the layout computes something else." in other
+
+
+def test_losses_in_one_process_are_the_ranks_or_apart_by_rounding_or_by_more() -> None:
+    same = lines(made({}, **in_one({}, was=1.5)))
+    assert same[3].endswith("; loss 1.5, the rank's, bit for bit")
+    assert "In one process" not in same[4]
+    near = lines(made({}, **in_one({"loss": 1.500001}, was=1.5)))
+    assert near[3].endswith("; loss 1.500001, the rank's was 1.5")
+    assert near[4] == "  Losses of 1 part differ by rounding alone, up to 6.7e-07 of them."
+    assert "Losses differ by up to 5.0e-01" in lines(made({}, **in_one({"loss": 3.0}, was=1.5)))[4]
+
+
+def test_losses_in_one_process_are_not_compared_where_weights_are_others() -> None:
+    other = made({}, **in_one({"loss": 3.0}, was=1.5), **proof(loss=[2, 1.0, 2.0]))
+    said = lines(other)
+    assert "  the part of rank 0: every output of its forward is finite" in said
+    assert "Losses differ" not in "".join(said)
+
+
+def test_one_rank_is_shown_alone() -> None:
+    said = {0: made({}, **proof(loss=[2, 1.0, 2.0])), 1: made({}, **proof())}
+    found = Replayed.of(said, 1)
+    assert list(found.ranks) == [1]
+    bad = {"bad": LOG, "rows": [2], "bad_rows": 1}
+    one = str(Replayed.of({0: rank(bad, **in_one(bad, {})), 1: rank({})}, 1))
+    assert "So it is the model or the data" in one, "also where another rank has the bad part"
+    assert not found.has_weights, "the weights of all ranks are of one training"

@@ -13,9 +13,9 @@ from torch import nn
 
 from nbdist.engine.component import EndedCell
 from nbdist.engine.steps import evidence, forwards
-from nbdist.engine.steps.evidence import norms_by_module
 from nbdist.engine.steps.forwards import Forwards, GivenBatch
 from nbdist.engine.steps.guard import Guard
+from nbdist.engine.steps.kept_step import norms_by_module
 from nbdist.shared.wire import MOST_LEFT_OUT, CellStart
 
 ENDED = EndedCell(1, "", has_succeeded=True)

@@ -3,33 +3,35 @@
 import math
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from nbdist.engine.steps import evidence_file
-from nbdist.engine.steps.evidence import LeftOutStep
-from nbdist.engine.steps.forwards import Forward, GivenBatch
+from nbdist.engine.steps.forwards import Forward, GivenBatch, MadeLoss
+from nbdist.engine.steps.kept_step import KeptStep
+from nbdist.engine.steps.optimizer_states import States
+from nbdist.engine.steps.sound_steps import Norms, SoundStep, Training
 from nbdist.shared.errors import UsageError
 
 MODEL = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
 
 
-def step_of(*args: object, given: GivenBatch | None = None) -> LeftOutStep:
+def step_of(*args: object, given: GivenBatch | None = None) -> KeptStep:
     forward = Forward.of(args, {}, given, None)
-    return LeftOutStep(
-        1, 3, math.nan, {"0": None}, True, lambda: MODEL, (True,) * 3, None, [forward]
-    )
+    return KeptStep(1, 3, math.nan, {"0": None}, True, lambda: MODEL, (True,) * 3, None, [forward])
 
 
-def again(step: LeftOutStep, folder: Path) -> LeftOutStep:
+def again(step: KeptStep, folder: Path, *trained: Any) -> KeptStep:
     packed = {"format": evidence_file.FORMAT, "step": evidence_file.pack(step)}
     evidence_file.write(folder, 0, packed)
     read = evidence_file.read(folder, 0)
     assert read is not None
-    return evidence_file.unpack(read["step"], MODEL)
+    return evidence_file.unpack(read["step"], MODEL, *trained)
 
 
 @pytest.fixture
@@ -64,6 +66,47 @@ def test_of_a_view_the_rest_of_its_storage_is_not_written(folder: Path) -> None:
         step_of(dataset[8:12], given=GivenBatch(dataset[8:12], 0, range(4), lambda: None)), folder
     )
     assert (folder / "rank0.pt").stat().st_size < 50_000
+
+
+class Alone:
+    """Stands for a layout, with the loss of its newest step."""
+
+    last_step = (None, None, nn.functional.mse_loss)
+
+
+def test_a_sound_step_has_its_loss_and_its_start_again_but_for_code(folder: Path) -> None:
+    optimizer = torch.optim.Adam(MODEL.parameters(), lr=0.1)
+    MODEL(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    layout = Alone()
+    y = torch.ones(3, 2)
+    made = MadeLoss.of(layout, y, lambda out, y: None, None, 3, averages=False)
+    made.value = torch.tensor(0.5)
+    norms = Norms((0, 1), torch.tensor([1.0, 2.0]))
+    clips = (((0.5,), {"foreach": False}),)
+    options = [{"lr": 0.1, "betas": (0.9, 0.99), "hook": print}]
+    training = Training(optimizer, MODEL)
+    states = States.of(optimizer)
+    sound = SoundStep(training, 7, options, norms, clips, states=states)
+    step = step_of(torch.ones(3, 4))
+    step.sound = sound
+    step.forwards = [replace(step.forwards[0], loss=made)]
+    found = again(step, folder, optimizer, layout)
+    assert found.sound is not None
+    assert found.sound.states is not None
+    assert (found.sound.number, found.sound.clips, found.sound.why_not) == (7, clips, "")
+    assert found.sound.options == [{"lr": 0.1, "betas": (0.9, 0.99)}]
+    assert found.sound.norms.equal(norms)
+    assert found.sound.states.entries == states.entries
+    assert all(map(torch.equal, found.sound.states.copies, states.copies))
+    loss = found.forwards[0].loss
+    assert loss is not None
+    assert (loss.y.tolist(), loss.averages, loss.value) == (y.tolist(), False, 0.5)
+    assert loss.loss_fn is nn.functional.mse_loss
+    unknown = again(step, folder, optimizer)
+    assert unknown.forwards[0].loss is None
+    assert unknown.sound is not None
+    assert "is code, which is not on disk" in unknown.sound.why_not
 
 
 def test_inputs_that_would_need_unpickling_are_not_written_and_that_is_said(folder: Path) -> None:
