@@ -73,6 +73,10 @@ def is_measured(values: Mapping[str, float]) -> bool:
 
 CELL_END = 0  # the step of an "alike" row at the end of a cell, and of a "left" row
 
+# What begins the names of an "alike" row of weights whose gradients the loop averages by itself;
+# then comes the number of its "use" rows' optimizer.
+BY_HAND = "hand "
+
 # What torch's default dtype may be; a "left" row has places in it.
 DEFAULT_DTYPES = ("float32", "float64", "bfloat16", "float16")
 

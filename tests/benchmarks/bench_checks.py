@@ -34,18 +34,18 @@ def timed(kind, name):
     setattr(kind, name, call)
     return lambda: setattr(kind, name, native)
 from nbdist.engine.training import training
-on_step = training.here._hooks.on_step
+on_due = training.here._hooks.on_due
 class AtStep:
-    ended = staticmethod(on_step["checks"])
+    ended = staticmethod(on_due)
 timed(AtStep, "ended")
-training.here.at_step_end("checks", AtStep.ended)
+training.here.at_due_step(AtStep.ended)
 undo = [
     *(timed(use.Use, name) for name in ("_before_forward", "_after_step", "_before_sum")),
     *(timed(checks.RankChecks, name) for name in ("_backward_begins", "_backward_ends")),
 ]
 """
 _UNDONE = """
-training.here.at_step_end("checks", on_step["checks"])
+training.here.at_due_step(on_due)
 for each in undo:
     each()
 """

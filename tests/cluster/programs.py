@@ -404,9 +404,9 @@ for step, (x, y) in enumerate(batches()):
     "evaluation after each pass": """
 model = net(nn.BatchNorm1d(8))
 nbdist.parallelize(model, "ddp")
-opt = sgd(model)
+opt, loader = sgd(model), batches()
 for epoch in range(2):
-    fit(model.train(), batches(), opt, steps=8)
+    fit(model.train(), loader, opt, steps=8)
     with torch.no_grad():
         model.eval()(x)
 """,

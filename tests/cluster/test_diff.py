@@ -206,14 +206,14 @@ def test_what_cannot_be_compared_is_refused_on_all_ranks(session: Session) -> No
     train(session, text="ddp")
     with pytest.raises(nbdist.LayoutError, match="needs 3 ranks"):
         session.diff("ddp", "tp=3")
-    session.run("del layout, model, optimizer\nimport gc\ngc.collect()")
-    with pytest.raises(nbdist.LayoutError, match="There is no layout"):
-        session.diff("ddp", "zero3")
 
 
 def test_in_a_notebook_it_is_a_line_with_a_picture(kernel: Kernel) -> None:
     kernel.run("%load_ext nbdist")
     kernel.run("%dist start -n 2 --device cpu")
+    early = kernel.run("%dist diff ddp zero3").error
+    assert early is not None
+    assert "There is no layout on the ranks." in early[1]
     kernel.cell(TRAIN, "--keep")
     kernel.cell(f"change = 'sample'\n{TRAIN}", "--keep")
     ran = kernel.run("%dist diff 2 1")

@@ -21,8 +21,9 @@ torch.manual_seed(0)
 kept, model = 40 + rank, torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data = torch.utils.data.TensorDataset(torch.randn(64, 4))
+loader = nbdist.loader(data, global_batch=8)
 for epoch in range(epochs):
-    for (x,) in nbdist.loader(data, global_batch=8):
+    for (x,) in loader:
         model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()

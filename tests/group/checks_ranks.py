@@ -10,13 +10,20 @@ from torch.distributed.tensor import DTensor
 from nbdist.engine.checks.checks import RankChecks
 from nbdist.engine.checks.fingerprints import SELECTION, fingerprints
 from nbdist.engine.layout.parallelize import parallelize
+from nbdist.engine.steps import step_state
 from tests.group import models
 
 Told = list[tuple[int, dict[str, float]]]
 
 
+def count_steps() -> None:
+    """Have the boundary count steps, as in each rank of a notebook."""
+    step_state.install(lambda _: (), lambda _, __: None)
+
+
 def told(name: str, layout: str, spoil: str | None = None, steps: int = 5) -> Told:
     """Train under a layout; rank 1 changes the tensor `spoil` by one bit after step 2."""
+    count_steps()
     model = models.make(name, torch.float32, seed=dist.get_rank())
     parallelize(model, layout)
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -55,6 +62,7 @@ def frozen_since() -> Told:
     )
     net = torch.nn.Sequential(*(torch.nn.Linear(1, 1, bias=False) for _ in range(2)))
     net[1].requires_grad_(False)
+    count_steps()
     parallelize(net, "ddp")
     for step in range(1, 21):
         if step in (1, 4):

@@ -48,6 +48,16 @@ def test_a_backward_of_a_method_that_was_called_by_itself_is_refused_at_the_step
         assert is_unchanged
 
 
+def test_a_second_backward_without_a_forward_is_refused_at_the_step_and_one_of_each_is_right(
+    two_ranks: list[dict[str, Any]],
+) -> None:
+    for found in two_ranks:
+        for text, is_unchanged in found["twice"]:
+            assert text.startswith("Gradients of weight, bias are not averaged: a second backward ")
+            assert is_unchanged
+        assert found["twice called"] <= FLOOR
+
+
 def test_a_method_that_forward_calls_as_is_advised_trains_as_in_one_process(
     two_ranks: list[dict[str, Any]],
 ) -> None:

@@ -109,6 +109,28 @@ def a_method_after_a_step(spread: Layout, x: Tensor) -> None:
     opt.step()
 
 
+def two_backwards(spread: Layout, x: Tensor) -> None:
+    loss = spread.model(x).square().mean()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def two_after_two(spread: Layout, x: Tensor) -> None:
+    first, second = spread.model(x).square().mean(), spread.model(x).abs().mean()
+    first.backward()
+    second.backward()
+
+
+def twice_called(layout: str) -> float:
+    """Return how far weights are from one process's, where each backward has its forward."""
+
+    def backward(model: nn.Module, x: Tensor) -> None:
+        for _ in range(2):
+            model(x).square().mean().backward()
+
+    return distance(trained(linear, "", backward), trained(linear, layout, backward))
+
+
 def by_forward(layout: str) -> float:
     """Return how far weights are from one process's, where forward calls the method."""
 
@@ -263,6 +285,10 @@ def on_two_ranks() -> dict[str, Any]:
             for call in calls
             for lay in ("ddp", "zero1")
         },
+        "twice": [
+            refused(lay, use) for use in (two_backwards, two_after_two) for lay in ("ddp", "zero1")
+        ],
+        "twice called": twice_called("ddp"),
         "called": [by_forward(lay) for lay in ("ddp", *layouts)],
         "by hand": gradients_by_hand(),
         "refused": {(use.__name__, lay): refused(lay, use) for use in uses for lay in layouts},

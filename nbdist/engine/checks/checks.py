@@ -6,28 +6,34 @@ state of a layout counts its own steps: a rank may train something else beside i
 """
 
 import logging
+import sys
 import weakref
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.data import DistributedSampler
 
+from nbdist.engine.checks import splits
 from nbdist.engine.checks.at_end import Add, AtEnd
+from nbdist.engine.checks.draws import Draws
+from nbdist.engine.checks.epochs import Epochs
 from nbdist.engine.checks.fingerprints import fingerprints_by_name, replicated
 from nbdist.engine.checks.left_changed import LeftChanged
 from nbdist.engine.checks.means import Means
-from nbdist.engine.checks.splits import split_of
+from nbdist.engine.checks.unowned import Complete
 from nbdist.engine.checks.unstepped import Unstepped
 from nbdist.engine.checks.use import Use
-from nbdist.engine.compat import torch_hooks, torch_live, torch_modules
+from nbdist.engine.compat import torch_hooks, torch_live, torch_modules, torch_wrappers
 from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.data.order import sampler
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.steps import keep
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training
+from nbdist.shared import wire
 from nbdist.shared.wire import CELL_END, CellStart
 
 _log = logging.getLogger("nbdist.checks")
@@ -60,8 +66,8 @@ class RankChecks(Component):
         """
         self._add = add
         self._uses: list[Use] = []
-        self._steps: dict[int, int] = {}  # of each layout, by its number in the cell
-        self._due: dict[int, int] = {}  # and the first of them that this rank has yet to report
+        # By a layout's number in the cell: the first of its steps that this rank has yet to report.
+        self._due: dict[int, int] = {}
         self._numbers: weakref.WeakKeyDictionary[Layout, int] = weakref.WeakKeyDictionary()
         self._next = 0  # the first step that this rank has yet to report
         self._passes = 0  # over DataLoaders, at the newest step
@@ -69,10 +75,12 @@ class RankChecks(Component):
         self._scaled_before = 0  # losses that GradScalers had scaled when the step began
         self._sent_before: float | None = None  # bytes, when the newest backward began
         self._epochs = Epochs()
+        self._complete = Complete()
         self._at_end = AtEnd(add)
         self._unstepped = Unstepped()
         self._changed = LeftChanged()
         self._means = Means()
+        self._draws = Draws()
 
     def cell_began(self, start: CellStart) -> None:
         """Look whether an optimizer is forgotten, and what of the process is changed."""
@@ -95,7 +103,6 @@ class RankChecks(Component):
         for use in self._uses:
             use.end()
         self._uses.clear()
-        self._steps.clear()
         self._due.clear()
         self._numbers.clear()
         self._next = self._passes = 0
@@ -114,66 +121,69 @@ class RankChecks(Component):
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         """Note the model of an optimizer; before its first step in a cell."""
-        use = Use(optimizer)
+        use = Use(optimizer, self._complete)
         if values := use.at_first():
             self._add("use", 0, values | {"optimizer": float(len(self._uses))})
         self._uses.append(use)
         if use.layout is not None:
-            use.number = self._numbers.setdefault(use.layout, len(self._steps))
-            self._steps.setdefault(use.number, 0)
+            use.has_layout = True
+            use.number = self._numbers.setdefault(use.layout, len(self._due))
             self._due.setdefault(use.number, 1)
 
-    def step_ended(self, step: int) -> None:
-        """Report this rank's state and work, if the step is due.
+    def step_ended(self, step: int) -> int:
+        """Report this rank's state and work, if the step is due; return the next that is.
 
         Costs a pass over the parameters, at most `fingerprint.SELECTION` elements of each; on a
         GPU it waits for what is queued.
         """
-        if self._numbers:
-            self._report_replicas()
-        has_repeated = False
+        due = self._report_replicas(step) if self._numbers else sys.maxsize
+        repeated: dict[str, float] = {}
         if (passes := training.here.passes()) != self._passes:  # not at most steps
             self._passes = passes
-            has_repeated = self._epochs.is_repeated(*training.here.current_pass())
-        if step + 1 < self._next and not has_repeated:  # as in most steps
-            return
-        if is_due(step) or has_repeated:
-            self._report_uses(step, has_repeated=has_repeated)
-        self._next = next_due(step)
-        is_on = self._next == step + 1
-        if is_on or self._is_looking:
-            self._look(is_on=is_on)
+            optimizer = training.here.newest_optimizer()
+            repeated = self._epochs.repeated(optimizer, *training.here.current_pass())
+        if step + 1 >= self._next or repeated:
+            if is_due(step) or repeated:
+                self._report_uses(step, repeated)
+            self._next = next_due(step)
+            is_on = self._next == step + 1
+            if is_on or self._is_looking:
+                self._look(is_on=is_on)
+        return min(due, max(step + 1, self._next - 1))  # what it looks at begins a step before
 
-    def _report_replicas(self) -> None:
-        # At each step, with torch's work in the caches: a call more would cost microseconds.
-        counted: tuple[int, ...] = ()
+    def _report_replicas(self, step: int) -> int:
+        """Report the layouts that are due; return the first step at which another may be."""
+        made: Counter[int] = Counter()  # by its optimizers, which may follow one another
         for use in self._uses:
-            if use.has_stepped:
-                use.has_stepped, number = False, use.number
-                if number not in counted:  # once each, where several optimizers train one model
-                    counted += (number,)
-                    self._steps[number] += 1
-                    if self._steps[number] == self._due[number]:
-                        self._report_replica(use.layout, number)
+            if use.has_layout:
+                made[use.number] += use.steps
+        ahead = sys.maxsize - step
+        for layout, number in self._numbers.items():
+            count = made[number]
+            if count >= self._due[number]:
+                self._report_replica(layout, number, count)
+                self._due[number] = next_due(count)
+            # Several optimizers make more than one in a step.
+            ahead = min(ahead, 1 if count > step else self._due[number] - count)
+        return step + ahead
 
-    def _report_replica(self, layout: Layout | None, number: int) -> None:
-        step = self._steps[number]
-        self._due[number] = next_due(step)
-        if layout is not None:
-            prefix = f"{number}:" if number else ""
-            held = [(prefix + n, t) for n, t in replicated(layout) if t.numel()]
-            if held:
-                self._add("alike", step, fingerprints_by_name(held))
+    def _report_replica(self, layout: Layout, number: int, step: int) -> None:
+        prefix = f"{number}:" if number else ""
+        held = [(prefix + n, t) for n, t in replicated(layout) if t.numel()]
+        if held:
+            self._add("alike", step, fingerprints_by_name(held))
 
-    def _report_uses(self, step: int, *, has_repeated: bool) -> None:
+    def _report_uses(self, step: int, repeated: dict[str, float]) -> None:
         reduced = tap.look_for_reductions(False)
-        of_all = self._scaling() | self._means.take() | split_of(training.here.current_pass()[0])
+        iterator, _ = training.here.current_pass()
+        of_all = self._scaling() | self._means.take() | splits.split_of(iterator) | repeated
+        of_all |= splits.replicas_of(iterator) | self._draws.take()
+        of_all |= {"optimizers": len(self._uses), "shared": sampler.is_shared_out(iterator)}
         for number, use in enumerate(self._uses):
-            values = use.at_step_end(reduced)
-            values |= {"optimizer": number, "same_epoch": has_repeated} | of_all
-            values["optimizers"] = len(self._uses)
-            values["shared"] = sampler.is_shared_out(training.here.current_pass()[0])
+            values = use.at_step_end(reduced) | {"optimizer": number} | of_all
             self._add("use", step, {name: float(value) for name, value in values.items()})
+            if held := [(f"{wire.BY_HAND}{number}:{n}", p) for n, p in use.replica()]:
+                self._add("alike", step, fingerprints_by_name(held))
 
     def _scaling(self) -> dict[str, float]:
         """Return how the step's loss was scaled, and whether gradients were divided again."""
@@ -188,10 +198,13 @@ class RankChecks(Component):
         self._is_looking = is_on
         self._scaled_before = torch_hooks.count_of_scaled()
         tap.look_for_reductions(is_on)
+        torch_wrappers.here.after_clipping(self._clipped if is_on else None)
         if is_on:
             training.here.at_backward(self._backward_begins, self._backward_ends)
+            training.here.at_fetch(self._draws.fetch_begins, self._draws.fetch_ended)
         else:
             training.here.at_backward(None)
+            training.here.at_fetch(None)
         for use in self._uses:
             use.look(is_on=is_on)
 
@@ -201,30 +214,18 @@ class RankChecks(Component):
         for use in self._uses:
             use.backward_begins()
 
+    def _clipped(self, parameters: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
+        if torch_hooks.count_of_scaled() == self._scaled_before:
+            return
+        try:
+            for use in self._uses:
+                use.clipped(parameters, float(max_norm), norm)
+        except Exception:
+            _log.exception("A norm that was clipped could not be read")
+            torch_wrappers.here.after_clipping(None)
+
     def _backward_ends(self) -> None:
         sent = tap.untaken_bytes()
         if sent is not None and self._sent_before is not None:
             for use in self._uses:
                 use.backward_ends(sent - self._sent_before)
-
-
-class Epochs:
-    """The epoch of each shuffling sampler when a pass over it began."""
-
-    def __init__(self) -> None:
-        self._iterator: weakref.ref[Any] | None = None
-        self._began_at = 0
-        self._seen: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-
-    def is_repeated(self, iterator: Any, began_at: int) -> bool:
-        """Return whether a new pass has begun, in the order of the one before."""
-        known = None if self._iterator is None else self._iterator()
-        if iterator is None or (known is iterator and began_at == self._began_at):
-            return False
-        self._iterator, self._began_at = weakref.ref(iterator), began_at
-        sampler = torch_hooks.sampler_of(iterator)
-        if not (isinstance(sampler, DistributedSampler) and sampler.shuffle):
-            return False
-        before = self._seen.get(sampler)
-        self._seen[sampler] = sampler.epoch
-        return before == sampler.epoch

@@ -8,6 +8,7 @@ from types import CodeType
 from weakref import ref
 
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
 _RATES = ("p", "dropout")  # of dropout: at 0 a module does the same in both modes
 
@@ -37,6 +38,11 @@ class Modes:
             "modal_names": self._names,
             "in_eval": float(sum(not module.training for module in alive)),
         }
+
+    def drops(self) -> bool:
+        """Return whether any of them is dropout of torch's that drops."""
+        alive = (held() for held in self._modules)
+        return any(isinstance(m, _DropoutNd) and m.training and m.p for m in alive)
 
 
 def _is_idle(module: nn.Module) -> bool:

@@ -58,6 +58,10 @@ class Schedules:
         made, self._steps = steps - self._steps, steps
         asked = [(one, self._turns_of(one)) for one in found]
         turned = {one: turns for one, turns in asked if turns is not None}
+        for one in found:  # a chain does not count: it steps all that it has
+            inner = [turned.get(each) for each in torch_modules.schedules_in(one)]
+            if one not in turned and inner and len(set(inner)) == 1 and inner[0] is not None:
+                turned[one] = inner[0]
         if made <= 0 or not turned:
             return {}
         most = max(turned.values())
@@ -100,4 +104,10 @@ def _outermost(found: list[LRScheduler]) -> list[LRScheduler]:
 def _overwrites(together: list[LRScheduler]) -> bool:
     """Return whether one of torch's own schedules takes no notice of another one."""
     own = [one for one in together if type(one).__module__ == LRScheduler.__module__]
-    return len(own) > 1 and any(type(one) in _OVERWRITING for one in own)
+    return len(own) > 1 and any(map(_computes_alone, own))
+
+
+def _computes_alone(one: LRScheduler) -> bool:
+    """Return whether a schedule takes no notice of the present rate, nor does any that it has."""
+    inner = torch_modules.schedules_in(one)
+    return all(map(_computes_alone, inner)) if inner else type(one) in _OVERWRITING

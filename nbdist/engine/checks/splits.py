@@ -1,14 +1,15 @@
-"""Report which part of a dataset a loop reads, where ranks share that part's samples out.
+"""Report which part of a dataset a loop reads, and which of its samples this rank is given.
 
 A split that is drawn without a seed is another one on each rank, whose numbers differ on purpose.
-What is compared is the length of the `Subset` and some of its indices. Main thread.
+What is compared, where ranks share its samples out, is the length of the `Subset` and some of its
+indices. Main thread.
 """
 
 from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
 
-from torch.utils.data import Subset
+from torch.utils.data import DistributedSampler, Subset
 
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.data.order import sampler
@@ -30,6 +31,17 @@ def split_of(iterator: Any) -> dict[str, float]:
         return {}
     digest = blake2b(repr(parts).encode(), digest_size=6).digest()
     return {"split": float(int.from_bytes(digest, "little"))}
+
+
+def replicas_of(iterator: Any) -> dict[str, float]:
+    """Return among how many replicas a DistributedSampler shares samples out, and whose it gives.
+
+    Nothing of any other sampler: those of nbdist ask the layout.
+    """
+    found = torch_hooks.sampler_of(iterator)
+    if not isinstance(found, DistributedSampler):
+        return {}
+    return {"replicas": float(found.num_replicas), "replica": float(found.rank)}
 
 
 def _subsets(dataset: Any) -> Iterator[Subset[Any]]:

@@ -4,8 +4,10 @@ Each rank reports; the notebook compares, and decides what is wrong
 (`nbdist/client/metrics/checks/rules`). Main thread.
 """
 
+import functools
 import logging
 import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +16,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
@@ -24,13 +25,16 @@ from nbdist.engine.checks.fingerprints import as_float, fingerprints
 from nbdist.engine.checks.modes import Modes
 from nbdist.engine.checks.schedules import Schedules
 from nbdist.engine.checks.still_weights import StillWeights
+from nbdist.engine.checks.unowned import Complete, Unowned
 from nbdist.engine.checks.used_gradient import UsedGradient
-from nbdist.engine.compat import torch_live, torch_modules, torch_sharded
+from nbdist.engine.compat import torch_hooks, torch_live, torch_modules, torch_sharded
 from nbdist.engine.compat.cuda_graphs import graphs
 from nbdist.engine.layout.layout import Layout
-from nbdist.engine.steps import guard
+from nbdist.engine.steps import guard, step_state
 
 _log = logging.getLogger("nbdist.checks")
+
+_FAR_ABOVE = 1000.0  # times a norm that does not count the scale: the scale begins with 65,536
 
 Spread = Layout | DistributedDataParallel
 
@@ -38,10 +42,11 @@ Spread = Layout | DistributedDataParallel
 class Use:
     """One optimizer and its model, from the optimizer's first step in a cell on."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        """Look for the model; a hook counts the steps of a layout's optimizer."""
+    def __init__(self, optimizer: Optimizer, complete: Complete | None = None) -> None:
+        """Look for the model."""
         self._optimizer = weakref.ref(optimizer)
         self._still, self._schedules = StillWeights(optimizer), Schedules()
+        self._unowned = Unowned(complete or Complete())
         spread = model_facts.spread_by(optimizer)
         self._spread = None if spread is None else weakref.ref(spread)
         model = spread.model if isinstance(spread, Layout) else spread
@@ -52,19 +57,18 @@ class Use:
             self._is_half = shared.compute == torch.float16
         self._fed: dict[str, float] = {}
         self._hooks: list[Any] = []
+        self._step_hook = _weakly(weakref.WeakMethod(self._after_step))
+        self._forward_hook = _weakly(weakref.WeakMethod(self._before_forward))
+        self._sum_hook = _weakly(weakref.WeakMethod(self._before_sum))
         self._summed = 0
         self._sent: list[float] = []  # bytes, by each backward of the step
         self._has_come = False  # a gradient of the sample, since the optimizer stepped
         self._model = None if model is None else weakref.ref(model)
         self._sample: weakref.ref[Tensor] | None = None  # a trained parameter
-        # Only an optimizer with a layout is asked whether it has stepped.
-        self._counting = (
-            optimizer.register_step_post_hook(_Stepped(weakref.ref(self)))
-            if isinstance(spread, Layout)
-            else None
-        )
-        self.has_stepped = False  # one with a layout has, since this was reset
-        self.number = 0  # of its layout in the cell
+        self._counted = step_state.here().steps.get(optimizer)  # outlives the optimizer
+        self._steps_before = 0 if self._counted is None else self._counted.begun
+        self.has_layout, self.number = False, 0  # of its layout in the cell
+        self.averages_by_hand = False  # over all ranks, in the newest step that was observed
         self.is_looking = False  # in the step that runs
         self._has_fed = False
         self._modes: Modes | None = None
@@ -73,13 +77,19 @@ class Use:
         self._trainable = 0  # of its parameters, then
         self._began = _writes(optimizer)
         self._has_trained = False  # in the cell
+        self._has_clipped = False  # gradients of the step, while a scale was in them
         self.is_unscaled = False  # a GradScaler's: these gradients have been divided by its scale
 
     def end(self) -> None:
         """Remove all hooks."""
         self._take_out()
-        if self._counting is not None:
-            self._counting.remove()
+
+    @property
+    def steps(self) -> int:
+        """The optimizer's steps in the cell, with the one that ends."""
+        if self._counted is None and (optimizer := self._optimizer()) is not None:
+            self._counted = step_state.here().steps.get(optimizer)
+        return 0 if self._counted is None else self._counted.begun - self._steps_before
 
     def _put_in(self) -> None:
         """Install the hooks: they cost a step 20 us, and most steps are not observed."""
@@ -91,15 +101,12 @@ class Use:
         sample = next((p for p in parameters if p.requires_grad), None)
         self._sample = None if sample is None else weakref.ref(sample)
         if optimizer is not None:
-            after_step = _weakly(weakref.WeakMethod(self._after_step))
-            self._hooks.append(optimizer.register_step_post_hook(after_step))
+            self._hooks.append(optimizer.register_step_post_hook(self._step_hook))
         if model is not None:
-            before_forward = _weakly(weakref.WeakMethod(self._before_forward))
-            hook = model.register_forward_pre_hook(before_forward, with_kwargs=True)
+            hook = model.register_forward_pre_hook(self._forward_hook, with_kwargs=True)
             self._hooks.append(hook)
         if sample is not None:
-            before_sum = _weakly(weakref.WeakMethod(self._before_sum))
-            self._hooks.append(sample.register_hook(before_sum))
+            self._hooks.append(sample.register_hook(self._sum_hook))
 
     def _take_out(self) -> None:
         for hook in self._hooks:
@@ -125,9 +132,11 @@ class Use:
         self._take_out()
         self.is_looking, self._has_fed, self._summed, self._has_come = is_on, False, 0, False
         self._fed, self._stepped, self.is_unscaled = {}, None, False
+        self._has_clipped = False
         self._sent = []
         optimizer = self._optimizer() if is_on else None
-        self._used.watch(() if optimizer is None else _parameters(optimizer))
+        groups = [] if optimizer is None else optimizer.param_groups
+        self._used.watch(p for group in groups for p in group["params"])
         if is_on:
             self._put_in()
 
@@ -135,16 +144,37 @@ class Use:
         """A backward of an observed step begins: note whether old gradients are there still."""
         self._used.backward_begins()
 
+    def clipped(self, parameters: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
+        """Note that gradients of an observed step were clipped which a scaler has yet to unscale.
+
+        Whoever knows that takes the scale times a norm. Waits for a GPU.
+        """
+        optimizer = self._optimizer()
+        first = next((p for p in parameters if p.grad is not None), None)
+        if optimizer is None or first is None:
+            return
+        if not any(p is first for p in _parameters(optimizer)):
+            return
+        scales = [
+            scaler.get_scale()
+            for scaler in torch_live.here.live(torch.amp.GradScaler)
+            if torch_modules.has_scaled(scaler) and not torch_modules.is_unscaled(scaler, optimizer)
+        ]
+        has_scale = bool(scales) and max_norm * _FAR_ABOVE < min(scales)
+        self._has_clipped |= has_scale and float(torch_hooks.local_part(norm)) > max_norm
+
     def backward_ends(self, sent_bytes: float) -> None:
         """A backward of an observed step has ended, in which this rank has put in so many bytes."""
         self._sent.append(sent_bytes)
 
-    def at_step_end(self, reduced: set[int]) -> dict[str, float]:
+    def at_step_end(self, reduced: Mapping[int, int]) -> dict[str, float]:
         """Return the observations of the step that has ended.
 
         Args:
-            reduced: Addresses of tensors that the loop itself has all-reduced in it.
+            reduced: Addresses of tensors that the loop itself has all-reduced in it, each with the
+                number of ranks that have.
         """
+        self.averages_by_hand = False
         optimizer = self._optimizer()
         if optimizer is None:
             return {}
@@ -161,8 +191,12 @@ class Use:
             values |= {"parameters": self._trainable, "gradients": len(grads)}
             values["trained"] = self._has_trained
             plain = (g for g in grads if not isinstance(g, DTensor))
-            values["by_hand"] = sum(g.data_ptr() in reduced for g in plain)
+            by_hand = [reduced[at] for g in plain if (at := g.data_ptr()) in reduced]
+            values["by_hand"] = len(by_hand)
+            self.averages_by_hand = bool(by_hand) and min(by_hand) == dist.get_world_size()
             values["unzeroed"] = self._used.is_in_next
+            values |= self._unowned.report(optimizer, self._stepped)
+            values["clipped_scaled"] = self._has_clipped and self.is_unscaled
             self._stepped = None
         spread = None if self._spread is None else self._spread()
         if self._shared_by is not None:
@@ -176,6 +210,22 @@ class Use:
         ranks = self._shared_by or ()
         part = ranks.index(dist.get_rank())
         return {"part": float(part), "parts": float(len(ranks)), "shared_by": float(min(ranks))}
+
+    def replica(self) -> list[tuple[str, Tensor]]:
+        """Return the parameters, with their names, of a model whose loop averages gradients itself.
+
+        Nothing where it does not, or where another wrapper answers for them.
+        """
+        optimizer = self._optimizer()
+        if optimizer is None or not self.averages_by_hand or not self._alone():
+            return []
+        model = model_facts.model_of(optimizer)
+        names = {} if model is None else {id(p): name for name, p in model.named_parameters()}
+        return [
+            (names.get(id(p), f"parameter {place}"), p)
+            for place, p in enumerate(_parameters(optimizer))
+            if p.numel()
+        ]
 
     def _alone(self) -> bool:
         """Whether these are plain weights that no known wrapper spreads."""
@@ -207,7 +257,7 @@ class Use:
         if given:
             self._fed["input"] = as_float(int(fingerprints(given).sum()))
         self._fed["half"] = float(self._computes_in_half(given[0].device.type if given else "cpu"))
-        if any(isinstance(m, _DropoutNd) and m.p and m.training for m in module.modules()):
+        if self._modes is not None and self._modes.drops():
             states = [torch.get_rng_state()]
             if given and given[0].is_cuda:
                 states.append(torch.cuda.get_rng_state(given[0].device))
@@ -257,18 +307,6 @@ def _writes(optimizer: Optimizer) -> int:
     return sum(p._version for p in _parameters(optimizer)) + len(optimizer.state)
 
 
-class _Stepped:
-    """A hook of an optimizer: notes that it has stepped. Keeps nothing alive."""
-
-    def __init__(self, use: "weakref.ref[Use]") -> None:
-        self._use = use
-
-    def __call__(self, *_: Any) -> None:
-        use = self._use()
-        if use is not None:
-            use.has_stepped = True
-
-
 def _weakly(method: "weakref.WeakMethod[Any]") -> Any:
     """Return a hook that does not keep its owner alive, and costs little between observed steps.
 
@@ -277,22 +315,27 @@ def _weakly(method: "weakref.WeakMethod[Any]") -> Any:
     longer observes this step, and training continues.
     """
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def look(bound: Any, args: tuple[Any, ...]) -> None:
-        try:
-            bound(*args)
-        except Exception:
-            _log.exception("A check of a step failed")
-            bound.__self__.is_looking = False
-
     def hook(*args: Any) -> None:
         if torch.compiler.is_compiling() or graphs.is_capturing:
             return
         bound = method()
         if bound is not None and bound.__self__.is_looking:
-            look(bound, args)
+            _uncompiled_look()(bound, args)
 
     return hook
+
+
+def _look(bound: Any, args: tuple[Any, ...]) -> None:
+    try:
+        bound(*args)
+    except Exception:
+        _log.exception("A check of a step failed")
+        bound.__self__.is_looking = False
+
+
+@functools.cache
+def _uncompiled_look() -> Any:
+    return torch.compiler.disable(_look)  # made once, and late: it imports Dynamo
 
 
 def _place(spread: Spread) -> dict[str, float]:

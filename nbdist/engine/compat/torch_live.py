@@ -2,6 +2,10 @@
 
 A search takes 0.1 s for a million objects, twice what a re-form may take. So constructors are
 watched, from `group.join` on, and objects remembered as long as they live.
+
+Some of torch's schedulers, those that hold others among them, do not call their base class's
+constructor. So of schedulers every class's own one is watched. Of optimizers that must not be: what
+does not call it only looks like one, and steps another.
 """
 
 import functools
@@ -14,6 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
 
 T = TypeVar("T")
 
@@ -24,7 +29,7 @@ _WATCHED: tuple[type[Any], ...] = (
     FullyShardedDataParallel,
     torch.amp.GradScaler,
     torch.optim.Optimizer,
-    torch.optim.lr_scheduler.LRScheduler,
+    LRScheduler,
 )
 
 
@@ -63,7 +68,9 @@ class LiveObjects:
         """
         self._tell = tell
         for kind in _WATCHED:
-            self._watch(kind)
+            self._watch(kind, kind)
+            if kind is LRScheduler:
+                self._watch_below(kind)
 
     def remember(self, kind: type[T], made: T) -> None:
         """Count in an object of a watched class that was made past its constructor."""
@@ -88,20 +95,38 @@ class LiveObjects:
         """Return an object's number: larger than of all made before it. 0: not watched."""
         return self._live[kind].get(made, 0)
 
-    def _watch(self, kind: type[Any]) -> None:
-        native = kind.__init__
-        if getattr(native, "_nbdist_watches", False):
+    def _watch(self, kind: type[Any], own: type[Any]) -> None:
+        """Watch the constructor of a watched class, or that of a class below it."""
+        native = kind.__init__ if own is kind else vars(own).get("__init__")
+        if native is None or getattr(native, "_nbdist_watches", False):
             return
 
         @functools.wraps(native)
         def __init__(made: Any, *args: Any, **kwargs: Any) -> None:
             native(made, *args, **kwargs)
-            if self._is_looking:
+            if self._is_looking and made not in self._live[kind]:  # else its base class's has
                 self.remember(kind, made)
                 self._tell(made)
 
         __init__._nbdist_watches = True  # type: ignore[attr-defined]
-        kind.__init__ = __init__
+        own.__init__ = __init__
+
+    def _watch_below(self, kind: type[Any]) -> None:
+        """Watch the constructors of all classes below one, and of those to come, as a cell's."""
+        for own in _below(kind):
+            self._watch(kind, own)
+
+        def watch_too(cls: type[Any], /, **keywords: Any) -> None:
+            super(kind, cls).__init_subclass__(**keywords)
+            self._watch(kind, cls)
+
+        kind.__init_subclass__ = classmethod(watch_too)  # type: ignore[assignment]
+
+
+def _below(kind: type[Any]) -> Iterator[type[Any]]:
+    for own in kind.__subclasses__():
+        yield own
+        yield from _below(own)
 
 
 here = LiveObjects()

@@ -125,11 +125,21 @@ def is_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) 
 
 
 def turns_of(scheduler: torch.optim.lr_scheduler.LRScheduler) -> tuple[int, int] | None:
-    """Return how often a schedule has stepped, and where it stands; None where it does not tell."""
+    """Return how often a schedule has stepped, and where it stands; None where it does not tell.
+
+    Of one that only counts where it stands (SequentialLR, ReduceLROnPlateau) that is both.
+    """
     held = vars(scheduler)
-    if not {"_step_count", "last_epoch"} <= held.keys():
+    if "last_epoch" not in held:
         return None
-    return int(held["_step_count"]), int(held["last_epoch"])
+    place = int(held["last_epoch"])
+    return int(held.get("_step_count", place)), place
+
+
+def schedules_in(scheduler: torch.optim.lr_scheduler.LRScheduler) -> list[Any]:
+    """Return the schedules that another one holds: of SequentialLR, ChainedScheduler."""
+    inner = getattr(scheduler, "_schedulers", None)
+    return list(inner) if isinstance(inner, list | tuple) else []
 
 
 def has_scaled(scaler: torch.amp.GradScaler) -> bool:

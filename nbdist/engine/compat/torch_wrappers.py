@@ -7,7 +7,8 @@ that by its name long before. Tried with torch 2.13.0 and 2.15.0 (CPU).
 
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import GeneratorType
 from typing import Any
 
@@ -33,6 +34,8 @@ def check() -> list[str]:
 
 # Gets whose gradients are clipped, and the other arguments; may raise.
 AskClip = Callable[[list[torch.Tensor], tuple[Any, ...], dict[str, Any]], None]
+# Gets whose were, to which norm at most, and what their norm was.
+Clipped = Callable[[list[torch.Tensor], float, torch.Tensor], None]
 
 
 def _accept(_by: str, _module: nn.Module) -> None:
@@ -49,6 +52,7 @@ class Guards:
     def __init__(self) -> None:
         self._ask: Ask = _accept
         self._ask_clip: AskClip = _accept_clip
+        self._clipped: Clipped | None = None
 
     def before_wrapping(self, ask: Ask) -> None:
         """Call `ask` before DDP, FSDP1 or `fully_shard` takes a module.
@@ -85,11 +89,27 @@ class Guards:
             self._ask_clip(given, args, keywords)
             # torch warns of a generator that is empty.
             is_generator = isinstance(parameters, GeneratorType)
-            return native((p for p in given) if is_generator else given, *args, **keywords)
+            norm = native((p for p in given) if is_generator else given, *args, **keywords)
+            if self._clipped is not None:
+                self._clipped(given, args[0] if args else keywords["max_norm"], norm)
+            return norm
 
         clip_grad_norm_._nbdist_asks = True  # type: ignore[attr-defined]
         for owner in (nn.utils, home):
             owner.clip_grad_norm_ = clip_grad_norm_  # type: ignore[attr-defined]
+
+    def after_clipping(self, clipped: Clipped | None) -> None:
+        """Call `clipped` after `torch.nn.utils.clip_grad_norm_` has clipped; None: nobody."""
+        self._clipped = clipped
+
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """Let nobody know of what is clipped within the block."""
+        was, self._clipped = self._clipped, None
+        try:
+            yield
+        finally:
+            self._clipped = was
 
     def _guard(self, owner: Any, name: str, parameter: str, by: str) -> None:
         native = getattr(owner, name)

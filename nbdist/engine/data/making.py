@@ -149,6 +149,11 @@ class Items:
         self._skips = skips
         self._seed = seed
 
+    @property
+    def dataset(self) -> Any:
+        """The user's."""
+        return self._dataset
+
     def __len__(self) -> int:
         return len(self._dataset)
 

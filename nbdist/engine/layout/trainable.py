@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.utils._pytree import tree_map_only
 
-from nbdist.engine.compat import torch_modules
+from nbdist.engine.compat import torch_modules, torch_wrappers
 from nbdist.engine.data.position import resume
 from nbdist.engine.layout import weight as weights
 from nbdist.engine.layout.axes import unused, zero1
@@ -293,6 +293,8 @@ class Trainable:
         scale = self.scaler.get_scale() if has_scale else 1.0
         if self.pipeline is not None:
             return self.pipeline.clip_grad_norm_(max_norm, scale)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm * scale)
+        # Who clips scaled gradients without a thought of the scale is told so.
+        with torch_wrappers.here.unseen() if has_scale else nullcontext():
+            norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm * scale)
         whole: torch.Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
         return whole / scale

@@ -130,7 +130,7 @@ def connect(rank: "Rank", device: torch.device) -> None:
     services.here.rest_s = training.here.rest_s
     checks = RankChecks(recorder.add)
     training.here.at_new_optimizer("checks", checks.optimizer_begins)
-    training.here.at_step_end("checks", checks.step_ended)
+    training.here.at_due_step(checks.step_ended)
     links = link_stats.LinkStats(
         training.here.current_step, lambda step, values: recorder.add("links", step, values)
     )

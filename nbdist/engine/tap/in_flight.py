@@ -111,7 +111,7 @@ class TapState:
         self.seen_until_ns = 0  # intervals up to here have been taken
         self.cuda = CudaTimes()
         # Addresses of tensors that the loop itself all-reduces, outside of backward; where asked.
-        self.reduced: deque[int] | None = None
+        self.reduced: deque[tuple[int, int]] | None = None
         self.begin_sampling()
 
     def begin_sampling(self) -> None:
@@ -289,13 +289,14 @@ def take(step: int | None = None, end_ns: int | None = None, *, is_next: bool = 
     return traffic
 
 
-def look_for_reductions(is_on: bool) -> set[int]:
+def look_for_reductions(is_on: bool) -> dict[int, int]:
     """Start or stop recording what the main thread all-reduces after a backward.
 
     Returns:
-        The addresses of the tensors noted since the last backward began, the newest `MAX_ROWS`.
+        The addresses of the tensors noted since the last backward began, the newest `MAX_ROWS`,
+        each with the number of ranks in the group that has reduced it.
     """
-    noted = set(state.reduced or ())
+    noted = dict(state.reduced or ())
     state.reduced = deque(maxlen=MAX_ROWS) if is_on else None
     return noted
 

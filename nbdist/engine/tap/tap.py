@@ -281,7 +281,7 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
                 state.collectives += 1
                 state.bytes += size if sends else 0
             if state.reduced is not None and trains and is_reduction and state.backward is None:
-                state.reduced.extend(tensor.data_ptr() for tensor in args[0])
+                state.reduced.extend((t.data_ptr(), len(book.ranks)) for t in args[0])
             is_sync = returns_nothing or (
                 async_at is not None and len(args) > async_at and not args[async_at]
             )

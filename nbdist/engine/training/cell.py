@@ -50,12 +50,20 @@ MAX_HELD = 64  # steps whose loss has not come back from the GPU
 
 
 @dataclass(slots=True)
-class _Pass:
-    """One pass over a loader: the number of its iterator, and the step it began at."""
+class Pass:
+    """The newest pass of a DataLoader's iterator; with persistent workers one makes several.
+
+    Attributes:
+        number: Of the iterator in the cell.
+        began_at: The step it began at.
+        is_whole: Its begin was seen.
+        ended: How many passes of the iterator have come to their end.
+    """
 
     number: int
     began_at: int
-    is_whole: bool = False  # its begin was seen
+    is_whole: bool = False
+    ended: int = 0
 
 
 @dataclass(slots=True)
@@ -111,8 +119,8 @@ class Cell:
         self._iterator: Any = None
         self.passes = 0  # over DataLoaders that were begun, or gone back to
         self._may_train = False  # on the newest batch
-        self._pass = _Pass(0, 0)
-        self._passes: WeakKeyDictionary[Any, _Pass] = WeakKeyDictionary()
+        self._pass = Pass(0, 0)
+        self._passes: WeakKeyDictionary[Any, Pass] = WeakKeyDictionary()
         self._count_of_passes = 0
         self._held: deque[_Held] = deque()
         self._replays = graphs.replays  # when the step began
@@ -149,6 +157,8 @@ class Cell:
         now_ns = perf_counter_ns()
         if is_batch or iterator is not self._iterator:
             self._note_pass(iterator)
+        if not is_batch:
+            self._pass.ended += 1
         if is_batch and (made := torch_loaders.report_of(iterator)) is not None:
             self._making.update(made.parts_ns, cpu=made.cpu_ns, batches=1)
         self._may_train = is_batch and torch.is_grad_enabled()
@@ -157,12 +167,9 @@ class Cell:
             self._parts.fetch_ended(now_ns, tap.exposed_ns(), number, may_train=self._may_train)
 
     @property
-    def current_pass(self) -> tuple[Any, int]:
-        """The DataLoader's iterator that was used last, if any, and the step at which it began.
-
-        With persistent workers one iterator makes all passes.
-        """
-        return self._iterator, self._pass.began_at
+    def current_pass(self) -> tuple[Any, Pass]:
+        """The DataLoader's iterator that was used last, if any, and its newest pass."""
+        return self._iterator, self._pass
 
     @property
     def begun_pass(self) -> Any:
@@ -182,7 +189,7 @@ class Cell:
             found = self._passes.get(iterator)
             if found is None:
                 self._count_of_passes += 1
-                found = self._passes[iterator] = _Pass(self._count_of_passes, self.step)
+                found = self._passes[iterator] = Pass(self._count_of_passes, self.step)
             self._pass = found
         if torch_hooks.batch_number(iterator) == 1:  # of persistent workers, again
             self._pass.began_at = self.step

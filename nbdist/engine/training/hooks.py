@@ -8,6 +8,7 @@ A step inside a function that `torch.compile` compiled is not seen.
 """
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,10 +55,18 @@ class Hooks:
         self.is_loading = False  # the main thread waits for a batch
         # Callbacks at the end of a step: replaced, never changed.
         self.on_step: dict[str, Callable[[int], None]] = {}
+        # Called at the first step of an optimizer in a cell, at the first of a pass over a
+        # DataLoader, and at the one that it has returned: a call costs a step microseconds, and
+        # most steps have nothing for it.
+        self.on_due: Callable[[int], int] | None = None
+        self._due, self._due_passes = 1, 0
         self.on_new_optimizer: dict[str, Callable[[torch.optim.Optimizer], None]] = {}
         # A backward begins, or has ended; most of the time nobody asks.
         self.on_backward: Callable[[Any, Any], None] | None = None
         self.on_backward_end: Callable[[], None] | None = None
+        # A batch is asked for, or there; likewise.
+        self.on_fetch: Callable[[], None] | None = None
+        self.on_fetch_end: Callable[[Any], None] | None = None
         self._seen: WeakSet[torch.optim.Optimizer] = WeakSet()  # that have stepped in this cell
         self._newest: Callable[[], torch.optim.Optimizer | None] = _none  # the last one among them
         self._machine: RankMachine | None = None
@@ -101,6 +110,10 @@ class Hooks:
         """Return the seconds of a step without waiting for data; 0: not known."""
         return 0.0 if self._machine is None else self._machine.pace.rest_s()
 
+    def newest_optimizer(self) -> torch.optim.Optimizer | None:
+        """Return the optimizer that stepped last in the cell, if it lives."""
+        return self._newest()
+
     def begin_cell(self) -> None:
         """Begin to count at zero, with all hooks: a failed one may work in the next cell."""
         self._broken.clear()
@@ -108,6 +121,7 @@ class Hooks:
         graphs.begin_cell()
         clock.begin_cell()
         self._is_inside = self.is_loading = False
+        self._due, self._due_passes = 1, 0
         self._seen.clear()
         self._newest = _none
 
@@ -168,6 +182,7 @@ class Hooks:
         self._newest = ref(optimizer)
         if optimizer not in self._seen:
             self._seen.add(optimizer)
+            self._due = 0
             self._guard("training", self.cell.first_step_began, optimizer)
             for name, callback in self.on_new_optimizer.copy().items():
                 self._guard(name, callback, optimizer)
@@ -194,6 +209,8 @@ class Hooks:
             clock.left_ns = 0  # no other hook came in between
         if not is_closed:
             return
+        if cell.step >= self._due or cell.passes != self._due_passes:
+            self._is_due(cell)
         for name, callback in self.on_step.items():
             if name not in self._broken:
                 try:
@@ -203,6 +220,14 @@ class Hooks:
         if began_ns:
             clock.add("checks", thread_time_ns() - ended_ns)
         cell.end_clock(was_measured=was_measured)
+
+    def _is_due(self, cell: Cell) -> None:
+        self._due, self._due_passes = sys.maxsize, cell.passes
+        if self.on_due is not None and "checks" not in self._broken:
+            try:
+                self._due = self.on_due(cell.step)
+            except Exception as error:
+                self._break("checks", error)
 
     def _around_closure(self, optimizer: torch.optim.Optimizer, native: Closure) -> Closure:
         @wraps(native)
@@ -275,6 +300,8 @@ class Hooks:
             if self._is_inside or (get_ident() != self._main and not is_mains()) or is_compiling():
                 return native(iterator)
             self._fetch_begins()
+            if self.on_fetch is not None:
+                self._guard("draws", self.on_fetch)
             self._is_inside = self.is_loading = True
             is_batch = False
             try:
@@ -284,6 +311,8 @@ class Hooks:
                 self._is_inside = self.is_loading = False
                 self._fetch_ends(iterator, is_batch)
             self._note_batch(batch)
+            if self.on_fetch_end is not None:
+                self._guard("draws", self.on_fetch_end, iterator)
             return batch
 
         return __next__

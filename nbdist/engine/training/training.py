@@ -11,6 +11,7 @@ import torch
 
 from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.kernel.records import Recorder
+from nbdist.engine.training.cell import Pass
 from nbdist.engine.training.hooks import Hooks
 from nbdist.shared import side
 from nbdist.shared.errors import UsageError
@@ -52,6 +53,19 @@ class Training(Component):
         if self._hooks is not None:
             self._hooks.at_step_end(name, callback)
 
+    def at_due_step(self, callback: Callable[[int], int] | None) -> None:
+        """Call `callback` on the main thread at the end of some steps of a cell; None: stop.
+
+        One that raises is logged, and not called again in this cell, whose end says so.
+
+        Args:
+            callback: Gets the step's number, and returns the next step's at which it is called. It
+                is called at an optimizer's first step in a cell, too, and at the first of each pass
+                over a DataLoader.
+        """
+        if self._hooks is not None:
+            self._hooks.on_due = callback
+
     def at_new_optimizer(
         self, name: str, callback: Callable[[torch.optim.Optimizer], None]
     ) -> None:
@@ -72,6 +86,16 @@ class Training(Component):
         """
         if self._hooks is not None:
             self._hooks.on_backward, self._hooks.on_backward_end = begins, ended
+
+    def at_fetch(
+        self, begins: Callable[[], None] | None, ended: Callable[[Any], None] | None = None
+    ) -> None:
+        """Call `begins` before each batch that the main thread asks for, `ended` with its iterator.
+
+        None: stop. Once one raises it is logged, and neither is called again in this cell.
+        """
+        if self._hooks is not None:
+            self._hooks.on_fetch, self._hooks.on_fetch_end = begins, ended
 
     def backwards(self) -> int:
         """Return the backwards of losses since the newest step of the current or last cell."""
@@ -115,13 +139,17 @@ class Training(Component):
         """
         return 0 if self._hooks is None else self._hooks.cell.step_of_call
 
+    def newest_optimizer(self) -> torch.optim.Optimizer | None:
+        """Return the optimizer that stepped last in the current or last cell, if it lives."""
+        return None if self._hooks is None else self._hooks.newest_optimizer()
+
     def newest_backwards(self) -> int:
         """Return how many losses the newest step's gradients come from."""
         return 0 if self._hooks is None else self._hooks.cell.newest_backwards
 
-    def current_pass(self) -> tuple[Any, int]:
-        """Return the DataLoader's iterator that the cell asked last or None, and its first step."""
-        return (None, 0) if self._hooks is None else self._hooks.cell.current_pass
+    def current_pass(self) -> tuple[Any, Pass]:
+        """Return the DataLoader's iterator that the cell asked last or None, and its pass."""
+        return (None, Pass(0, 0)) if self._hooks is None else self._hooks.cell.current_pass
 
     def passes(self) -> int:
         """Return how many passes over DataLoaders the cell has begun, or gone back to."""

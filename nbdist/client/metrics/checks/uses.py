@@ -4,13 +4,15 @@ No rule decides on a single step where chance could make it look wrong.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
 
 from nbdist.client.metrics.checks.rule import WatchedCell, Watcher
 from nbdist.shared.wire import Record
 
 MOST_STEPS = 16  # of which ranks reported, whole or not
+_MOST_OPEN = 64  # steps of which ranks have told their samples
 ENOUGH = 5  # the step from which "never" is meant
 
 Values = Mapping[str, float]
@@ -26,10 +28,20 @@ class Step:
     number: int
     by_rank: Mapping[int, Values]
     samples: Mapping[int, float] = field(default_factory=dict)
+    # Each rule asks for its values of each step, at each of the next reports again.
+    _known: dict[str, Mapping[int, float]] = field(default_factory=dict, repr=False, compare=False)
 
-    def of(self, name: str) -> dict[int, float]:
+    def of(self, name: str) -> Mapping[int, float]:
         """Return one value of the ranks that reported it."""
-        return {rank: values[name] for rank, values in self.by_rank.items() if name in values}
+        found = self._known.get(name)
+        if found is None:
+            values = self.by_rank.items()
+            found = self._known[name] = {rank: one[name] for rank, one in values if name in one}
+        return found
+
+    def tells(self, names: Sequence[str]) -> bool:
+        """Return whether a rank reported one of these values, and not 0."""
+        return any(any(self.of(name).values()) for name in names)
 
     @property
     def parts(self) -> int:
@@ -56,6 +68,26 @@ class Seen:
         return self.steps[-1]
 
 
+Decide = Callable[[Seen], str]
+
+
+def where_told(*names: str) -> Callable[[Decide], Decide]:
+    """Have a rule decide on steps alone in which a rank reports one of these values, and not 0.
+
+    Of nearly all steps none is what most rules look for, and to find that out costs each of them
+    what all together may.
+    """
+
+    def decorate(decide: Decide) -> Decide:
+        @wraps(decide)
+        def decide_where_told(seen: Seen) -> str:
+            return decide(seen) if seen.last.tells(names) else ""
+
+        return decide_where_told
+
+    return decorate
+
+
 class Uses(Watcher[Seen]):
     """One cell's optimizers."""
 
@@ -67,24 +99,32 @@ class Uses(Watcher[Seen]):
         self._open: dict[tuple[float, int], dict[int, dict[str, float]]] = {}
         self._first: dict[float, Step] = {}
         self._steps: defaultdict[float, deque[Step]] = defaultdict(lambda: deque(maxlen=MOST_STEPS))
-        self._records: deque[Record] = deque(maxlen=64 * len(self._ranks))  # of steps
+        self._samples: dict[int, dict[int, float]] = {}  # by step and rank
         self._collectives: float | None = None
         self._rates: set[float] = set()
 
     def take(self, record: Record) -> Seen | None:
         """Take in a record; return the steps so far, where all ranks have reported another one."""
-        if record.kind == "step":
-            self._take_step(record)
+        if record.kind == "step":  # as nearly all are
+            values = record.values
+            if "collectives" in values:
+                self._collectives = (self._collectives or 0.0) + values["collectives"]
+            if "samples" in values:
+                self._samples_in(record.step)[record.rank] = values["samples"]
         elif record.kind == "optimizer":
             self._rates.add(record.values["lr"])
         elif record.kind == "use":
             return self._take_use(record)
         return None
 
-    def _take_step(self, record: Record) -> None:
-        if "collectives" in record.values:
-            self._collectives = (self._collectives or 0.0) + record.values["collectives"]
-        self._records.append(record)
+    def _samples_in(self, step: int) -> dict[int, float]:
+        """Return the samples of ranks in a step; what comes later is added to it."""
+        found = self._samples.get(step)
+        if found is None:
+            found = self._samples[step] = {}
+            if len(self._samples) > _MOST_OPEN:
+                del self._samples[next(iter(self._samples))]
+        return found
 
     def _take_use(self, record: Record) -> Seen | None:
         number = record.values.get("optimizer", 0.0)
@@ -95,20 +135,15 @@ class Uses(Watcher[Seen]):
                 del self._open[next(iter(self._open))]
             return None
         del self._open[number, record.step]
-        step = Step(record.step, by_rank)
+        step = Step(record.step, by_rank, self._samples_in(record.step))
         if record.step == 0:
             self._first[number] = step
             return None
         steps = self._steps[number]
         steps.append(step)
         return Seen(
-            [self._with_records(step) for step in steps],
+            list(steps),
             self._first.get(number),
             self._collectives,
             frozenset(self._rates),
         )
-
-    def _with_records(self, step: Step) -> Step:
-        of_step = {one.rank: one.values for one in self._records if one.step == step.number}
-        had = {rank: values["samples"] for rank, values in of_step.items() if "samples" in values}
-        return replace(step, samples=had)

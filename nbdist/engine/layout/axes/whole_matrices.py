@@ -87,9 +87,10 @@ def _try(optimizer: Optimizer, group: dict[str, Any], like: DTensor) -> None:
     if off > _ROUNDING:
         raise _refusal(
             optimizer,
+            # Nothing that is this rank's alone: what all ranks say is shown once.
             "on a small matrix, cut in the same way, its update is another one than on the whole, "
-            f"by {100 * off:.0f} %: it looks at a part of a norm or of a matrix as if that were "
-            "all (norm.item(), to_local())",
+            f"by far more than the {100 * _ROUNDING:.0f} % of rounding: it looks at a part of a "
+            "norm or of a matrix as if that were all (norm.item(), to_local())",
         )
 
 

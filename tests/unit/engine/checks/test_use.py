@@ -20,7 +20,7 @@ def made(*, fused: bool = False) -> tuple[torch.nn.Parameter, torch.optim.Optimi
 def observed(use: Use, optimizer: torch.optim.Optimizer) -> dict[str, float]:
     use.look(is_on=True)
     optimizer.step()
-    told = use.at_step_end(set())
+    told = use.at_step_end({})
     use.end()
     return told
 

@@ -2,9 +2,10 @@
 
 from nbdist.client.metrics.checks.planting import both, rows, training
 from nbdist.client.metrics.checks.rule import Rule
-from nbdist.client.metrics.checks.uses import Seen, Uses
+from nbdist.client.metrics.checks.uses import Seen, Uses, where_told
 
 
+@where_told("statistics")
 def _keeps_own_statistics(seen: Seen) -> str:
     apart = [len(set(step.of("statistics").values())) > 1 for step in seen.steps]
     if len(apart) < 2 or not all(apart[-2:]):

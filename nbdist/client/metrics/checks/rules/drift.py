@@ -3,6 +3,9 @@
 Ranks tell fingerprints of the same steps of a model: of a cell's second one its names begin with
 "1:". Those of one name are of the same numbers, whichever rank tells them: any difference is one.
 
+Of weights whose gradients a loop averages by itself they tell, too. What is meant is not known
+there: only those that all ranks begin the cell with are to stay equal.
+
 At a cell's end they tell of all models that are alive, whether the cell has used them or not. What
 differs as it did at the end of an earlier cell has been said there.
 """
@@ -13,7 +16,7 @@ from dataclasses import dataclass
 from nbdist.client.metrics.checks.planting import both, rows, training
 from nbdist.client.metrics.checks.rule import Rule, WatchedCell, Watcher
 from nbdist.shared.text import name_ranks
-from nbdist.shared.wire import CELL_END, Record
+from nbdist.shared.wire import BY_HAND, CELL_END, Record
 
 MOST_OPEN = 64  # steps of which some ranks have not reported
 MOST_APART = 64  # models that differ, of which ends of cells are remembered
@@ -30,17 +33,19 @@ class Difference:
     """What differs at a step: names, each with the ranks that agree, most ranks first.
 
     Ranks were last seen equal at step `equal_until`; 0 where they were not in this cell.
+    `by_hand`: the loop averages gradients by itself.
     """
 
     names: Mapping[str, list[list[int]]]
     step: int
     equal_until: int = 0
+    by_hand: bool = False
 
 
 class Fingerprints(Watcher[Difference]):
     """One cell's fingerprints."""
 
-    kinds = frozenset(("alike",))
+    kinds = frozenset(("alike", "use"))
 
     def __init__(self, cell: WatchedCell) -> None:
         """Begin with nothing known, but of earlier cells' ends."""
@@ -48,9 +53,13 @@ class Fingerprints(Watcher[Difference]):
         self._ends = cell.of_session.of(Ends)
         self._open: dict[tuple[str, int], dict[int, Mapping[str, float]]] = {}
         self._equal_until: dict[str, int] = {}
+        self._first: dict[str, dict[int, float]] = {}  # of plain weights, before a first step
 
     def take(self, record: Record) -> Difference | None:
         """Take in what a rank tells of a step; return what differs, if anything does."""
+        if record.kind == "use":
+            self._take_use(record)
+            return None
         step, prints = record.step, record.values
         model = next(iter(prints)).rpartition(":")[0]
         by_rank = self._open.setdefault((model, step), {})
@@ -60,6 +69,9 @@ class Fingerprints(Watcher[Difference]):
                 del self._open[next(iter(self._open))]
             return None
         del self._open[model, step]
+        by_hand = model.startswith(BY_HAND)
+        if by_hand and not self._began_equal(model):
+            return None
         different = _different(by_rank)
         if step == CELL_END:
             return self._at_end(model, by_rank, different)
@@ -67,7 +79,16 @@ class Fingerprints(Watcher[Difference]):
         if not different:
             self._equal_until[model] = max(equal_until, step)
             return None
-        return Difference(different, step, equal_until)
+        return Difference(different, step, equal_until, by_hand)
+
+    def _take_use(self, record: Record) -> None:
+        if record.step == 0 and "weights" in record.values:
+            model = f"{BY_HAND}{record.values.get('optimizer', 0):g}"
+            self._first.setdefault(model, {})[record.rank] = record.values["weights"]
+
+    def _began_equal(self, model: str) -> bool:
+        first = self._first.get(model, {})
+        return first.keys() == self._ranks and len(set(first.values())) == 1
 
     def _at_end(
         self, model: str, by_rank: Told, different: Mapping[str, list[list[int]]]
@@ -111,10 +132,18 @@ def _sentence(found: Difference) -> str:
     equal = f"equal until step {found.equal_until:,}"
     before = equal if found.equal_until else "from the cell's first step on"
     when = "the cell's end" if step == CELL_END else f"step {step:,} ({before})"
-    return (
-        f"Replicas differ at {when}: {name}{more}, "
-        f"{name_ranks(unlike)} against {name_ranks(usual)}. Some ranks change weights that the "
-        "others do not, or gradients are not averaged; layout.verify(batch, loss_fn) shows which."
+    said = (
+        f"Replicas differ at {when}: {name}{more}, {name_ranks(unlike)} against "
+        f"{name_ranks(usual)}. "
+    )
+    if found.by_hand:
+        return said + (
+            "The loop all-reduces gradients by itself, and leaves these out, or has changed them "
+            'apart from that: average all of them, or let nbdist.parallelize(model, "ddp") do it.'
+        )
+    return said + (
+        "Some ranks change weights that the others do not, or gradients are not averaged; "
+        "layout.verify(batch, loss_fn) shows which."
     )
 
 

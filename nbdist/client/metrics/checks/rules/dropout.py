@@ -2,9 +2,10 @@
 
 from nbdist.client.metrics.checks.planting import both, rows, training
 from nbdist.client.metrics.checks.rule import Rule
-from nbdist.client.metrics.checks.uses import Seen, Uses
+from nbdist.client.metrics.checks.uses import Seen, Uses, where_told
 
 
+@where_told("random")
 def _drops_alike(seen: Seen) -> str:
     count = 0
     for step in seen.steps:
@@ -50,6 +51,7 @@ EQUAL_DROPOUT = Rule(
 )
 
 
+@where_told("random")
 def _drops_differently(seen: Seen) -> str:
     apart = 0
     for step in seen.steps:

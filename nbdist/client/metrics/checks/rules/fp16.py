@@ -2,9 +2,10 @@
 
 from nbdist.client.metrics.checks.planting import DDP, both, training
 from nbdist.client.metrics.checks.rule import Rule
-from nbdist.client.metrics.checks.uses import Seen, Uses
+from nbdist.client.metrics.checks.uses import Seen, Uses, where_told
 
 
+@where_told("half")
 def _forgets_to_scale(seen: Seen) -> str:
     bare = [
         step
@@ -43,6 +44,7 @@ UNSCALED_FP16 = Rule(
 )
 
 
+@where_told("scaled")
 def _steps_past_the_scaler(seen: Seen) -> str:
     scaled = [step for step in seen.steps if all(step.of("scaled").get(r) for r in step.by_rank)]
     past = [step for step in scaled if not any(step.of("unscaled").values())]
@@ -58,6 +60,47 @@ def _steps_past_the_scaler(seen: Seen) -> str:
 _SCALED = f"""{DDP}
 scaler = torch.amp.GradScaler("cpu")"""
 _BACKWARD = "scaler.scale(model(x).square().mean()).backward()"
+
+
+@where_told("clipped_scaled")
+def _clips_what_is_scaled(seen: Seen) -> str:
+    clipped = [step for step in seen.steps if all(map(step.of("clipped_scaled").get, step.by_rank))]
+    if len(clipped) < 2:
+        return ""
+    return (
+        "Gradients are clipped while the scale of a GradScaler is in them, as at step "
+        f"{clipped[-1].number:,}: they are thousands of times as large there, so that "
+        "clip_grad_norm_ cuts each step, and then to a norm that is as many times too small. Call "
+        "scaler.unscale_(optimizer) before it."
+    )
+
+
+_CLIPPED = f"{_BACKWARD}\n{{}}torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+
+
+def _scaled(backward: str) -> str:
+    """Return a cell whose optimizer steps by its scaler."""
+    return training(_SCALED, backward=backward).replace(
+        "optimizer.step()", "scaler.step(optimizer)\n    scaler.update()"
+    )
+
+
+CLIPPED_WHILE_SCALED = Rule(
+    "clipped-while-scaled",
+    "gradients are clipped before a GradScaler has divided them by its scale",
+    Uses,
+    _clips_what_is_scaled,
+    remedy="Call scaler.unscale_(optimizer) before gradients are clipped.",
+    planted=both("use", (2, 5), clipped_scaled=1),
+    sound=both("use", (2, 5), clipped_scaled=0),
+    example=_scaled(_CLIPPED.format("")),
+    mended=_scaled(_CLIPPED.format("scaler.unscale_(optimizer)\n")),
+    sources=(
+        "https://docs.pytorch.org/docs/stable/notes/amp_examples.html",
+        "https://github.com/Lightning-AI/pytorch-lightning/issues/9599",
+        "https://github.com/milesial/Pytorch-UNet/issues/468",
+    ),
+)
 
 STEP_PAST_SCALER = Rule(
     "step-past-scaler",

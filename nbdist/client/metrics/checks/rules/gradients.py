@@ -2,7 +2,7 @@
 
 from nbdist.client.metrics.checks.planting import DDP, both, training
 from nbdist.client.metrics.checks.rule import Rule
-from nbdist.client.metrics.checks.uses import ENOUGH, Seen, Uses, Values
+from nbdist.client.metrics.checks.uses import ENOUGH, Seen, Uses, Values, where_told
 from nbdist.shared.text import name_ranks
 
 
@@ -75,6 +75,7 @@ UNSYNCED_GRADIENTS = Rule(
 )
 
 
+@where_told("by_hand")
 def _averages_by_hand(seen: Seen) -> str:
     recent = [step for step in seen.steps if step.parts > 1 and any(step.of("by_hand").values())]
     if len(recent) < 2:
@@ -109,6 +110,7 @@ GRADIENTS_AVERAGED_TWICE = Rule(
 )
 
 
+@where_told("sums")
 def _averages_each_part(seen: Seen) -> str:
     wasted = [
         (rank, int(count) + 1)

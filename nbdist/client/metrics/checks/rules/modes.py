@@ -2,7 +2,7 @@
 
 from nbdist.client.metrics.checks.planting import rows, training
 from nbdist.client.metrics.checks.rule import Rule
-from nbdist.client.metrics.checks.uses import Seen, Step, Uses
+from nbdist.client.metrics.checks.uses import Seen, Step, Uses, where_told
 from nbdist.shared.text import name_ranks
 
 
@@ -20,6 +20,7 @@ def _by_evaluating(step: Step) -> dict[float, list[int]]:
     return next((found for found in groups.values() if len(found) > 1), {})
 
 
+@where_told("in_eval")
 def _differs(seen: Seen) -> str:
     apart = [_by_evaluating(step) for step in seen.steps]
     if len(apart) < 2 or not all(apart[-2:]):

@@ -2,9 +2,10 @@
 
 from nbdist.client.metrics.checks.planting import both, rows, training
 from nbdist.client.metrics.checks.rule import Rule
-from nbdist.client.metrics.checks.uses import Seen, Uses
+from nbdist.client.metrics.checks.uses import Seen, Step, Uses, where_told
 
 
+@where_told("input")
 def _feeds_the_same(seen: Seen) -> str:
     count, kinds = 0, set()
     for step in seen.steps:
@@ -19,7 +20,8 @@ def _feeds_the_same(seen: Seen) -> str:
         f"All ranks learn from the same samples: in {count} checked steps their "
         "inputs were equal. nbdist.loader(dataset, global_batch=...) gives each its own part, as "
         "the layout of the newest model says: `del` a newer one whose ranks share samples (tp, pp, "
-        "cp). torch's DataLoader needs a DistributedSampler."
+        "cp), or %dist restart where `Out` has kept it. torch's DataLoader needs a "
+        "DistributedSampler."
     )
 
 
@@ -48,6 +50,7 @@ SAME_SAMPLES = Rule(
 )
 
 
+@where_told("input")
 def _feeds_parts_of_a_group_different(seen: Seen) -> str:
     apart = []
     for step in seen.steps:
@@ -62,7 +65,8 @@ def _feeds_parts_of_a_group_different(seen: Seen) -> str:
     return (
         "Ranks that hold parts of the same weights get different samples, so what they compute "
         "together belongs to none. nbdist.loader gives them the same, as the layout of the newest "
-        "model says: `del` a newer one with another layout. A DistributedSampler takes "
+        "model says: `del` a newer one with another layout, or %dist restart where `Out` has kept "
+        "it. A DistributedSampler takes "
         "num_replicas and rank from layout.shape.data_part(rank)."
     )
 
@@ -89,8 +93,17 @@ UNEQUAL_SAMPLES_IN_GROUP = Rule(
 )
 
 
+def _repeating(seen: Seen, *, made_anew: bool) -> Step | None:
+    """Return the step in which a pass has begun in the order of an earlier one."""
+    for step in seen.steps:
+        if any(step.of("same_epoch").values()) and any(step.of("made_anew").values()) == made_anew:
+            return step
+    return None
+
+
+@where_told("same_epoch")
 def _repeats_an_order(seen: Seen) -> str:
-    if not any(any(step.of("same_epoch").values()) for step in seen.steps):
+    if _repeating(seen, made_anew=False) is None:
         return ""
     return (
         "Each epoch has the same order: the DistributedSampler shuffles by its epoch, which is "
@@ -103,27 +116,68 @@ data = torch.utils.data.TensorDataset(torch.randn(64, 4))
 model = torch.nn.Linear(4, 4)
 nbdist.parallelize(model, "ddp")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-sampler = torch.utils.data.DistributedSampler(data)
-for epoch in range(2):
-    for (x,) in torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler):
+{before}for epoch in range(2):
+    for (x,) in {loader}:
         model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 """
 _FOR = "for epoch in range(2):\n"
+_SAMPLED = _EPOCHS.format(
+    before="sampler = torch.utils.data.DistributedSampler(data)\n",
+    loader="torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler)",
+)
 
 REPEATED_ORDER = Rule(
     "repeated-order",
-    "a sampler that shuffles begins another pass in the order of the one before",
+    "a sampler that shuffles begins another pass in the order of an earlier one",
     Uses,
     _repeats_an_order,
     remedy="Call sampler.set_epoch(epoch) before each pass.",
-    planted=both("use", (9,), same_epoch=1),
-    sound=both("use", (9,), same_epoch=0),
-    example=_EPOCHS,
-    mended=_EPOCHS.replace(_FOR, f"{_FOR}    sampler.set_epoch(epoch)\n"),
+    planted=both("use", (9,), same_epoch=1, made_anew=0, own_loader=0),
+    sound=both("use", (9,)),
+    example=_SAMPLED,
+    mended=_SAMPLED.replace(_FOR, f"{_FOR}    sampler.set_epoch(epoch)\n"),
     sources=(
         "https://github.com/pytorch/pytorch/issues/31771",
         "https://github.com/cszn/KAIR/issues/106",
+    ),
+)
+
+
+@where_told("same_epoch")
+def _begins_anew(seen: Seen) -> str:
+    step = _repeating(seen, made_anew=True)
+    if step is None:
+        return ""
+    is_own = any(step.of("own_loader").values())
+    what = "nbdist.loader" if is_own else "a DistributedSampler"
+    remedy = (
+        "Call nbdist.loader once, before the loop over epochs: it counts them by itself."
+        if is_own
+        else "Make it once, before the loop over epochs, and call sampler.set_epoch(epoch) before "
+        "each pass."
+    )
+    return (
+        f"Each epoch has the same order: {what} is made anew for each pass, and begins at the same "
+        f"epoch each time, as at step {step.number:,}. {remedy}"
+    )
+
+
+_ANEW = _EPOCHS.format(before="", loader="nbdist.loader(data, global_batch=8)")
+
+LOADER_PER_EPOCH = Rule(
+    "loader-per-epoch",
+    "a loader or sampler that is made anew for each pass begins at epoch 0 each time",
+    Uses,
+    _begins_anew,
+    remedy="Make the loader once, before the loop over epochs.",
+    planted=both("use", (9,), same_epoch=1, made_anew=1, own_loader=1),
+    sound=both("use", (9,)),
+    example=_ANEW,
+    mended=_EPOCHS.format(before="loader = nbdist.loader(data, global_batch=8)\n", loader="loader"),
+    sources=(
+        "https://docs.pytorch.org/docs/stable/data.html",
+        "https://github.com/pytorch/pytorch/issues/11324",
     ),
 )

@@ -2,11 +2,12 @@
 
 from nbdist.client.metrics.checks.planting import both, training
 from nbdist.client.metrics.checks.rule import Rule
-from nbdist.client.metrics.checks.uses import Seen, Uses
+from nbdist.client.metrics.checks.uses import Seen, Uses, where_told
 
 _FEWEST = 3  # reports: a step that a scaler leaves out lets a schedule step twice, once
 
 
+@where_told("turns", "overwritten")
 def _steps_too_often(seen: Seen) -> str:
     told = [step for step in seen.steps if step.of("overwritten")][-_FEWEST:]
     if len(told) < _FEWEST:

@@ -2,11 +2,12 @@
 
 from nbdist.client.metrics.checks.planting import both, rows, training
 from nbdist.client.metrics.checks.rule import Rule
-from nbdist.client.metrics.checks.uses import Seen, Step, Uses
+from nbdist.client.metrics.checks.uses import Seen, Step, Uses, where_told
 
 _FEWEST = 3  # reports
 
 
+@where_told("split")
 def _split_differs(seen: Seen) -> str:
     told = [step for step in seen.steps if step.of("split")][-_FEWEST:]
     if len(told) < _FEWEST or not all(map(_is_several, told)):

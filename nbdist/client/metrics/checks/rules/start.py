@@ -2,9 +2,10 @@
 
 from nbdist.client.metrics.checks.planting import both, rows, training
 from nbdist.client.metrics.checks.rule import Rule
-from nbdist.client.metrics.checks.uses import ENOUGH, Seen, Uses
+from nbdist.client.metrics.checks.uses import ENOUGH, Seen, Uses, where_told
 
 
+@where_told("weights")
 def _trains_alone(seen: Seen) -> str:
     """Every rank trains a plain model of its own, on its part of the samples or from one start.
 
@@ -47,6 +48,7 @@ MODEL_PER_RANK = Rule(
 )
 
 
+@where_told("by_hand")
 def _began_apart(seen: Seen) -> str:
     first = {} if seen.first is None else seen.first.of("weights")
     by_hand = [step for step in seen.steps if any(step.of("by_hand").values())]

@@ -5,13 +5,14 @@ A rate that rises to its peak or falls from it says nothing: its small updates a
 
 from nbdist.client.metrics.checks.planting import DDP, both, training
 from nbdist.client.metrics.checks.rule import Rule
-from nbdist.client.metrics.checks.uses import Seen, Step, Uses
+from nbdist.client.metrics.checks.uses import Seen, Step, Uses, where_told
 
 _FROM = 10  # the step from which "never" is meant
 _STILL = 0.9  # of the sampled weights
 _FEWEST = 32  # sampled weights of all ranks
 
 
+@where_told("sampled")
 def _never_move(seen: Seen) -> str:
     told = [step for step in seen.steps if step.number >= _FROM and step.of("sampled")][-2:]
     if len(told) < 2 or not all(map(_stands_still, told)):

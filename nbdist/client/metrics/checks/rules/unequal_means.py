@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from nbdist.client.metrics.checks.planting import rows, training
 from nbdist.client.metrics.checks.rule import Rule
-from nbdist.client.metrics.checks.uses import Seen, Step, Uses
+from nbdist.client.metrics.checks.uses import Seen, Step, Uses, where_told
 from nbdist.shared.text import figure
 
 _FEWEST = 3  # steps: of fewer, chance may have dealt long samples to one rank
@@ -65,6 +65,7 @@ def _apart_in(step: Step) -> _Apart | None:
     )
 
 
+@where_told("counted")
 def _counts_unequally(seen: Seen) -> str:
     found = [apart for step in seen.steps if (apart := _apart_in(step))]
     far = sum(math.log(apart.by_counts()) for apart in found)

@@ -2,10 +2,11 @@
 
 from nbdist.client.metrics.checks.planting import DDP, both, training
 from nbdist.client.metrics.checks.rule import Rule
-from nbdist.client.metrics.checks.uses import Seen, Uses
+from nbdist.client.metrics.checks.uses import Seen, Uses, where_told
 from nbdist.shared.text import name_ranks
 
 
+@where_told("unzeroed")
 def _keeps_old_gradients(seen: Seen) -> str:
     kept = [
         {

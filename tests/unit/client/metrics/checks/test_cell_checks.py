@@ -30,7 +30,7 @@ def test_a_rule_that_warns_ends_no_cell() -> None:
 
 def test_a_rule_that_is_off_says_nothing_and_reads_nothing() -> None:
     assert heard(rule("same-samples"), {"same-samples": "off"}).found == ()
-    assert heard(rule("same-samples"), "off")._by_kind == {}
+    assert heard(rule("same-samples"), "off")._watchers == []
 
 
 def test_the_first_finding_of_a_rule_that_raises_is_the_mistake_that_ends_a_cell() -> None:

@@ -85,3 +85,30 @@ def test_a_model_of_some_ranks_is_compared_among_them() -> None:
     drift = Drift([0, 1, 2])
     assert drift.tell(0, CELL_END, {"m|0,2:w": 1.0}) == ""
     assert "w, rank 2 against rank 0." in drift.tell(2, CELL_END, {"m|0,2:w": 2.0})
+
+
+def weights(drift: Drift, rank: int, number: float, optimizer: float = 0.0) -> None:
+    values = {"weights": number, "optimizer": optimizer}
+    assert drift.take(Record(rank, 0, "use", 0, 0, values)) == ""
+
+
+def test_of_gradients_that_a_loop_averages_itself_what_began_equal_is_to_stay_so() -> None:
+    drift = Drift([0, 1])
+    for rank in (0, 1):
+        weights(drift, rank, 7.0)
+        weights(drift, rank, 8.0 + rank, optimizer=1.0)
+    for optimizer in (0, 1):
+        drift.tell(0, 2, {f"hand {optimizer}:0.weight": 1.0, f"hand {optimizer}:1.weight": 2.0})
+    said = drift.tell(1, 2, {"hand 0:0.weight": 1.0, "hand 0:1.weight": 3.0})
+    assert "1.weight, rank 1 against rank 0. The loop all-reduces gradients by itself" in said
+    assert drift.tell(1, 2, {"hand 1:0.weight": 1.0, "hand 1:1.weight": 3.0}) == ""
+
+
+def test_a_rank_that_tells_of_its_first_weights_later_than_another_of_a_step_is_waited_for() -> (
+    None
+):
+    drift = Drift([0, 1])
+    weights(drift, 1, 7.0)
+    assert drift.tell(1, 2, {"hand 0:w": 1.0}) == ""
+    weights(drift, 0, 7.0)
+    assert "w, rank 1 against rank 0" in drift.tell(0, 2, {"hand 0:w": 2.0})
