@@ -63,6 +63,7 @@ class Sharing(Tied):
     def __init__(self) -> None:
         super().__init__()
         for block in self.blocks:
+            assert isinstance(block, Block)
             block.norm_1.weight = self.norm.weight
 
 
