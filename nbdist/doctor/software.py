@@ -37,7 +37,12 @@ MODULES = (
         "compat.torch_pipeline",
         "compat.torch_wrappers",
     ),
-    *("compat.torch_transformer", "compat.torch_loaders", "compat.cuda_graphs"),
+    *(
+        "compat.torch_transformer",
+        "compat.torch_fakes",
+        "compat.torch_loaders",
+        "compat.cuda_graphs",
+    ),
     *("compat.checkpoints.torch_checkpoint", "compat.libraries.third_parties"),
     "compat.libraries.hf_datasets",
 )

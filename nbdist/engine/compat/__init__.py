@@ -4,7 +4,7 @@
 where tap and training look on, `torch_graph` what a loss is made of, `torch_live` and `heap` which
 objects live, `torch_loaders` what a DataLoader does. How models are spread: `torch_modules`
 (replicated), `torch_reducers`, `torch_sharded`, `torch_shards`, `torch_pipeline`,
-`torch_transformer`, `torch_wrappers`.
+`torch_transformer`, `torch_fakes`, `torch_wrappers`.
 `checkpoints/` plans, writes and reads the files of checkpoints; `libraries/` knows Accelerate,
 Trainer, DeepSpeed, datasets and transformers. A new module with a `check()` is listed in
 `nbdist/doctor/software.py`.

@@ -19,19 +19,17 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
-from nbdist.engine.compat import torch_transformer
+from nbdist.engine.compat import torch_fakes, torch_transformer
+from nbdist.engine.layout.plan.guesses import TOKENS, guesses
 from nbdist.engine.layout.plan.inputs import Inputs, as_inputs
 from nbdist.shared import origins
 from nbdist.shared.errors import LayoutError
 
-_TOKENS, _FEW_TOKENS = 16, 4  # of a guessed sequence
-_PIXELS = (32, 64, 224)  # of the side of a guessed image
 # What `example` of a policy takes, for people.
 BATCH = (
     "a small batch as the model is called with: a tensor, a tuple of arguments or a dict of "
     "keywords"
 )
-_FIRST_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +42,13 @@ class ModuleCall:
 
 
 def find_inputs(
-    model: nn.Module, example: Any, policy: str = "TensorParallel", tokens: int = _TOKENS
+    model: nn.Module, example: Any, policy: str = "TensorParallel", tokens: int = TOKENS
 ) -> tuple[Inputs, list[ModuleCall]]:
     """Return inputs with which the model runs, and the calls of its forward.
 
     Args:
         model: Not changed.
-        example: From `TensorParallel.example`; None tries token ids where the model begins with
-            an embedding, else features.
+        example: From `TensorParallel.example`; None tries `guesses`.
         policy: Which one can give an example, for the error.
         tokens: Of a guessed sequence.
 
@@ -155,39 +152,6 @@ def _fake_state(model: nn.Module, mode: FakeTensorMode) -> dict[str, torch.Tenso
     return {name: mode.from_tensor(tensor) for name, tensor in tensors}
 
 
-def guesses(model: nn.Module, tokens: int = _TOKENS) -> Iterator[Inputs]:
-    """Yield inputs that the model's first layers let expect, the likeliest first."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-    if tables:
-        # A table that is added as a whole, such as one of positions, wants as many tokens.
-        lengths = dict.fromkeys([tokens, *(m.num_embeddings for m in tables), _FEW_TOKENS])
-        entries = min(m.num_embeddings for m in tables)
-        for length in lengths:
-            ids = torch.arange(length, device=device) * 7 % entries
-            yield Inputs((ids.unsqueeze(0),), {})
-        return
-    first = next((m for m in model.modules() if isinstance(m, _FIRST_LAYERS)), None)
-    for shape in _shapes_for(first, tokens):
-        assert first is not None
-        wave = torch.linspace(-1, 1, _size(shape), device=device).sin()
-        yield Inputs((wave.view(shape).to(first.weight.dtype),), {})
-
-
-def _shapes_for(first: nn.Module | None, tokens: int) -> list[tuple[int, ...]]:
-    """Return shapes of features that a model with this first layer may take."""
-    if isinstance(first, nn.Linear):
-        return [(2, first.in_features), (1, tokens, first.in_features)]
-    if first is None:
-        return []
-    channels, dims = int(first.in_channels), len(first.kernel_size)  # type: ignore[arg-type]
-    return [(2, channels, *[pixels] * dims) for pixels in _PIXELS]
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    return int(torch.Size(shape).numel())
-
-
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Undo the changes of a forward in its modules, such as a table that it makes once.
@@ -222,7 +186,7 @@ def numberless() -> Iterator[None]:
     was = log.disabled
     log.disabled = True
     try:
-        with torch_transformer.without_numbers():
+        with torch_transformer.without_numbers(), torch_fakes.grouped_products():
             yield
     finally:
         log.disabled = was

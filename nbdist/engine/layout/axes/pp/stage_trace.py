@@ -19,11 +19,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from nbdist.engine.layout.plan.guesses import guesses
 from nbdist.engine.layout.plan.inputs import Inputs, as_inputs
 from nbdist.engine.layout.plan.trace import (
     BATCH,
     first_line,
-    guesses,
     numberless,
     refuse_numbers,
     untouched,
