@@ -34,6 +34,7 @@ MODULES = (
         "compat.torch_reducers",
         "compat.torch_sharded",
         "compat.torch_shards",
+        "compat.torch_zero",
         "compat.torch_pipeline",
         "compat.torch_wrappers",
     ),

@@ -13,21 +13,21 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from nbdist.engine.compat import torch_modules, torch_reducers, torch_sharded
 from nbdist.engine.data.batches import Shard
-from nbdist.engine.layout import plain_copy
+from nbdist.engine.layout import peft_calls, plain_copy
 from nbdist.engine.layout.axes import unused, zero1
 from nbdist.engine.layout.axes.axis import Axis, Spreading
 from nbdist.engine.layout.axes.pp.stages import Stage
 from nbdist.engine.layout.explain import BatchSize, Explanation
-from nbdist.engine.layout.plan import cost
+from nbdist.engine.layout.plan import adapted, cost
 from nbdist.engine.layout.plan.inputs import Inputs, as_inputs, samples_in
 from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.policies.activation_checkpoint import Checkpointed
 from nbdist.engine.layout.trainable import LossFunction, Trainable
 from nbdist.engine.layout.verify import preconditions, verify
 from nbdist.engine.layout.verify.report import Looked, Proof
-from nbdist.engine.layout.weights import full_tensors, load, save_pretrained
+from nbdist.engine.layout.weights import full_tensors, load, save_adapters, save_pretrained
 from nbdist.engine.layout.weights.gather import state_of
-from nbdist.shared.errors import LayoutError
+from nbdist.shared.errors import CheckpointError, LayoutError
 from nbdist.shared.text import name_bytes
 
 _KEY = "_nbdist_layout"  # where a model keeps its layout; in __dict__, so no part of its state
@@ -47,7 +47,6 @@ class Layout(Trainable):
         plan: The modules that tp cuts; None without tp.
         context: The plan of cp; None without cp.
         policies: The policies beside the text.
-        skeleton: The plain model as it was, without weights; None where it cannot be copied.
         no_skeleton: Why there is none.
         last_step: The last batch and loss of `step`; `%dist verify` proves with them.
         pipeline: The pipeline's steps; None without pp.
@@ -74,7 +73,7 @@ class Layout(Trainable):
         self.local = local
         self.backend = backend
         self.plan = work.plan
-        self.skeleton = work.skeleton
+        self._skeleton = work.skeleton
         self.no_skeleton = work.no_skeleton
         self.proof: Proof | None = None
         self._axes = axes
@@ -99,6 +98,16 @@ class Layout(Trainable):
         unused.here.watch(self.model)
         if self.shape.shards_states:
             zero1.here.watch(self.model)
+
+    @property
+    def skeleton(self) -> nn.Module | None:
+        """The plain model as it was, without weights, with the adapters that are in use now.
+
+        None where it cannot be copied.
+        """
+        if self._skeleton is not None:
+            adapted.follow(self._skeleton, self.model)
+        return self._skeleton
 
     @property
     def number(self) -> int:
@@ -210,7 +219,9 @@ class Layout(Trainable):
         """
         return state_of(self, self.skeleton)
 
-    def save_pretrained(self, folder: str | Path, *, file_bytes: int = 5 * 10**9) -> None:
+    def save_pretrained(
+        self, folder: str | Path, *, merged: bool = False, file_bytes: int = 5 * 10**9
+    ) -> None:
         """Write the weights as `model.safetensors` into a folder, one at a time. Collective.
 
             layout.save_pretrained("gpt")  # on all ranks
@@ -221,8 +232,13 @@ class Layout(Trainable):
         stay, and what is tied is written once. Rank 0 writes, and needs room for one whole weight
         beside its own parts.
 
+        Of a model of PEFT its adapters are written, as PEFT does: `PeftModel.from_pretrained` reads
+        the folder.
+
         Args:
             folder: Made where it is not there; weights in it are replaced once all are written.
+            merged: Of a model of PEFT write the base, with the adapters in use merged into it, as
+                after `merge_and_unload`. Rank 0 needs room for the whole model.
             file_bytes: The most in one file, but for a single weight that is larger. Where there
                 are several files, `model.safetensors.index.json` tells what lies in which.
 
@@ -230,8 +246,18 @@ class Layout(Trainable):
             CheckpointError: Rank 0 cannot write there, or a weight does not go into such files; the
                 same on all ranks, and says what of it is as it was.
         """
+        there = Path(folder).expanduser()
+        if save_adapters.is_peft(self.model):
+            write = save_adapters.save_merged if merged else save_adapters.save
+            write(self, self.skeleton, there)
+            return
+        if merged:
+            raise CheckpointError(
+                f"{torch_sharded.plain_name(self.model)} is no model of PEFT: it has no adapters.",
+                do="layout.save_pretrained(folder)",
+            )
         plain = self.skeleton or self.model
-        save_pretrained.save(self, plain, Path(folder).expanduser(), file_bytes, self._describe)
+        save_pretrained.save(self, plain, there, file_bytes, self._describe)
 
     def _describe(self, folder: Path) -> None:
         """Write the configuration of a model of transformers."""
@@ -346,6 +372,7 @@ def attach(layout: Layout) -> None:
     """Attach a layout to its model, and have copies of the model leave it out."""
     layout.model.__dict__[_KEY] = layout
     plain_copy.provide(layout.model, layout.name, layout.skeleton, layout.no_skeleton)
+    peft_calls.refuse(layout.model, layout.shape, layout.name)
 
 
 def layout_facts(known: Layout) -> dict[str, str]:

@@ -16,6 +16,7 @@ from torch import nn
 
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout.axes import fsdp
+from nbdist.engine.layout.plan import adapted
 from nbdist.shared.errors import LayoutError
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -58,6 +59,7 @@ def _copy(model: nn.Module, layout: str, skeleton: nn.Module, memo: dict[int, An
         skeleton: Is left as it is.
         memo: Copies made so far, by the `id` of what was copied; gets those of all parts.
     """
+    adapted.follow(skeleton, model)
     bare = dict(skeleton.named_parameters(remove_duplicate=False))
     held = dict(model.named_parameters(remove_duplicate=False))
     if changed := sorted(bare.keys() ^ held.keys()):

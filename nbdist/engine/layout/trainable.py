@@ -99,7 +99,7 @@ class Trainable:
 
         Raises:
             LayoutError: Shares must be weighted, and the number of samples is unknown; a weight is
-                none; or, under ddp, a parameter got no gradient.
+                none; the loss has no gradient; or, under ddp, a parameter got none.
         """
         resume.weigh_newest()
         self.last_step = (x, y, loss_fn)
@@ -134,6 +134,7 @@ class Trainable:
         with self._loss_parallel():
             loss = weights.loss_of(inputs.run(self.model), self.own(y), loss_fn, mine)
             if trains:
+                unused.refuse_untrained(self.model, loss)
                 scaled = self.scaler.scale(loss)
                 scaled.backward(torch.full_like(scaled, self._share(inputs.samples, y, mine)))
                 unused.refuse(self.model)

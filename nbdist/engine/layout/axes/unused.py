@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -53,6 +54,25 @@ def refuse(model: nn.Module) -> None:
         do="requires_grad_(False) on what no loss uses, before parallelize; run what only some "
         'ranks or steps use on all, and multiply by 0 what is not needed; or "zero2", which trains '
         "without such gradients where all ranks leave out the same",
+    )
+
+
+def refuse_untrained(model: nn.Module, loss: torch.Tensor) -> None:
+    """Refuse a loss that has no gradient, with what torch's own error does not know.
+
+    Raises:
+        LayoutError: Nothing that is trained took part in it.
+    """
+    if loss.requires_grad:
+        return
+    is_any = any(p.requires_grad for p in model.parameters())
+    raise LayoutError(
+        "The loss of this step has no gradient, so there is nothing to train.",
+        why="the forward used none of the parameters that are trained"
+        if is_any
+        else "no parameter of the model requires a gradient",
+        do="requires_grad_(True) on what you train; of PEFT, from_pretrained(..., "
+        "is_trainable=True) or set_adapter, and unmerge_adapter where adapters are merged",
     )
 
 
@@ -138,9 +158,11 @@ class Unused:
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         for model in list(self._models):
             reducer = torch_modules.reducer_of(model)
-            if reducer is None:
-                continue
             is_new = self._checked.get(optimizer) != count
+            if reducer is None:
+                if is_new:
+                    _refuse_whole(model, optimizer)
+                continue
             if is_new or torch_reducers.is_unfinished(reducer):
                 own = {id(p) for group in optimizer.param_groups for p in group["params"]}
                 trained = {name: p for name, p in model.named_parameters() if id(p) in own}
@@ -152,12 +174,23 @@ class Unused:
 
 def _refuse_strangers(reducer: Any, trained: dict[str, nn.Parameter]) -> None:
     known = {id(parameter) for parameter in reducer.parameters()}
-    strangers = [name for name, p in trained.items() if id(p) not in known]
+    _refuse_new([name for name, p in trained.items() if id(p) not in known])
+
+
+def _refuse_whole(model: nn.Module, optimizer: Optimizer) -> None:
+    """Refuse parameters that are whole in a model of which ranks have parts: they came later."""
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    is_cut = {name: isinstance(p, DTensor) for name, p in model.named_parameters() if id(p) in own}
+    if any(is_cut.values()):
+        _refuse_new([name for name, cut in is_cut.items() if not cut])
+
+
+def _refuse_new(strangers: list[str]) -> None:
     if strangers:
         raise LayoutError(
             f"Gradients of {named(strangers)} are not averaged.",
-            why="the model has got them after parallelize, and replicas would part",
-            do="give the model its new parts, then parallelize",
+            why="the model has got them after parallelize, and ranks would part",
+            do="give the model its new parts or adapters, then parallelize",
         )
 
 

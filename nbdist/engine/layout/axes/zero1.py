@@ -36,7 +36,7 @@ def make(
             do='use "zero2", which cuts them, or "ddp"',
         )
     # Here, for it brings in RPC and the compiler of scripts.
-    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from nbdist.engine.compat.torch_zero import ZeroRedundancyOptimizer
 
     return ZeroRedundancyOptimizer(params, kind, process_group=group, **options)
 

@@ -84,7 +84,7 @@ def shared_bytes(
     gradients = sent.reduced * size.gradient_bytes
     inside = shards * (sent.gathered * gathered + scatter * gradients)
     averaged = 2 * replicas * gradients / shape.shards
-    return inside, averaged + (replicas * size.parameter_bytes if shape.shards_states else 0)
+    return inside, averaged + (replicas * size.gradient_bytes if shape.shards_states else 0)
 
 
 def two_level_bytes(

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from nbdist.engine.compat import torch_fakes, torch_transformer
+from nbdist.engine.layout.plan.adapted import layer_of, wrappers
 from nbdist.engine.layout.plan.guesses import TOKENS, guesses
 from nbdist.engine.layout.plan.inputs import Inputs, as_inputs
 from nbdist.shared import origins
@@ -34,11 +35,17 @@ BATCH = (
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
-    """One call, in a forward, of a module that has its own parameters."""
+    """One call, in a forward, of a module that has its own parameters.
+
+    Attributes:
+        name: Its qualified name; of a layer with an adapter that of both together.
+        module: The module; of a layer with an adapter the layer.
+        fed: Its first argument: the same object for modules that one tensor feeds.
+    """
 
     name: str
     module: Any
-    fed: object  # its first argument: the same object for modules that one tensor feeds
+    fed: object
 
 
 def find_inputs(
@@ -128,9 +135,13 @@ def _trace(model: nn.Module, inputs: Inputs) -> list[ModuleCall]:
     """Return the calls of modules with their own parameters, in order."""
     calls: list[ModuleCall] = []
     hooks = []
+    adapted = dict(wrappers(model))
+    inside = {part for module in adapted.values() for part in module.modules()}
     for name, module in model.named_modules():
-        if any(p is not None for p in module._parameters.values()):
-            hooks.append(module.register_forward_pre_hook(_recorder(name, calls), with_kwargs=True))
+        has_own = module not in inside and any(p is not None for p in module._parameters.values())
+        if has_own or name in adapted:
+            record = _recorder(name, layer_of(module), calls)
+            hooks.append(module.register_forward_pre_hook(record, with_kwargs=True))
     try:
         run_on_fakes(model, inputs, {})
     finally:
@@ -139,8 +150,8 @@ def _trace(model: nn.Module, inputs: Inputs) -> list[ModuleCall]:
     return calls
 
 
-def _recorder(name: str, calls: list[ModuleCall]) -> Callable[..., None]:
-    def record(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+def _recorder(name: str, module: nn.Module, calls: list[ModuleCall]) -> Callable[..., None]:
+    def record(_module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         fed = [*args, *keywords.values()]
         calls.append(ModuleCall(name, module, fed[0] if fed else None))
 

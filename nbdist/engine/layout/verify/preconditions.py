@@ -33,8 +33,12 @@ class Provable(LayoutFacts, Protocol):
 
     policies: Policies
     scaler: Scaler
-    skeleton: nn.Module | None
     no_skeleton: str
+
+    @property
+    def skeleton(self) -> nn.Module | None:
+        """The plain model without weights, with the adapters that are in use."""
+        ...
 
     @property
     def name(self) -> str:

@@ -5,7 +5,7 @@ Keys, their order and what is tied are those of the plain model, so that it load
 with `full_state_dict` and `cpu_offload`: tensors on the CPU on rank 0, nothing on others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,9 @@ from nbdist.engine.layout.weights.full_tensors import LayoutFacts
 _TARGET = 0  # the rank that gets it
 
 
-def state_of(spread: LayoutFacts, plain: nn.Module | None) -> dict[str, Any]:
+def state_of(
+    spread: LayoutFacts, plain: nn.Module | None, only: Container[str] | None = None
+) -> dict[str, Any]:
     """Return the plain model's state on rank 0, an empty dict on others. Collective.
 
     A rank needs memory for one whole tensor beside its own parts; rank 0 for all of them, on the
@@ -28,13 +30,18 @@ def state_of(spread: LayoutFacts, plain: nn.Module | None) -> dict[str, Any]:
         spread: The layout of the weights.
         plain: Its skeleton, which knows what is tied on ranks of other stages; None takes the
             model itself, if every rank has it whole.
+        only: The names of the tensors to keep, on rank 0; by itself all.
     """
     is_target = dist.get_rank() == _TARGET
     held: dict[str, torch.Tensor] = {}
     for name, full in full_tensors.tensors(spread):
-        if is_target:
+        if is_target and (only is None or name in only):
             held[name] = full.to("cpu", copy=True)
-    return _named(held, spread.model, plain or spread.model) if is_target else {}
+    if not is_target:
+        return {}
+    found = _named(held, spread.model, plain or spread.model)
+    kept = {id(tensor) for tensor in held.values()}
+    return found if only is None else {key: t for key, t in found.items() if id(t) in kept}
 
 
 def _named(held: Mapping[str, torch.Tensor], model: nn.Module, plain: nn.Module) -> dict[str, Any]:

@@ -7,6 +7,8 @@
     summed  kept whole, and fed with a part of the features or of the sequence: its gradients are
             summed
 
+A layer with an adapter is cut together with it: what the adapter adds lies as the layer's weight.
+
 A column and the row that follows form a pair; between them nothing is sent. What is in no plan is
 kept whole on every rank.
 
@@ -17,6 +19,8 @@ import re
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from nbdist.engine.layout.plan.adapted import layer_in, layer_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -116,13 +120,30 @@ def _word(style: Any) -> str:
 def cut_dims(style: Any, module: "nn.Module") -> dict[str, int]:
     """Return the dims of parameters that a word cuts; empty for a module that is kept whole.
 
-    A row's bias is whole: it is added once, to the sum.
+    A row's bias is whole: it is added once, to the sum. Of a layer with an adapter, what the
+    adapter adds is cut as the weight: where it has all outputs along dim 0, or inputs along dim 1.
     """
+    layer: Any = layer_in(module)
+    if layer is not None:
+        dim = {COLUMN: 0, ROW: 1}.get(style)
+        if dim is None:
+            return {}
+        size = layer.weight.shape[dim]
+        return {n: dim for n, p in _named(module) if p.dim() > dim and p.shape[dim] == size}
     if style == ROW:
         return {"weight": 1}
     if style in (COLUMN, VOCAB, HEAD):
         return {name: 0 for name, p in module._parameters.items() if p is not None}
     return {}
+
+
+def added_once(style: Any, module: "nn.Module") -> list[str]:
+    """Return the parameters that each rank may add but a part of: a row's outputs are summed."""
+    return [n for n, _ in _named(module) if style == ROW and n.rpartition(".")[2] == "bias"]
+
+
+def _named(module: "nn.Module") -> list[tuple[str, Any]]:
+    return list(module.named_parameters(remove_duplicate=False))
 
 
 def is_known(plan: TensorPlan) -> bool:
@@ -163,5 +184,5 @@ def token_bytes(
 
 def _widths(model: "nn.Module", name: str) -> tuple[int, int]:
     """Return the bytes of the first and of the last dim of a module's weight."""
-    weight: Any = model.get_submodule(name).weight
+    weight: Any = layer_of(model.get_submodule(name)).weight
     return weight.shape[0] * weight.element_size(), weight.shape[-1] * weight.element_size()

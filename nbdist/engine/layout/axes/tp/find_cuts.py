@@ -4,8 +4,12 @@ The traced plan follows the data: linears that one tensor feeds are columns, the
 comes next in the same block, and leads back to the width they took, is their row. Only widths that
 fit are taken: columns must make what the row takes (or a divisor: fewer heads for keys). A packed
 projection makes more, does not show by its shape how to cut it, and is left whole.
+
+A model's own plan is that of the modules whose classes have one, by names as they are in the model:
+a wrapper around one may pass its attributes on, and its names have the wrapper's before them.
 """
 
+import inspect
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from itertools import groupby, pairwise
@@ -25,6 +29,7 @@ from nbdist.engine.layout.axes.tp.cuts import (
     Cut,
     TensorPlan,
 )
+from nbdist.engine.layout.plan.adapted import layer_in
 from nbdist.engine.layout.plan.blocks import find_blocks
 from nbdist.engine.layout.plan.trace import ModuleCall
 from nbdist.shared.errors import LayoutError
@@ -73,9 +78,19 @@ def find_plan(
 
 
 def plan_of(model: nn.Module) -> Mapping[str, Any] | None:
-    """Return the plan that a model brings, as those of transformers do."""
-    plan = getattr(model, "tp_plan", None)
-    return plan if isinstance(plan, Mapping) and plan else None
+    """Return the plan that a model or modules in it bring, as those of transformers do."""
+    found: dict[str, Any] = {}
+    owners: list[str] = []
+    for name, module in model.named_modules():
+        is_inside = any(not owner or name.startswith(owner + ".") for owner in owners)
+        # By the class: a wrapper that passes the plan on has other names.
+        if is_inside or inspect.getattr_static(module, "tp_plan", None) is None:
+            continue
+        plan = getattr(module, "tp_plan", None)
+        if isinstance(plan, Mapping) and plan:
+            owners.append(name)
+            found |= {f"{name}.{key}" if name else key: word for key, word in plan.items()}
+    return found or None
 
 
 # ---- From words --------------------------------------------------------------------------------
@@ -211,23 +226,34 @@ def _with_vocabulary(
 
 
 def _fit_vocabulary(model: nn.Module, plan: TensorPlan, tp: int) -> TensorPlan:
-    """Keep tables and heads whole whose entries tp does not divide, or whose tied partner is."""
+    """Keep tables and heads whole that cannot be cut, or whose tied partner is kept whole."""
     for cut in plan.cuts:
         if cut.style in (VOCAB, HEAD):
             module: Any = model.get_submodule(cut.module)
-            entries = int(module.weight.shape[0])
-            if entries % tp:
+            if not isinstance(module, nn.Embedding if cut.style == VOCAB else nn.Linear):
+                kind = "has an adapter" if layer_in(module) else f"is a {type(module).__name__}"
+                plan = plan.without(cut.module, kind)
+            elif module.weight.shape[0] % tp:
+                entries = module.weight.shape[0]
                 plan = plan.without(cut.module, f"{entries} entries are not divisible by {tp}")
             elif getattr(module, "max_norm", None) is not None:
                 plan = plan.without(cut.module, "max_norm changes the embedding during lookup")
+    while tied := _tied_to_whole(model, plan):
+        plan = plan.without(tied, "tied to a module that is kept whole")
+    return plan
+
+
+def _tied_to_whole(model: nn.Module, plan: TensorPlan) -> str | None:
+    """Return a table or head that shares a parameter, such as its bias, with what is kept whole."""
     for cut in plan.cuts:
         if cut.style not in (VOCAB, HEAD):
             continue
-        weight = model.get_submodule(cut.module).weight
-        owners = [n for n, m in model.named_modules() if m._parameters.get("weight") is weight]
-        if any(plan.style_of(name) not in (VOCAB, HEAD) for name in owners):
-            plan = plan.without(cut.module, "tied to a module that is kept whole")
-    return plan
+        held = {id(p) for p in model.get_submodule(cut.module).parameters(recurse=False)}
+        for name, part in model.named_modules():
+            shares = any(id(p) in held for p in part._parameters.values())
+            if shares and plan.style_of(name) not in (VOCAB, HEAD):
+                return cut.module
+    return None
 
 
 def _nothing_found(model: nn.Module, plan: TensorPlan) -> LayoutError:

@@ -22,6 +22,7 @@ from nbdist.engine.layout.axes.tp.cuts import (
     is_known,
 )
 from nbdist.engine.layout.plan import trace
+from nbdist.engine.layout.plan.adapted import layer_of
 from nbdist.engine.layout.plan.inputs import Inputs
 from nbdist.shared.errors import LayoutError
 
@@ -48,7 +49,7 @@ def check(model: nn.Module, plan: TensorPlan, tp: int, inputs: Inputs | None) ->
         LayoutError: With the numbers, and the nearest thing that works.
     """
     for cut in plan.cuts:
-        module = model.get_submodule(cut.module)
+        module = layer_of(model.get_submodule(cut.module))
         wanted = _CUTTABLE.get(cut.style) if isinstance(cut.style, str) else None
         if wanted and not isinstance(module, wanted):
             raise LayoutError(
@@ -95,7 +96,8 @@ def _sizes(model: nn.Module, plan: TensorPlan) -> list[tuple[str, int]]:
         module = model.get_submodule(cut.module)
         for name, dim in cut_dims(cut.style, module).items():
             kind = "entries" if cut.style in (VOCAB, HEAD) else "features"
-            sizes.append((cut.module + " has {} " + kind, int(getattr(module, name).shape[dim])))
+            size = int(module.get_parameter(name).shape[dim])
+            sizes.append((cut.module + " has {} " + kind, size))
     return sizes
 
 
@@ -115,15 +117,15 @@ def ties(model: nn.Module) -> Iterator[list[tuple[str, str]]]:
 
 
 def _check_ties(model: nn.Module, plan: TensorPlan) -> None:
+    cut: dict[str, int] = {}
+    for each in plan.cuts:
+        within = cut_dims(each.style, model.get_submodule(each.module))
+        cut |= {f"{each.module}.{name}": dim for name, dim in within.items()}
     for places in ties(model):
         styles = [plan.style_of(module) for module, _ in places]
         if any(style is not None and style not in WORDS for style in styles):
             continue  # a style of torch: whether the parts agree shows when it is applied
-        dims = {
-            cut_dims(style, model.get_submodule(module)).get(name)
-            for style, (module, name) in zip(styles, places, strict=True)
-        }
-        if len(dims) > 1:
+        if len({cut.get(f"{module}.{name}") for module, name in places}) > 1:
             names = " and ".join(f"{module}.{name}" for module, name in places)
             raise LayoutError(
                 f"{names} are one parameter, and the plan for tp cuts them in different ways.",
@@ -138,7 +140,7 @@ def parts(model: nn.Module, plan: TensorPlan, tp: int) -> dict[str, torch.Size]:
         if cut.style in (COLUMN, ROW):
             module = model.get_submodule(cut.module)
             for name, dim in cut_dims(cut.style, module).items():
-                shape = list(getattr(module, name).shape)
+                shape = list(module.get_parameter(name).shape)
                 shape[dim] //= tp
                 shapes[f"{cut.module}.{name}"] = torch.Size(shape)
     return shapes

@@ -8,6 +8,7 @@ norms dispatch as DTensors.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from torch.autograd.function import FunctionCtx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-_Place = tuple[nn.Module, str, bool]  # the module, the parameter's name, whether parts are summed
+# The module, the parameter's name, and what makes of it what the forward computes with.
+Place = tuple[nn.Module, str, Callable[[Any], Any]]
 
 
 def replicate_rest(
@@ -31,7 +33,7 @@ def replicate_rest(
         summed: Modules that see a part of the features or tokens: their gradients are summed.
     """
     made: dict[int, nn.Parameter] = {}
-    places: dict[nn.Module, list[_Place]] = {}
+    places: dict[nn.Module, list[Place]] = {}
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is None or isinstance(parameter, DTensor):
@@ -40,15 +42,16 @@ def replicate_rest(
                 whole = DTensor.from_local(parameter.detach(), mesh, [Replicate()], run_check=False)
                 made[id(parameter)] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
             module._parameters[name] = made[id(parameter)]
-            places.setdefault(module, []).append((module, name, module in summed))
+            make = partial_of if module in summed else local_of
+            places.setdefault(module, []).append((module, name, make))
     for unit in units:
         under = [place for m in _of_unit(unit, units) for place in places.get(m, ())]
         if under:
-            _Local(under).wrap(unit)
+            Local(under).wrap(unit)
     for module, own in places.items():
         if module not in units:
             # Where a part of the model is called by itself.
-            _Local(own).wrap(module)
+            Local(own).wrap(module)
 
 
 def _of_unit(unit: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
@@ -60,7 +63,7 @@ def _of_unit(unit: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
     return found
 
 
-class _Local:
+class Local:
     """Puts local tensors in the place of replicas while a forward runs.
 
     Main thread, and autograd's where a checkpoint computes again. Forwards may nest: what is plain
@@ -68,10 +71,11 @@ class _Local:
     run when an interrupt ends it; inside of fsdp's hooks, which gather first.
     """
 
-    def __init__(self, places: list[_Place]) -> None:
+    def __init__(self, places: list[Place]) -> None:
         self._places = places
 
     def wrap(self, module: nn.Module) -> None:
+        """Have a module's forward find local tensors."""
         forward = module.forward
 
         @functools.wraps(forward)
@@ -87,16 +91,20 @@ class _Local:
         module.forward = with_local_parameters
 
     def _take(self, taken: list[tuple[nn.Module, str, nn.Parameter]]) -> None:
-        for module, name, is_summed in self._places:
+        for module, name, make in self._places:
             parameter = module._parameters[name]
             if isinstance(parameter, DTensor):
                 taken.append((module, name, parameter))
-                module._parameters[name] = _local(parameter, is_summed)
+                module._parameters[name] = make(parameter)
 
 
-def _local(parameter: Any, is_summed: bool) -> Any:
-    if not is_summed:
-        return parameter.to_local()
+def local_of(parameter: Any) -> Any:
+    """Return this rank's part; its gradient is this rank's, too."""
+    return parameter.to_local()
+
+
+def partial_of(parameter: Any) -> Any:
+    """Return the whole of a replica; its gradient is summed over the ranks."""
     summed: Any = _SumGradient.apply(parameter)  # type: ignore[no-untyped-call]
     return summed.to_local(grad_placements=[Partial()])
 

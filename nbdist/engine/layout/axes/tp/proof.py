@@ -3,7 +3,12 @@
 Each rank runs one small forward twice: with its whole weights, and with the parts that the plan
 gives it, where rows are summed over the ranks. What rows make must be the same. So a plan that is
 wrong, though its shapes fit (a norm over features that were cut, a packed projection), is refused
-and named, instead of training something else.
+and named, instead of training something else. Adapters are all active in it, with numbers as after
+some training.
+
+A layer with an adapter that passes has right gradients, too. As a column it makes a part of the
+outputs of the same input, as a row one of the addends: what its whole parameters and its input get
+is the sum over ranks in either case, and of its parts each rank has all (`adapter_cuts`).
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +21,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from nbdist.engine.compat import torch_modules, torch_transformer
-from nbdist.engine.layout.axes.tp.cuts import COLUMN, ROW, TensorPlan, cut_dims
+from nbdist.engine.layout.axes.tp.cuts import COLUMN, ROW, Cut, TensorPlan, added_once, cut_dims
+from nbdist.engine.layout.plan import adapted
 from nbdist.engine.layout.plan.inputs import Inputs
 from nbdist.engine.layout.plan.trace import untouched
 from nbdist.shared.errors import LayoutError
@@ -39,9 +45,10 @@ def prove(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, inputs: Inputs) 
     """
     inputs = inputs.map(of_rank_0)
     rows = [pair.row for pair in plan.pairs]
-    with untouched(model), evaluating(model), torch.no_grad():
-        whole = _outputs(model, {}, rows, inputs, None)
-        parts = _outputs(model, _parts(model, plan, mesh), rows, inputs, mesh)
+    with untouched(model), evaluating(model), adapted.all_active(model), torch.no_grad():
+        added = _added(model)
+        whole = _outputs(model, added, rows, inputs, None)
+        parts = _outputs(model, added | _parts(model, plan, mesh, added), rows, inputs, mesh)
     for row in rows:
         error = float(difference(whole[row], parts[row]))
         if not error <= tolerance(whole[row].dtype):
@@ -51,8 +58,19 @@ def prove(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, inputs: Inputs) 
                 f"{error:.1e} of its largest value, in a forward that was tried.",
                 why="something between them works across features or heads that different ranks "
                 f"would hold (the plan: {plan.source})",
-                do="leave them out with a plan of your own: TensorParallel(plan={...})",
+                do="leave them out with a plan of your own: TensorParallel(plan={...})"
+                + _with_adapter(model, row),
             )
+
+
+def _with_adapter(model: nn.Module, row: str) -> str:
+    if adapted.layer_in(model.get_submodule(row)) is None:
+        return ""
+    name = row.rpartition(".")[2]
+    return (
+        f"; or put no adapter on {name} that computes over all of its inputs, as DoRA's norm does "
+        '(target_modules), or use "zero3"'
+    )
 
 
 def difference(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
@@ -98,20 +116,34 @@ def _recorder(row: str, found: dict[str, Any], mesh: DeviceMesh | None) -> Calla
     return record
 
 
-def _parts(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
+def _added(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the numbers of all adapters in a proof, by name."""
+    added = {}
+    for name, module in adapted.wrappers(model):
+        own = adapted.in_use(module)
+        added.update({f"{name}.{key}": numbers for key, numbers in own.items()})
+    return added
+
+
+def _parts(
+    model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, added: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     """Return this rank's parts of the pairs' parameters, without a copy; a row's bias is shared."""
-    parts = {}
+    parts: dict[str, torch.Tensor] = {}
+
+    def whole(cut: Cut, name: str) -> torch.Tensor:
+        full = f"{cut.module}.{name}"
+        return added[full] if full in added else model.get_parameter(full).detach()
+
     for cut in plan.cuts:
         if cut.style not in (COLUMN, ROW):
             continue
         module = model.get_submodule(cut.module)
         for name, dim in cut_dims(cut.style, module).items():
-            chunks = getattr(module, name).detach().chunk(mesh.size(), dim)
+            chunks = whole(cut, name).chunk(mesh.size(), dim)
             parts[f"{cut.module}.{name}"] = chunks[mesh.get_local_rank()]
-        if cut.style == ROW and getattr(module, "bias", None) is not None:
-            bias = module.bias
-            assert isinstance(bias, torch.Tensor)
-            parts[f"{cut.module}.bias"] = bias.detach() / mesh.size()
+        for name in added_once(cut.style, module):
+            parts[f"{cut.module}.{name}"] = whole(cut, name) / mesh.size()
     return parts
 
 

@@ -44,8 +44,10 @@ class TensorAxis(Axis):
     def cut(self, work: Spreading) -> None:
         """Cut the weights that this rank has."""
         # Twice where parameters are tied: both places are cut.
-        held = work.model.named_parameters(remove_duplicate=False)
-        here = self._plan.within({name.rpartition(".")[0] for name, _ in held})
+        held = [name.split(".") for name, _ in work.model.named_parameters(remove_duplicate=False)]
+        # Also what they are parts of: a layer with an adapter is cut as one.
+        owners = {".".join(name[:end]) for name in held for end in range(1, len(name))}
+        here = self._plan.within(owners)
         axis = work.mesh["tp"]
         tp.apply(work.model, here, work.policies.tensor, axis, work.blocks, work.runs)
         random_numbers.align(axis, work.shape.data_part(dist.get_rank())[0])

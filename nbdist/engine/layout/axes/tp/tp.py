@@ -20,7 +20,14 @@ from torch.distributed.tensor.parallel import (
 )
 
 from nbdist.engine.compat import torch_sharded, torch_transformer
-from nbdist.engine.layout.axes.tp import find_cuts, fit, local_parameters, proof, sequence
+from nbdist.engine.layout.axes.tp import (
+    adapter_cuts,
+    find_cuts,
+    fit,
+    local_parameters,
+    proof,
+    sequence,
+)
 from nbdist.engine.layout.axes.tp.cuts import COLUMN, HEAD, ROW, SUMMED, VOCAB, TensorPlan, is_known
 from nbdist.engine.layout.plan import trace
 from nbdist.engine.layout.policies.policies import TensorParallel
@@ -34,19 +41,24 @@ def find_plan(
 
     A plan of words is tried on fake tensors with a rank's shapes, and then proven by a small
     forward. One with styles of torch is used unchanged: their effect is not known to us. Where
-    the user gave a plan and no example, a model that runs with no guessed input is believed.
+    there is a plan and no example, a model that runs with no guessed input is believed, but not its
+    adapters: how they are cut is our guess.
 
     Raises:
         LayoutError: Nothing to cut, or a plan that does not fit the model.
     """
-    inputs, calls = None, list[trace.ModuleCall]()
+    inputs, calls, unproven = None, list[trace.ModuleCall](), None
     try:
         inputs, calls = trace.find_inputs(model, policy.example)
-    except LayoutError:
+    except LayoutError as error:
+        unproven = error
         has_words = policy.plan is not None or find_cuts.plan_of(model) is not None
         if policy.example is not None or not has_words:
             raise
     plan = find_cuts.find_plan(model, policy.plan, calls, mesh.size())
+    cut = [(model.get_submodule(cut.module), cut.style) for cut in plan.cuts]
+    if unproven is not None and any(adapter_cuts.is_cut_here(*each) for each in cut):
+        raise unproven
     fit.check(model, plan, mesh.size(), inputs)
     _check_loss(plan, policy)
     if policy.sequence:
@@ -85,12 +97,14 @@ def apply(
                 [model.get_submodule(name) for name in pair.columns], model.get_submodule(pair.row)
             )
     for cut in plan.cuts:
-        style = _style(cut.style, policy)
-        if style is not None:
+        style, layer = _style(cut.style, policy), model.get_submodule(cut.module)
+        if adapter_cuts.is_cut_here(layer, cut.style):
+            adapter_cuts.apply(layer, cut.style, mesh, scatters=policy.sequence)
+        elif style is not None:
             # None: all ranks hold the same already.
-            parallelize_module(model.get_submodule(cut.module), mesh, style, src_data_rank=None)
+            parallelize_module(layer, mesh, style, src_data_rank=None)
         if cut.style == HEAD and not policy.loss:
-            model.get_submodule(cut.module).register_forward_hook(_own_output)
+            layer.register_forward_hook(_own_output)
     local_parameters.replicate_rest(model, mesh, [*blocks.values(), model], summed)
     for (module, name), *others in tied:
         for other, its_name in others:
