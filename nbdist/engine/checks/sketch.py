@@ -10,14 +10,13 @@ from functools import lru_cache
 from typing import Final
 
 import torch
-from torch.nn.functional import pad
 
 from nbdist.engine.checks.fingerprints import fingerprints
 from nbdist.engine.compat.torch_hooks import local_part
 
 BUCKETS: Final = 16
-_SIGNS: Final = 1 << 20  # that are drawn; of a larger tensor each part has them from another on
-_APART: Final = 7919  # not a multiple of BUCKETS, so that each sum gets other ones in each part
+_SIGNS: Final = 1 << 20  # that are drawn; each part of a tensor has them from another on
+_APART: Final = 16 * 7919  # as memory is aligned, so that products are fast
 _DIGITS: Final = 52  # bits that a float holds exactly
 
 
@@ -35,16 +34,20 @@ def sketch(tensor: torch.Tensor) -> torch.Tensor:
     bits = (bits ^ bits >> _DIGITS) & ((1 << _DIGITS) - 1)
     if flat.dtype not in (torch.float32, torch.float64):
         flat = flat.to(torch.float32 if flat.is_floating_point() else torch.float64)
-    signs = _signs(flat.device)
-    sums = torch.zeros(BUCKETS, dtype=torch.float64, device=flat.device)
-    for number, part in enumerate(flat.split(_SIGNS)):
-        first = number * _APART % _SIGNS
-        signed = part * signs[first : first + len(part)]
-        sums += pad(signed, (0, -len(part) % BUCKETS)).view(-1, BUCKETS).sum(0, dtype=torch.float64)
-    return torch.cat([sums, bits.to(torch.float64)])
+    sums = [_sum(part, number) for number, part in enumerate(flat.tensor_split(BUCKETS))]
+    return torch.cat([torch.stack(sums).to(torch.float64), bits.to(torch.float64)])
+
+
+def _sum(part: torch.Tensor, number: int) -> torch.Tensor:
+    signs = _signs(part.device, part.dtype)
+    total = part.new_zeros(())
+    for at, some in enumerate(part.split(_SIGNS)):
+        first = (number + at * BUCKETS) * _APART % _SIGNS
+        total = total + torch.dot(some, signs[first : first + len(some)])
+    return total
 
 
 @lru_cache(maxsize=8)
-def _signs(device: torch.device) -> torch.Tensor:
+def _signs(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     drawn = torch.randint(0, 2, (_SIGNS,), generator=torch.Generator().manual_seed(0))
-    return (2 * drawn - 1).to(device, torch.float32).repeat(2)
+    return (2 * drawn - 1).to(device, dtype).repeat(2)
