@@ -28,7 +28,10 @@ class Block(torch.nn.Module):
             out = out * 1.01
         return x + self.drop(out)
 torch.manual_seed(1 if change == "seed" else 0)
-model = torch.nn.Sequential(Block(), torch.nn.BatchNorm1d(8), Block(), torch.nn.Linear(8, 2))
+class Net(torch.nn.Sequential):
+    def forward(self, x):
+        return super().forward(x)
+model = Net(Block(), torch.nn.BatchNorm1d(8), Block(), torch.nn.Linear(8, 2))
 layout = nbdist.parallelize(model, globals().get("text", "ddp"))
 kind = torch.optim.Adam if change == "optimizer" else torch.optim.AdamW
 optimizer = kind(model.parameters(), lr=0.01, weight_decay=0.1)
@@ -47,7 +50,7 @@ for step in range(1, 7):
     if change == "weights" and step == 3:
         with torch.no_grad():
             model[3].bias.add_(0.5)
-    layout.step(x, y, loss_fn)
+    layout.step({"x": x}, y, loss_fn)
     if change == "clip" and step == 2:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     optimizer.step()
@@ -206,6 +209,8 @@ def test_what_cannot_be_compared_is_refused_on_all_ranks(session: Session) -> No
     train(session, text="ddp")
     with pytest.raises(nbdist.LayoutError, match="needs 3 ranks"):
         session.diff("ddp", "tp=3")
+    with pytest.raises(nbdist.LayoutError, match="are one layout on 2 ranks"):
+        session.diff("zero3", "fsdp=2")
 
 
 def test_in_a_notebook_it_is_a_line_with_a_picture(kernel: Kernel) -> None:
@@ -221,4 +226,4 @@ def test_in_a_notebook_it_is_a_line_with_a_picture(kernel: Kernel) -> None:
     assert any("image/png" in output.get("data", {}) for output in ran.outputs)
     refused = kernel.run("%dist diff ddp 1").error
     assert refused is not None
-    assert "ddp is a layout, and 1 a run." in refused[1]
+    assert "ddp is a layout, and 1 is none." in refused[1]

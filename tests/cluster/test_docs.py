@@ -38,8 +38,9 @@ model = Net()
 TRAIN = """
 def train(model=model, epochs=1):
     opt = torch.optim.AdamW(model.parameters(), lr=0.05)
+    loader = nbdist.loader(dataset, global_batch=32)
     for _ in range(epochs):
-        for x, y in nbdist.loader(dataset, global_batch=32):
+        for x, y in loader:
             F.cross_entropy(model(x), y).backward()
             opt.step(); opt.zero_grad()
 """

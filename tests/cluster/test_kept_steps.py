@@ -225,7 +225,11 @@ def test_of_a_pipeline_the_forward_does_not_run_and_it_is_said_why(session: Sess
     train(session, text="pp=2", norm=False, parts=1)
     found = session.replay(5)
     assert not found.ran
-    assert "only that of layout.step is, without a pipeline" in str(found)
+    assert "a pipeline's forward is not run again" in str(found)
+    train(session, text="pp=2", norm=False, parts=1, bad=35, steps=12)
+    found = session.replay()
+    assert (found.step, found.is_left_out, found.ran) == (5, True, False)
+    assert "a pipeline's forward is not run again" in str(found)
 
 
 def test_of_a_plain_loop_the_step_whose_weights_are_kept_runs_its_forward(

@@ -197,7 +197,9 @@ class Replayed:
             if one.unkept:
                 yield f"  rank {rank}: {counted(one.unkept, 'forward')} more that it did not keep"
         is_sound = all(f.is_finite for r in self.ranks.values() for f in r.forwards)
-        if is_sound and self.is_left_out:
+        if is_sound and self.bad:
+            yield f"  The forward of {name_ranks(self.bad)} is not finite: leave out --rank."
+        elif is_sound and self.is_left_out:
             yield f"  {self._elsewhere}"
 
     @property

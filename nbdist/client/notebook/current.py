@@ -168,7 +168,7 @@ def diff(one: str, other: str) -> "LayoutDiff | RunDiff":
         return current().diff(one, other)
     if any(kinds):
         raise UsageError(
-            f"{one if kinds[0] else other} is a layout, and {other if kinds[0] else one} a run.",
+            f"{one if kinds[0] else other} is a layout, and {other if kinds[0] else one} is none.",
             do="%dist diff with two layouts, or with two runs",
         )
     tracker = _tracker()

@@ -136,6 +136,8 @@ def _why_not(kept: KeptStep, model: nn.Module | None) -> str:
         return "its model is not known, or is gone"
     if kept.why_not:
         return kept.why_not
+    if (layout := layout_of(model)) is not None and layout.pipeline is not None:
+        return "a pipeline's forward is not run again: its stages are parts of one"
     if any(isinstance(one, FullyShardedDataParallel) for one in model.modules()):
         return "a FullyShardedDataParallel is not run again; fully_shard and layouts are"
     if len(kept.modes) != sum(1 for _ in model.modules()):

@@ -29,16 +29,21 @@ class StepNumerics:
     """What is seen of the step that is being made."""
 
     def __init__(self) -> None:
-        """See every module that is called, until `stop`."""
+        """See every module that is called, until `stop`.
+
+        Not where code is compiled: it would be compiled anew as hooks come and go.
+        """
         self._seen: list[tuple[nn.Module, str, str, torch.Tensor]] = []
         self._calls: Counter[nn.Module] = Counter()
         self._around: list[nn.Module] = []  # whose forwards run
         self._random: list[Entry] = []
         self._sketched: list[tuple[Entry, torch.Tensor]] = []
-        self._hooks = [
-            torch_module.register_module_forward_pre_hook(self._enters),
-            torch_module.register_module_forward_hook(self._leaves),
-        ]
+        self._hooks: list[Any] = []
+        if not torch_hooks.has_compiled():
+            self._hooks = [
+                torch_module.register_module_forward_pre_hook(self._enters),
+                torch_module.register_module_forward_hook(self._leaves, with_kwargs=True),
+            ]
 
     def stop(self) -> None:
         """See no more modules."""
@@ -69,7 +74,8 @@ class StepNumerics:
         grads = [(name, p.grad) for name, p in reversed(trained) if p.grad is not None]
         self._take("gradient", grads)
         for number, options in enumerate(options_of(optimizer)):
-            told = {name: repr(value) for name, value in options.items()}
+            told = {"optimizer": type(optimizer).__name__}
+            told |= {name: repr(value) for name, value in options.items()}
             self._sketched.append((["options", f"group {number}", "", told], _NOTHING))
 
     def optimizer_ends(self, optimizer: Optimizer, model: nn.Module | None) -> list[Entry]:
@@ -96,17 +102,17 @@ class StepNumerics:
                 self._sketched.append(([which[0], name, shape], sums))
         self._seen = []
 
-    def _enters(self, module: nn.Module, args: Any) -> None:
-        if _is_a_forward() and not self._around:
-            self._note(module, "input", args)
-            if not self._random:
-                self._random = _random_states()
+    def _enters(self, module: nn.Module, _args: Any) -> None:
+        if _is_a_forward() and not self._around and not self._random:
+            self._random = _random_states()
         self._around.append(module)
 
-    def _leaves(self, module: nn.Module, _args: Any, output: Any) -> None:
+    def _leaves(self, module: nn.Module, args: Any, keywords: Any, output: Any) -> None:
         while self._around and self._around.pop() is not module:
             pass  # of one that has raised
         if _is_a_forward():
+            if not self._around:  # a hook that comes before is given no keywords
+                self._note(module, "input", (args, keywords))
             self._note(module, "output", output)
             self._calls[module] += 1
 

@@ -1,11 +1,14 @@
 """What torch keeps of the operations of a backward: when and where each was made. Any thread."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd.graph import Node
+
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+_LOOKS_ON = "_nbdist_looks_on"
 
 
 def tracebacks() -> AbstractContextManager[Any]:
@@ -33,6 +36,16 @@ def next_number() -> int:
 
 
 def act_in_backward(parameters: Iterable[torch.Tensor]) -> bool:
-    """Return whether any goes to a hook once it has its gradient: an optimizer may step there."""
+    """Return whether any goes to a hook once it has its gradient: an optimizer may step there.
+
+    Hooks that `looks_on` has marked do nothing to it.
+    """
     held: Iterable[Any] = parameters
-    return any(one._post_accumulate_grad_hooks for one in held)
+    hooks = (hook for one in held for hook in (one._post_accumulate_grad_hooks or {}).values())
+    return any(not getattr(hook, _LOOKS_ON, False) for hook in hooks)
+
+
+def looks_on(hook: Hook) -> Hook:
+    """Mark a function as a hook that changes neither a gradient nor a parameter."""
+    setattr(hook, _LOOKS_ON, True)
+    return hook

@@ -5,6 +5,7 @@ function that puts something in place returns a function that takes it out again
 says what a new torch has moved. Tried with torch 2.13.0 and 2.15.0 (CPU).
 """
 
+import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -285,6 +286,13 @@ def wrap_wait_tensor(wrapper: Wrapper) -> Undo:
 def wrap_backward(wrapper: Wrapper) -> Undo:
     """Put `wrapper` around `torch.autograd.backward`, which `Tensor.backward` calls too."""
     return _replace(torch.autograd, "backward", wrapper)
+
+
+def has_compiled() -> bool:
+    """Return whether `torch.compile` has compiled code of this process."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    counters: Any = {} if utils is None else getattr(utils, "counters", {})
+    return bool(counters.get("frames"))
 
 
 def is_in_backward() -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout import layout as layouts
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
@@ -28,6 +29,7 @@ from nbdist.engine.steps import step_state
 from nbdist.engine.training import training
 from nbdist.shared.error_text import named
 from nbdist.shared.errors import LayoutError, NBDistError
+from nbdist.shared.text import counted
 
 
 def compare(one: str, other: str, names: dict[str, Any]) -> dict[str, Any]:
@@ -41,6 +43,7 @@ def compare(one: str, other: str, names: dict[str, Any]) -> dict[str, Any]:
     random = step_state.here().random_numbers()
     try:
         live = find_on_all(None, names)
+        _refuse_equal(one, other)
         batch = batch_of(live)
         whole = _whole(live, batch)
         looked = [_look(live, text, whole, batch) for text in (one, other)]
@@ -49,6 +52,15 @@ def compare(one: str, other: str, names: dict[str, Any]) -> dict[str, Any]:
     finally:
         step_state.here().start_over(random)
     return {"layouts": looked, "batch": batch.how, "samples": samples_in(whole)}
+
+
+def _refuse_equal(one: str, other: str) -> None:
+    world = dist.get_world_size()
+    if mesh.parse(one, world, world) == mesh.parse(other, world, world):
+        raise LayoutError(
+            f'"{one}" and "{other}" are one layout on {counted(world, "rank")}.',
+            do="%dist verify compares it with one process",
+        )
 
 
 def _whole(live: Layout, batch: Batch) -> Any:
@@ -88,7 +100,7 @@ def _look(live: Layout, text: str, whole: Any, batch: Batch) -> dict[str, Any]:
                 do=f"layout.step with a number of samples that {count} divides, over all ranks",
             )
         args, keywords, y = moved(split(whole, samples, count)[part], layout.mesh.device_type)
-        with training.here.unseen():
+        with training.here.unseen(), torch_modules.as_written():
             return _plain(layout, layout.look_into((Inputs(args, keywords), y), batch.loss_fn))
     finally:
         if not is_live:

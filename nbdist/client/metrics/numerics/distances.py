@@ -21,6 +21,7 @@ class Distance:
         rank: Whose.
         by: How far apart; infinite where one side has none, or one of another shape.
         limit: The largest that may be round-off.
+        missing: Why there is none, in words: one side lacks it, or has another shape.
     """
 
     what: str
@@ -29,6 +30,7 @@ class Distance:
     rank: int
     by: float
     limit: float
+    missing: str = ""
 
     @property
     def share(self) -> float:
@@ -78,7 +80,7 @@ def shown(distance: Distance | None) -> str:
     if not distance.limit and distance.what == "options":
         return "others <"
     if math.isinf(distance.by):
-        return "missing"
+        return "other shape <" if " and " in distance.missing else "missing <"
     mark = " <" if distance.is_beyond else ""
     return f"{_short(distance.by)} of {_short(distance.limit)}{mark}"
 

@@ -39,9 +39,18 @@ _WHY: Final = {
     "loss": "The model's outputs are equal: the loss function is another one, or its targets.",
     "gradient": "The loss is equal: the backward is another one, or what is done with gradients "
     "before the optimizer steps, such as clipping.",
-    "options": "Gradients are equal: the optimizer has other options.",
+    "options": "Gradients are equal: the optimizer is another one, or has other options.",
     "new weight": "Gradients and options are equal: the optimizer is another one, or has another "
     "state.",
+}
+# What must have been compared for such a sentence to be true.
+_AFTER: Final = {
+    "output": ("input",),
+    "buffer": ("input", "output"),
+    "loss": ("input", "output"),
+    "gradient": ("input", "output", "loss"),
+    "options": ("gradient",),
+    "new weight": ("gradient", "options"),
 }
 
 
@@ -103,8 +112,7 @@ class RunDiff:
         distances: In the order of steps and of computation, of all ranks.
         random: The first step at whose beginning random numbers differ; None if at none.
         options: What options of the optimizer are, where they differ first, in words.
-        layouts: Theirs. Where they differ, only what has the same shape is compared.
-        uncompared: How much of the first step was not.
+        last: The last step that each has written down.
     """
 
     names: tuple[str, str]
@@ -114,8 +122,7 @@ class RunDiff:
     distances: tuple[Distance, ...]
     random: int | None
     options: str
-    layouts: tuple[str, str]
-    uncompared: int
+    last: tuple[int, int]
 
     @property
     def ok(self) -> bool:
@@ -148,12 +155,9 @@ class RunDiff:
             said = self._parts(self.distances[at], unequal)
         if self.random is not None and unequal is not None:
             said.append(f"Their random numbers differ from step {self.random} on.")
-        if self.uncompared:
-            a, b = self.layouts
-            said.append(
-                f"{counted(self.uncompared, 'place')} of a step and rank that the layouts {a} and "
-                f'{b} cut otherwise were not compared: %dist diff "{a}" "{b}" compares them.'
-            )
+        if self.last[0] != self.last[1]:
+            longer = self.last.index(max(self.last))
+            said.append(f"{self.names[longer]} goes on until step {max(self.last)}.")
         if self.versions[0] != self.versions[1]:
             said.append(f"torch was {self.versions[0]} and {self.versions[1]}.")
         return said
@@ -169,10 +173,12 @@ class RunDiff:
         missing = counted(first.step - before - 1, "step")
         when = f"step {first.step}"
         when += f" ({missing} before it not recorded)" if before < first.step - 1 else ""
-        if math.isinf(first.by):
-            how = "one of them alone has it, with this shape and finite"
+        if first.missing:
+            how = first.missing
         elif first.what == "options":
             how = self.options
+        elif math.isinf(first.by):
+            how = "not finite in one of them, or in other places"
         else:
             how = f"off by {_percent(first.by)} of its size (round-off: {_percent(first.limit)})"
         is_first = (unequal.step, unequal.what, unequal.name) == key
@@ -185,8 +191,19 @@ class RunDiff:
         return [
             f"they part at {when}, on {name_ranks(ranks)}, at {first.place}: {how}.",
             until,
-            _WHY[first.what],
+            self._why(first),
         ]
+
+    def _why(self, first: Distance) -> str:
+        """Return what may be the cause, by what was compared before."""
+        if first.missing:
+            return "Another model, another optimizer, or another loop."
+        compared = {one.what for one in self.distances if one.step == first.step}
+        lacking = [what for what in _AFTER.get(first.what, ()) if what not in compared]
+        if lacking:
+            unknown = " and ".join(f"{what}s".replace("losss", "losses") for what in lacking)
+            return f"The {unknown} of this step are not recorded: the cause may lie there."
+        return _WHY[first.what]
 
     def __str__(self) -> str:
         a, b = self.names
@@ -212,8 +229,18 @@ def compare(one: Recording, other: Recording) -> RunDiff:
     """Return the distances of two runs.
 
     Raises:
-        UsageError: They have other ranks, or no step in common.
+        UsageError: They have other layouts or ranks, or no step in common.
     """
+    if one.layout != other.layout:
+        a, b = (recording.layout or "none" for recording in (one, other))
+        raise UsageError(
+            f"{one.name} has the layout {a}, and {other.name} {b}.",
+            why="runs are compared place by place, and each layout cuts batches and weights its "
+            "own way",
+            do=f'%dist diff "{a}" "{b}" compares layouts, on the ranks'
+            if "none" not in (a, b)
+            else "compare runs of one layout",
+        )
     if one.ranks.keys() != other.ranks.keys():
         raise UsageError(
             f"{one.name} has written {counted(len(one.ranks), 'rank')} down, and {other.name} "
@@ -238,8 +265,7 @@ def compare(one: Recording, other: Recording) -> RunDiff:
         tuple(distance for each in found for distance in each.distances),
         next((step for step, each in zip(steps, found, strict=True) if each.other_random), None),
         next((each.options for each in found if each.options), ""),
-        (one.layout, other.layout),
-        found[0].uncompared // len(one.ranks),
+        (_last(one), _last(other)),
     )
 
 
@@ -251,13 +277,11 @@ class _StepDiff:
         distances: In the order of computation.
         other_random: Whether a rank's random numbers are others as it begins.
         options: What options of the optimizer are, where they differ, in words.
-        uncompared: Places that another layout cuts otherwise.
     """
 
     distances: list[Distance]
     other_random: bool
     options: str
-    uncompared: int
 
     @classmethod
     def of(cls, step: int, one: Recording, other: Recording) -> "_StepDiff":
@@ -267,20 +291,22 @@ class _StepDiff:
             for each in (one, other)
         ]
         sizes = _sizes(entry for side in sides for entry in side.values())
-        distances, is_other, options, uncompared = [], False, "", 0
+        distances, is_other, options = [], False, ""
         for key in _in_order([*sides[0], *sides[1]]):
             (what, name, rank), (a, b) = key, (side.get(key) for side in sides)
             if what == "random":
                 is_other |= a is None or b is None or a[3] != b[3]
                 continue
-            if one.layout != other.layout and (a is None or b is None or a[2] != b[2]):
-                uncompared += 1
-                continue
+            missing = _missing(a, b, one.name, other.name)
             by, limit = _distance(a, b, sizes.get(what, 0.0))
             if what == "options" and by and not options and a is not None and b is not None:
                 options = _changed(a[3], b[3])
-            distances.append(Distance(what, name, step, rank, by, limit))
-        return cls(distances, is_other, options, uncompared)
+            distances.append(Distance(what, name, step, rank, by, limit, missing))
+        return cls(distances, is_other, options)
+
+
+def _last(recording: Recording) -> int:
+    return max(max(steps) for steps in recording.ranks.values())
 
 
 def _in_order(keys: Sequence[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
@@ -298,6 +324,13 @@ def _sizes(entries: Iterable[Entry]) -> dict[str, float]:
         if isinstance(told, list):
             sizes[what] = max(sizes.get(what, 0.0), _norm(told[:-1]))
     return sizes
+
+
+def _missing(a: Entry | None, b: Entry | None, one: str, other: str) -> str:
+    """Return why two cannot be compared, in words; "" where they can."""
+    if a is None or b is None:
+        return f"{one if b is None else other} alone has it"
+    return f"{a[2]} and {b[2]}" if a[2] != b[2] else ""
 
 
 def _distance(a: Entry | None, b: Entry | None, largest: float) -> tuple[float, float]:

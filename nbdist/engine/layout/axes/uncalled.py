@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from nbdist.engine.compat import torch_hooks, torch_modules
+from nbdist.engine.compat.torch_anomaly import looks_on
 from nbdist.engine.layout.axes.unused import named
 from nbdist.shared.errors import LayoutError
 
@@ -47,6 +48,7 @@ class Calls:
             self.count += 1
             self._is_prepared = True
 
+    @looks_on
     def after_gradient(self, _parameter: torch.Tensor) -> None:
         """Count a backward that is not prepared."""
         self.unprepared += not self._is_prepared

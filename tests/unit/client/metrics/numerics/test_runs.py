@@ -101,13 +101,33 @@ def test_the_same_that_is_not_a_number_is_equal() -> None:
     assert compare(recording("a", bad), recording("b", bad)).ok
 
 
-def test_another_shape_is_a_difference_under_one_layout_and_not_under_two() -> None:
-    one, other = recording("a"), recording("b", step(shape="float32 (4, 3)"), step())
-    assert first_of(compare(one, other)) == (1, "output", "0")
-    cut = recording("b", step(shape="float32 (4, 1)"), step(), layout="tp=2")
-    found = compare(one, cut)
-    assert found.ok
-    assert '%dist diff "ddp" "tp=2" compares them' in found.sentences[-1]
+def test_another_shape_is_told_with_both() -> None:
+    found = compare(recording("a"), recording("b", step(shape="float32 (4, 3)"), step()))
+    assert first_of(found) == (1, "output", "0")
+    assert "the output of 0: float32 (4, 2) and float32 (4, 3)." in found.sentences[0]
+    assert found.sentences[-1] == "Another model, another optimizer, or another loop."
+
+
+def test_what_one_run_alone_has_is_told_with_its_name() -> None:
+    found = compare(recording("a"), recording("b", step()[:3] + step()[4:], step()))
+    assert "the output of 0: a alone has it." in found.sentences[0]
+
+
+def test_a_cause_is_named_only_where_what_comes_before_was_compared() -> None:
+    bare = [entry for entry in step() if entry[0] not in ("input", "output")]
+    changed = [entry for entry in step(loss=0.6) if entry[0] not in ("input", "output")]
+    found = compare(recording("a", bare), recording("b", changed))
+    assert found.sentences[-1] == (
+        "The inputs and outputs of this step are not recorded: the cause may lie there."
+    )
+
+
+def test_the_run_that_goes_on_longer_is_named() -> None:
+    found = compare(recording("a", step(), step(), step()), recording("b"))
+    assert found.sentences == [
+        "equal bit for bit in all of the 2 steps.",
+        "a goes on until step 3.",
+    ]
 
 
 def test_steps_that_are_not_recorded_are_told() -> None:
@@ -121,6 +141,9 @@ def test_runs_that_cannot_be_compared_are_refused() -> None:
     with pytest.raises(UsageError, match="a has written 2 ranks down, and b 3"):
         compare(recording("a"), recording("b", ranks=3))
     later = Recording("b", "ddp", "2.13.0", {0: {7: step()}, 1: {7: step()}})
+    with pytest.raises(UsageError, match="a has the layout ddp, and b tp=2") as refused:
+        compare(recording("a"), recording("b", layout="tp=2"))
+    assert '%dist diff "ddp" "tp=2" compares layouts' in refused.value.do
     with pytest.raises(UsageError, match="no step in common"):
         compare(recording("a"), later)
 
