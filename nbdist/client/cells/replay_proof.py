@@ -151,6 +151,11 @@ def in_one_process(parts: Sequence[OnePart], bad: Collection[int]) -> Iterable[s
         yield f"  So it is the layout: it is not finite on {name_ranks(bad)} alone."
     elif alone:
         yield "  It is not finite in one process alone: the layout computes something else."
+    elif math.isinf(worst):
+        yield (
+            "  A loss that was not finite is so no more: it is the layout, or the model has "
+            "changed since, in its code or in what the loop sets, so that this is another step."
+        )
     elif worst > _ROUNDING:
         yield (
             f"  Losses differ by up to {worst:.1e} of them: it is the layout, its precision, or "

@@ -238,7 +238,9 @@ class Replayed:
         if self.is_left_out and not any(one for found in ran.values() for one in found):
             more = "" if self.has_weights else ", or these weights no longer show it"
             summed = "a sum of them (over uses of a weight, micro-batches or ranks)"
-            yield f"  So it is {summed}, or a hook{more}."
+            yield (
+                f"  So it is {summed}, a hook, or what the loop does to gradients{more}; {_MENDED}."
+            )
 
     def _float32(self) -> Iterable[str]:
         """Say whether it is the precision that has made it so."""

@@ -241,11 +241,13 @@ def test_where_every_gradient_is_finite_it_is_their_sum() -> None:
     said = lines(rank({}, **backward(None)))
     assert (
         said[5]
-        == "  So it is a sum of them (over uses of a weight, micro-batches or ranks), or a hook."
+        == "  So it is a sum of them (over uses of a weight, micro-batches or ranks), a hook, or "
+        "what the loop does to gradients; or a change of the model since then has mended it."
     )
     assert lines(rank({}, has_weights=False, **backward(None)))[5] == (
-        "  So it is a sum of them (over uses of a weight, micro-batches or ranks), or a hook, or "
-        "these weights no longer show it."
+        "  So it is a sum of them (over uses of a weight, micro-batches or ranks), a hook, or "
+        "what the loop does to gradients, or these weights no longer show it; or a change of the "
+        "model since then has mended it."
     )
 
 
@@ -335,6 +337,8 @@ def test_losses_in_one_process_are_the_ranks_or_apart_by_rounding_or_by_more() -
     near = lines(made({}, **in_one({"loss": 1.500001}, was=1.5)))
     assert near[3].endswith("; loss 1.500001, the rank's was 1.5")
     assert near[4] == "  Losses of 1 part differ by rounding alone, up to 6.7e-07 of them."
+    mended = lines(made({}, **in_one({"loss": 3.0}, was=float("nan"))))[4]
+    assert "is so no more: it is the layout, or the model has changed since" in mended
     assert "Losses differ by up to 5.0e-01" in lines(made({}, **in_one({"loss": 3.0}, was=1.5)))[4]
 
 
