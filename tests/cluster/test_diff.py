@@ -145,6 +145,26 @@ def test_hooks_are_gone_when_the_cell_is_over(session: Session) -> None:
     )
 
 
+def test_a_tensor_of_a_kind_of_its_own_does_not_stop_the_training(session: Session) -> None:
+    session.run(
+        "class Odd(torch.nn.Module):\n"
+        "    def forward(self, x): return torch.nested.as_nested_tensor([x[:2], x[2:]])\n"
+        "class Even(torch.nn.Module):\n"
+        "    def forward(self, x): return torch.cat(x.unbind())\n"
+        "odd = torch.nn.Sequential(torch.nn.Linear(8, 8), Odd(), Even())\n"
+        "opt = torch.optim.SGD(odd.parameters(), lr=0.1)\n"
+        "for step in range(3):\n"
+        "    odd(torch.ones(4, 8)).sum().backward()\n"
+        "    opt.step()\n"
+        "assert opt.param_groups",
+        keep=True,
+        run_name="odd",
+        timeout_s=2 * LONGEST_S,
+    )
+    with pytest.raises(nbdist.UsageError, match="have computed is not known"):
+        of_runs("odd", "sound")
+
+
 # ---- Layouts ------------------------------------------------------------------------------------
 
 

@@ -82,6 +82,11 @@ class RankChecks(Component):
         self._means = Means()
         self._draws = Draws()
 
+    def made(self, made: object) -> None:
+        """Note an optimizer that is made: whether it has all that its model can train."""
+        if isinstance(made, Optimizer):
+            self._complete.made(made)
+
     def cell_began(self, start: CellStart) -> None:
         """Look whether an optimizer is forgotten, and what of the process is changed."""
         self._unstepped.cell_began()

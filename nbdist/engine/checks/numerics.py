@@ -113,7 +113,7 @@ class Numerics(Component):
             return
         self._within = None
         self._steps += 1
-        if self._step is not None:
+        if self._step is not None and not self._failed:
             with self._told():
                 self._write(self._step.optimizer_ends(optimizer, _model_of(optimizer)))
             self._next = next_recorded(self._steps)

@@ -26,15 +26,20 @@ Entry = list[Any]  # what; its name; shape and dtype, or ""; a sketch, a number 
 
 
 class StepNumerics:
-    """What is seen of the step that is being made."""
+    """What is seen of the step that is being made.
+
+    Attributes:
+        failed: Why what modules return is no longer seen; None while it is.
+    """
 
     def __init__(self) -> None:
         """See every module that is called, until `stop`.
 
         Not where code is compiled: it would be compiled anew as hooks come and go.
         """
+        self.failed: Exception | None = None
         self._seen: list[tuple[nn.Module, str, str, torch.Tensor]] = []
-        self._calls: Counter[nn.Module] = Counter()
+        self._calls: Counter[int] = Counter()  # by `id`: `_seen` holds the modules
         self._around: list[nn.Module] = []  # whose forwards run
         self._random: list[Entry] = []
         self._sketched: list[tuple[Entry, torch.Tensor]] = []
@@ -63,6 +68,8 @@ class StepNumerics:
             is_first: Whether weights that are not trained are taken, too.
         """
         self.stop()
+        if self.failed is not None:
+            raise self.failed
         trained = _named(optimizer, model)
         frozen = [] if model is None or not is_first else _frozen(model)
         self._take("weight", [*trained, *frozen])
@@ -94,11 +101,12 @@ class StepNumerics:
 
     def _take_modules(self, model: nn.Module | None) -> None:
         """Take what modules of the model have got and returned; others are the loop's own."""
-        names = {} if model is None else {module: name for name, module in model.named_modules()}
+        named = () if model is None else model.named_modules()
+        names = {id(module): name for name, module in named}
         for module, what, shape, sums in self._seen:
-            if module in names:
+            if id(module) in names:
                 which = what.partition(" ")
-                name = (names[module] or "the model") + which[1] + which[2]
+                name = (names[id(module)] or "the model") + which[1] + which[2]
                 self._sketched.append(([which[0], name, shape], sums))
         self._seen = []
 
@@ -110,14 +118,20 @@ class StepNumerics:
     def _leaves(self, module: nn.Module, args: Any, keywords: Any, output: Any) -> None:
         while self._around and self._around.pop() is not module:
             pass  # of one that has raised
-        if _is_a_forward():
+        if not _is_a_forward() or self.failed is not None:
+            return
+        try:
             if not self._around:  # a hook that comes before is given no keywords
                 self._note(module, "input", (args, keywords))
             self._note(module, "output", output)
-            self._calls[module] += 1
+            self._calls[id(module)] += 1
+        except (
+            Exception
+        ) as error:  # of a tensor of a kind of its own; the program's forward goes on
+            self.failed = error
 
     def _note(self, module: nn.Module, what: str, tree: Any) -> None:
-        call = self._calls[module]
+        call = self._calls[id(module)]
         which = f" (call {call + 1})" if call else ""
         found = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
         for number, tensor in enumerate(found):

@@ -7,6 +7,7 @@ thawed). Main thread.
 """
 
 import gc
+import logging
 import weakref
 from collections.abc import Sequence
 
@@ -16,12 +17,24 @@ from torch.optim import Optimizer
 from nbdist.engine.checks import model_facts
 from nbdist.engine.compat import torch_live
 
+_log = logging.getLogger("nbdist.checks")
+
 
 class Complete:
     """The optimizers that had all that their model could train, as long as they live."""
 
     def __init__(self) -> None:
         self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+    def made(self, optimizer: Optimizer) -> None:
+        """Note one if it is one as its constructor ends, of a model that a cell has named."""
+        try:
+            model = model_facts.model_of(optimizer)
+            owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            if model is not None and all(id(p) in owned for _, p in _trainable(model)):
+                self._known.add(optimizer)
+        except Exception:  # in a constructor, which is the program's
+            _log.exception("What a new optimizer has of its model is not known")
 
     def note(self, optimizer: Optimizer) -> None:
         """Note one of them."""

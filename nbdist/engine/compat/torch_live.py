@@ -49,6 +49,7 @@ class LiveObjects:
         self._numbers = itertools.count(1)
         self._newest = 0
         self._tell: Callable[[Any], None] = _do_nothing
+        self._listeners: dict[str, Callable[[Any], None]] = {}
         self._is_looking = True
 
     @contextmanager
@@ -71,6 +72,10 @@ class LiveObjects:
             self._watch(kind, kind)
             if kind is LRScheduler:
                 self._watch_below(kind)
+
+    def listen(self, name: str, tell: Callable[[Any], None]) -> None:
+        """Call `tell`, too, in the place of an earlier one of this name; it must not raise."""
+        self._listeners[name] = tell
 
     def remember(self, kind: type[T], made: T) -> None:
         """Count in an object of a watched class that was made past its constructor."""
@@ -107,6 +112,8 @@ class LiveObjects:
             if self._is_looking and made not in self._live[kind]:  # else its base class's has
                 self.remember(kind, made)
                 self._tell(made)
+                for tell in self._listeners.values():
+                    tell(made)
 
         __init__._nbdist_watches = True  # type: ignore[attr-defined]
         own.__init__ = __init__

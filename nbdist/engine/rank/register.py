@@ -14,6 +14,7 @@ from nbdist.engine.checkpoint import automatic
 from nbdist.engine.checks import first_weights, kept_evidence, model_facts, restarted_loops
 from nbdist.engine.checks.checks import RankChecks
 from nbdist.engine.checks.numerics import Numerics
+from nbdist.engine.compat import torch_live
 from nbdist.engine.component import Component
 from nbdist.engine.data import services
 from nbdist.engine.data.position import resume
@@ -130,6 +131,7 @@ def connect(rank: "Rank", device: torch.device) -> None:
     services.here.rest_s = training.here.rest_s
     checks = RankChecks(recorder.add)
     training.here.at_new_optimizer("checks", checks.optimizer_begins)
+    torch_live.here.listen("checks", checks.made)
     training.here.at_due_step(checks.step_ended)
     links = link_stats.LinkStats(
         training.here.current_step, lambda step, values: recorder.add("links", step, values)

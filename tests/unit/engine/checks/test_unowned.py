@@ -89,3 +89,19 @@ def test_a_head_that_somebody_holds_may_be_used_elsewhere(training: Training) ->
     training.model[1] = nn.Linear(2, 3)
     assert training.told() == [{}, {}]
     assert old.weight.requires_grad
+
+
+def test_what_is_thawed_or_added_between_the_optimizer_and_its_first_step_is_told(
+    training: Training,
+) -> None:
+    training.model[0].requires_grad_(False)
+    training.optimizer = training.make(training.model)
+    training.complete.made(training.optimizer)
+    training.model[0].requires_grad_(True)
+    assert training.told() == [{}, {"unowned": 2.0, "unowned:0.weight": 1.0}]
+
+
+def test_of_an_optimizer_that_was_made_for_a_part_nothing_is_told(training: Training) -> None:
+    training.optimizer = training.make(training.model[1])
+    training.complete.made(training.optimizer)
+    assert training.told() == [{}, {}]
