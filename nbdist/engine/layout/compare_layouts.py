@@ -131,6 +131,7 @@ def _plain(layout: Layout, looked: Looked) -> dict[str, Any]:
     """Return plain values, in the order of computation."""
     proof = looked.proof
     by_name = {(one.what, one.name): one for one in proof.worst}
+    wrong = set[tuple[str, str]]().union(*looked.beyond)
     order = [
         *((one.what, one.name) for one in proof.worst if not one.step),
         *(("output", name) for name in looked.outputs),
@@ -142,7 +143,7 @@ def _plain(layout: Layout, looked: Looked) -> dict[str, Any]:
         "name": layout.name,
         "is_bit_equal": proof.is_bit_equal,
         "places": [_row(by_name[key]) for key in dict.fromkeys(order) if key in by_name],
-        "ranks": list(proof.ranks),
+        "ranks": _ranks_of(next((k for k in order if k in wrong), None), looked),
         "loss": list(proof.losses[0]) if proof.losses else None,
         "parts": sorted(looked.parts),
         "unkept": looked.unkept,
@@ -150,6 +151,10 @@ def _plain(layout: Layout, looked: Looked) -> dict[str, Any]:
         "notes": list(proof.notes),
         "one_piece": None if proof.one_piece is None else proof.one_piece.verdict,
     }
+
+
+def _ranks_of(place: tuple[str, str] | None, looked: Looked) -> list[int]:
+    return [rank for rank, wrong in enumerate(looked.beyond) if place in wrong]
 
 
 def _row(one: Difference) -> list[Any]:

@@ -95,6 +95,10 @@ class Findings:
         self.is_bit_equal &= by == 0
         self._found.append(Difference(what, name, step, self._rank, by, floor, allowed))
 
+    def beyond(self) -> set[tuple[str, str]]:
+        """Return what is further off on this rank than allowed, by kind and name."""
+        return {(one.what, one.name) for one in self._found if not one.is_allowed}
+
     def conclude(
         self,
         layout: str,

@@ -241,6 +241,7 @@ class Looked:
         backward: Names of trained parameters, the last of the model first.
         parts: Outputs of which a rank has a part alone, which is not compared.
         unkept: How many outputs there were beyond the bound of what is kept.
+        beyond: By rank, what is further off there than allowed, by kind and name.
     """
 
     proof: Proof
@@ -248,6 +249,7 @@ class Looked:
     backward: tuple[str, ...]
     parts: tuple[str, ...]
     unkept: int
+    beyond: tuple[frozenset[tuple[str, str]], ...]
 
 
 def in_lines(note: str) -> str:

@@ -220,12 +220,18 @@ class _Run:
     def looked(self, proof: Proof) -> Looked:
         """Return the proof with what is known of outputs. Collective."""
         everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, (self._order, self._parts, self._unkept))
-        orders, parts, unkept = zip(*everyone, strict=True)
+        mine = (self._order, self._parts, self._unkept, self._findings.beyond())
+        dist.all_gather_object(everyone, mine)
+        orders, parts, unkept, beyond = zip(*everyone, strict=True)
         outputs = dict.fromkeys(name for order in orders for name in order)
         backward = reversed([name for name, p in self._places.items() if p.is_trained])
         return Looked(
-            proof, tuple(outputs), tuple(backward), tuple(set[str]().union(*parts)), max(unkept)
+            proof,
+            tuple(outputs),
+            tuple(backward),
+            tuple(set[str]().union(*parts)),
+            max(unkept),
+            tuple(map(frozenset, beyond)),
         )
 
     # -- before the first step
