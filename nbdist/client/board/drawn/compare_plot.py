@@ -21,7 +21,7 @@ from nbdist.client.tracking.past.compare import Comparison, Entry
 WIDTH_IN, HEIGHT_IN = 9.6, 3.4
 DPI = 200
 MOST_LINES = 8  # more would be a thicket; the table has all of them
-_TEXT_PT = 9
+TEXT_PT = 9
 
 
 def show(comparison: Comparison, theme: str) -> None:
@@ -53,7 +53,7 @@ def picture(entries: Sequence[Entry], theme: Theme) -> bytes:
     if handles:
         figure.legend(
             handles, labels, loc="upper left", ncols=min(4, len(handles)), frameon=False,
-            fontsize=_TEXT_PT, labelcolor=theme.text, handlelength=2.6,
+            fontsize=TEXT_PT, labelcolor=theme.text, handlelength=2.6,
             title=f"first {len(shown)}{left}" if left else None,
         )  # fmt: skip
     rows = math.ceil(len(handles) / 4) + bool(left)
@@ -67,18 +67,23 @@ def picture(entries: Sequence[Entry], theme: Theme) -> bytes:
 
 def _axes(figure: Canvas, place: object, theme: Theme) -> Axes:
     axes: Axes = figure.add_subplot(place)  # type: ignore[call-overload]
+    frame(axes, theme)
+    return axes
+
+
+def frame(axes: Axes, theme: Theme) -> None:
+    """Leave of a frame the lower line, and lines across at each height that is named."""
     axes.set_facecolor("none")
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(theme.text)
-    axes.tick_params(colors=theme.text, labelsize=_TEXT_PT, length=0)
+    axes.tick_params(colors=theme.text, labelsize=TEXT_PT, length=0)
     axes.grid(axis="y", color=theme.text, alpha=0.22, linewidth=0.6)
     axes.set_axisbelow(True)
-    return axes
 
 
 def _title(axes: Axes, text: str, theme: Theme) -> None:
-    axes.set_title(text, loc="left", color=theme.text, fontsize=_TEXT_PT + 1)
+    axes.set_title(text, loc="left", color=theme.text, fontsize=TEXT_PT + 1)
 
 
 def _losses(axes: Axes, entries: Sequence[Entry], theme: Theme) -> None:
@@ -97,7 +102,7 @@ def _losses(axes: Axes, entries: Sequence[Entry], theme: Theme) -> None:
     if lowest and min(lowest) > 0 and max(lowest) / min(lowest) > 100:
         axes.set_yscale("log")
     _title(axes, "loss: mean and range of the ranks", theme)
-    axes.set_xlabel("step", color=theme.text, fontsize=_TEXT_PT)
+    axes.set_xlabel("step", color=theme.text, fontsize=TEXT_PT)
 
 
 def _bars(axes: Axes, entries: Sequence[Entry], theme: Theme) -> None:

@@ -13,13 +13,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from PIL import Image
 
+from nbdist.client.board.drawn.compare_plot import TEXT_PT, frame
 from nbdist.client.board.drawn.picture import few_colors, single
 from nbdist.client.board.palette import Theme, line_style, theme_named
 from nbdist.client.metrics.numerics.distances import Curve, first_beyond
 from nbdist.client.output.slots import Slots, is_live
 
 WIDTH_IN, HEIGHT_IN, DPI = 9.6, 3.0, 200
-_TEXT_PT: Final = 9
 _MOST_DOTS: Final = 120
 _KINDS: Final = {"loss": "loss, gradients", "gradient": "loss, gradients"}
 _LEAST, _MOST = 1e-4, 1e8  # units of the limit; what is equal to the bit lies on the lower edge
@@ -37,38 +37,28 @@ def picture(curves: Sequence[Curve], theme: Theme) -> bytes:
     figure = Canvas(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DPI, facecolor=theme.background or "none")
     canvas = FigureCanvasAgg(figure)
     axes: Axes = figure.add_subplot()
-    _frame(axes, theme)
+    frame(axes, theme)
     for number, curve in enumerate(curves):
         _line(axes, curve, number, theme)
     axes.axhline(1, color=theme.text, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.annotate(
         "limit of round-off", (0, 1), xycoords=("axes fraction", "data"), ha="left", va="bottom",
-        fontsize=_TEXT_PT, color=theme.text,
+        fontsize=TEXT_PT, color=theme.text,
     )  # fmt: skip
     axes.set_yscale("log")
     axes.set_ylim(_LEAST / 2, _MOST * 2)
     axes.set_yticks([_LEAST, 1, 1e4, _MOST], ["equal", "1", "10⁴", "10⁸"])
     axes.minorticks_off()
-    axes.set_ylabel("distance in limits", fontsize=_TEXT_PT, color=theme.text)
+    axes.set_ylabel("distance in limits", fontsize=TEXT_PT, color=theme.text)
     _name_kinds(axes, max(curves, key=lambda one: len(one.distances)), theme)
     figure.legend(
         *axes.get_legend_handles_labels(), loc="upper left", ncols=2, frameon=False,
-        fontsize=_TEXT_PT, labelcolor=theme.text, handlelength=2.6,
+        fontsize=TEXT_PT, labelcolor=theme.text, handlelength=2.6,
     )  # fmt: skip
     figure.subplots_adjust(left=0.085, right=0.985, bottom=0.1, top=0.87)
     canvas.draw()  # type: ignore[no-untyped-call]
     pixels = np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]
     return few_colors(Image.fromarray(pixels), theme)
-
-
-def _frame(axes: Axes, theme: Theme) -> None:
-    axes.set_facecolor("none")
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(theme.text)
-    axes.tick_params(colors=theme.text, labelsize=_TEXT_PT, length=0)
-    axes.grid(axis="y", color=theme.text, alpha=0.22, linewidth=0.6)
-    axes.set_axisbelow(True)
 
 
 def _line(axes: Axes, curve: Curve, number: int, theme: Theme) -> None:
@@ -85,7 +75,7 @@ def _line(axes: Axes, curve: Curve, number: int, theme: Theme) -> None:
         is_late = at > len(heights) / 2
         axes.annotate(
             f"step {first.step}: {first.place}", (at, heights[at]), xytext=(at, 4e6 / 10**number),
-            ha="right" if is_late else "left", fontsize=_TEXT_PT, color=theme.text,
+            ha="right" if is_late else "left", fontsize=TEXT_PT, color=theme.text,
             arrowprops={
                 "arrowstyle": "-", "color": color, "linewidth": 0.8, "relpos": (int(is_late), 0),
             },

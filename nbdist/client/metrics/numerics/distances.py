@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from nbdist.shared.text import figure
+from nbdist.shared.text import aligned, figure
 
 AROUND: Final = 4  # rows of a table on each side of the place where two part
 
@@ -91,9 +91,4 @@ def _short(value: float) -> str:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return lines of a table of text, indented."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (header, *rows)
-    ]
-    return [f"  {line}" for line in lines]
+    return [f"  {line}" for line in aligned([header, *rows])]
