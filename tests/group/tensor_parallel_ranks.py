@@ -92,6 +92,34 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
+class InPlaceBlock(Block):
+    """As Falcon's: what a layer returns is changed in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm_1(x))
+        made: Tensor = self.mlp(self.norm_2(x))
+        made += x
+        return made
+
+
+class AddedParameters(GPT):
+    """As a vision transformer's: two parameters that one sum adds, and one gradient is for both."""
+
+    def __init__(self) -> None:
+        super().__init__(InPlaceBlock)
+        self.first, self.places = (
+            nn.Parameter(torch.randn(1, 1, D)),
+            nn.Parameter(torch.randn(T, D)),
+        )
+
+    def forward(self, x_BT: Tensor) -> Tensor:
+        given = self.token(x_BT)[:, 1:]
+        x = torch.cat([self.first.expand(len(given), -1, -1), given], 1) + self.places[None]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
 class NormedHeads(Attention):
     """Norms of queries and keys inside of a head: right to cut, with summed gradients."""
 
@@ -184,6 +212,7 @@ MODELS: dict[str, Any] = {
     "odd vocabulary": lambda: GPT(vocabulary=37),
     "packed": lambda: GPT(block_of(PackedAttention)),
     "llama": llama,
+    "added parameters": AddedParameters,
 }
 
 
@@ -445,6 +474,19 @@ def gradient_of_parts(layout: str) -> tuple[float, bool, float]:
     theirs = {n: p.grad for n, p in alone.named_parameters() if p.grad is not None}
     whole = {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in grads.items()}
     return difference(whole, theirs), differ, float(norm - expected)
+
+
+def gradients_sample_by_sample() -> float:
+    """Accumulate a batch, each sample alone; compare with one process on all of it, in fp64."""
+    model, alone = (make("added parameters", torch.float64) for _ in range(2))
+    parallelize(model, "tp=2")
+    x, y = batch(0)
+    for i in range(len(x)):
+        (loss_of(model(x[i : i + 1]), y[i : i + 1]) / len(x)).backward()
+    loss_of(alone(x), y).backward()
+    grads = {n: p.grad for n, p in model.named_parameters() if isinstance(p.grad, DTensor)}
+    theirs = {n: p.grad for n, p in alone.named_parameters() if p.grad is not None}
+    return difference({n: g.full_tensor() for n, g in grads.items()}, theirs)
 
 
 def steps_on_uneven_shares(cases: list[tuple[str, TensorParallel]]) -> list[tuple[float, float]]:

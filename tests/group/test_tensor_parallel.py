@@ -74,6 +74,7 @@ CALLS: dict[int, list[tuple[str, tuple[Any, ...]]]] = {
         *_parity_calls(EVERY_TIME, 2),
         ("looks_like_the_users_model", ()),
         ("plans", ()),
+        ("gradients_sample_by_sample", ()),
         ("refusals", ()),
         ("makes_a_table_once", ()),
         ("survives_an_interrupt", ()),
@@ -268,6 +269,10 @@ def test_parts_of_a_batch_add_up_to_its_gradient_and_are_clipped_as_one(
         assert in_gradients <= 1e-18  # of gradients of norm 1e-3
         assert differ
         assert abs(in_norm) <= 1e-14
+
+
+def test_one_gradient_of_two_parameters_is_added_to_each_once() -> None:
+    assert max(given(2, "gradients_sample_by_sample")) <= 1e-15
 
 
 def test_a_step_counts_every_sample_once_though_shares_differ() -> None:

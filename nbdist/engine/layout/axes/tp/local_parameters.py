@@ -100,13 +100,40 @@ class Local:
 
 def local_of(parameter: Any) -> Any:
     """Return this rank's part; its gradient is this rank's, too."""
-    return parameter.to_local()
+    return _Local.apply(parameter)  # type: ignore[no-untyped-call]
 
 
 def partial_of(parameter: Any) -> Any:
     """Return the whole of a replica; its gradient is summed over the ranks."""
     summed: Any = _SumGradient.apply(parameter)  # type: ignore[no-untyped-call]
     return summed.to_local(grad_placements=[Partial()])
+
+
+class _Local(torch.autograd.Function):
+    """`to_local()`, whose gradient has memory of its own.
+
+    Two parameters may be given one gradient, or a view of it, as those are that a sum adds.
+    Autograd copies it where it sees that; within a DTensor it does not see it, and keeps it as both
+    their `.grad`, so that a second backward would be added to each twice.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Any) -> Any:
+        ctx.mesh, ctx.placements = parameter.device_mesh, parameter.placements
+        ctx.shape, ctx.stride = parameter.shape, parameter.stride()
+        part = parameter.to_local()
+        return part.view_as(part)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return DTensor.from_local(
+            gradient.clone(),
+            ctx.mesh,
+            ctx.placements,
+            run_check=False,
+            shape=ctx.shape,
+            stride=ctx.stride,
+        )
 
 
 class _SumGradient(torch.autograd.Function):

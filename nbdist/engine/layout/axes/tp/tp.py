@@ -103,7 +103,7 @@ def apply(
         elif style is not None:
             # None: all ranks hold the same already.
             parallelize_module(layer, mesh, style, src_data_rank=None)
-        if cut.style == HEAD and not policy.loss:
+        if isinstance(cut.style, str) and style is not None:
             layer.register_forward_hook(_own_output)
     local_parameters.replicate_rest(model, mesh, [*blocks.values(), model], summed)
     for (module, name), *others in tied:
@@ -149,7 +149,8 @@ def _style(style: Any, policy: TensorParallel) -> ParallelStyle | None:
 
 
 def _own_output(_module: nn.Module, _args: object, output: torch.Tensor) -> torch.Tensor:
-    return torch_sharded.as_own(output)
+    """Let a program change what a layer returns in place, as it may that of a plain layer."""
+    return output if isinstance(output, DTensor) else torch_sharded.as_own(output)
 
 
 class _Shared:
