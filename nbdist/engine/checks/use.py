@@ -180,6 +180,7 @@ class Use:
             return {}
         values = dict(self._fed)
         values["sums"] = self._summed
+        values["lr"] = float(optimizer.param_groups[0]["lr"])
         if len(self._sent) > 1:
             values["sent_again"] = sorted(self._sent)[-2]  # by the backward with the second most
         values |= self._still.report(optimizer, self._stepped or ())

@@ -1,10 +1,11 @@
 """A rule on one model that ranks train with different learning rates.
 
-What is known is the rate at an optimizer's first step in the cell, before its schedule.
+What is known is the rate at an optimizer's first step in the cell, before its schedule, and that
+of the steps which ranks report.
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 
 from nbdist.client.metrics.checks.planting import both, rows, training
@@ -12,27 +13,35 @@ from nbdist.client.metrics.checks.rule import Rule, WatchedCell, Watcher
 from nbdist.shared.wire import Record
 
 _MOST_NAMED = 4  # ranks with their rates
+_MOST_OPEN = 64  # steps that some ranks have not reported
 
 
 class Rates(Watcher[Mapping[int, float]]):
     """The rates of each optimizer of a spread model, by rank; ranks make them in one order."""
 
-    kinds = frozenset(("optimizer",))
+    kinds = frozenset(("optimizer", "use"))
 
     def __init__(self, cell: WatchedCell) -> None:
         """Begin with nothing known."""
         self._ranks = frozenset(cell.ranks)
         self._made: Counter[int] = Counter()
-        self._open: defaultdict[int, dict[int, float]] = defaultdict(dict)
+        self._open: dict[tuple[str, float, int], dict[int, float]] = {}
 
     def take(self, record: Record) -> Mapping[int, float] | None:
-        """Take in that an optimizer makes its first step; return its rates, once all ranks have."""
-        if record.values.get("parts", 0.0) < 2:  # what a rank trains alone
+        """Take in a step of an optimizer; return its rates, once all ranks have reported it."""
+        if record.values.get("parts", 0.0) < 2 or "lr" not in record.values:  # trained alone
             return None
-        self._made[record.rank] += 1
-        number = self._made[record.rank]
-        self._open[number][record.rank] = record.values["lr"]
-        return self._open.pop(number) if self._open[number].keys() == self._ranks else None
+        step = (record.kind, record.values.get("optimizer", 0.0), record.step)
+        if record.kind == "optimizer":  # by which step depends on what a rank trains beside
+            self._made[record.rank] += 1
+            step = (record.kind, float(self._made[record.rank]), 0)
+        by_rank = self._open.setdefault(step, {})
+        by_rank[record.rank] = record.values["lr"]
+        if by_rank.keys() < self._ranks:
+            while len(self._open) > _MOST_OPEN:
+                del self._open[next(iter(self._open))]
+            return None
+        return self._open.pop(step)
 
 
 def _differs(rates: Mapping[int, float]) -> str:

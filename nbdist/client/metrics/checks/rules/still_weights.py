@@ -26,8 +26,8 @@ def _never_move(seen: Seen) -> str:
         f"what they were at step 1, {told[-1].number - 1:,} steps later, with gradients and a "
         f"learning rate of {now:g}: they are in bf16 or fp16, and an update that is so much "
         "smaller than the weight is rounded away. Keep the weights in float32 and compute in "
-        'bf16: no model.to(torch.bfloat16), and nbdist.parallelize(model, "ddp", '
-        'nbdist.Precision("bf16")), or torch.autocast.'
+        "bf16: no model.to(torch.bfloat16), and nbdist.parallelize(model, layout, "
+        'nbdist.Precision("bf16")) with the layout that it has, or torch.autocast.'
     )
 
 

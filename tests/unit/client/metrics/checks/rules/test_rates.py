@@ -30,3 +30,14 @@ def test_two_optimizers_are_compared_each_with_its_own_whatever_one_rank_trains_
 
 def test_rates_that_differ_by_rounding_are_equal() -> None:
     assert said((0, 0.1, 2.0), (1, 0.1 + 1e-12, 2.0)) == []
+
+
+def test_rates_that_part_later_are_told_at_the_step_that_reports_them() -> None:
+    rule = Watching(UNEQUAL_LEARNING_RATES, range(2))
+    told = [
+        rule.take(Record(rank, 0, "use", step, 0, {"optimizer": 0.0, "lr": lr, "parts": 2.0}))
+        for step, lr in ((1, 0.1), (10, 0.1), (20, 0.05))
+        for rank, lr in ((0, 0.1), (1, lr))
+    ]
+    assert [bool(one) for one in told] == [False] * 5 + [True]
+    assert "0.1 on rank 0, 0.05 on rank 1" in str(told[-1])
