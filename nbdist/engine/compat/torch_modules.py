@@ -31,6 +31,7 @@ def check() -> list[str]:
 
 def _broken() -> list[str]:
     broken = lacking(dist, ("_broadcast_coalesced",), "torch.distributed")
+    broken += _broken_calls()
     if "_per_optimizer_states" not in vars(torch.amp.GradScaler("cpu")):
         broken.append("GradScaler._per_optimizer_states is gone")
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
@@ -46,6 +47,13 @@ def _broken() -> list[str]:
     except ImportError as error:
         broken.append(f"composable replicate has moved: {error}")
     return broken
+
+
+def _broken_calls() -> list[str]:
+    module = nn.Identity()
+    with called_as(module, lambda given: call_itself(module, given) + 1):
+        is_followed = module(1) == 2
+    return [] if is_followed and module(1) == 1 else ["calls of a module do not go elsewhere"]
 
 
 # ---- Resetting what a fault interrupted --------------------------------------------------------
@@ -199,6 +207,26 @@ def uncompiled(model: nn.Module) -> nn.Module:
 def is_compiled(model: nn.Module) -> bool:
     """Return whether `model.compile()` has compiled it in place."""
     return model._compiled_call_impl is not None
+
+
+@contextmanager
+def called_as(module: nn.Module, call: Callable[..., Any]) -> Iterator[None]:
+    """Have calls of a module go to `call`, as those of a compiled one go to what is compiled.
+
+    `call` may use `call_itself`.
+    """
+    held = vars(module)
+    before = held.get("_compiled_call_impl")
+    held["_compiled_call_impl"] = call
+    try:
+        yield
+    finally:
+        held["_compiled_call_impl"] = before
+
+
+def call_itself(module: nn.Module, *args: Any, **keywords: Any) -> Any:
+    """Call a module as it is written, with its hooks, wherever its calls go."""
+    return module._call_impl(*args, **keywords)
 
 
 @contextmanager

@@ -61,7 +61,7 @@ def _broken() -> list[str]:
         "fully_shard's parameter group",
     )
     broken += lacking(FSDPParam, ["to_sharded"], "fully_shard's parameter")
-    broken += lacking(FSDPState, [_AT_END], "fully_shard's state")
+    broken += lacking(FSDPState, [_AT_END, "_lazy_init"], "fully_shard's state")
     for part, name in ((FSDPParam, "_unsharded_param"), (FSDPParamGroup, "reduce_grads")):
         if name not in inspect.getsource(part):
             broken.append(f"fully_shard's {part.__name__} has no {name} any more")
@@ -467,3 +467,12 @@ def reshard(root: nn.Module) -> None:
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def gather_root(root: Any) -> None:
+    """Gather what the root's own unit holds, for parts that are called without it. Collective.
+
+    Units find out who is the root when one is called first: it is this one.
+    """
+    root._get_fsdp_state()._lazy_init()
+    root.unshard()

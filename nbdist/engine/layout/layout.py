@@ -18,6 +18,8 @@ from nbdist.engine.layout.axes import unused, zero1
 from nbdist.engine.layout.axes.axis import Axis, Spreading
 from nbdist.engine.layout.axes.pp.stages import Stage
 from nbdist.engine.layout.explain import BatchSize, Explanation
+from nbdist.engine.layout.generation import generate
+from nbdist.engine.layout.generation.streamed_text import Tokenizer
 from nbdist.engine.layout.plan import adapted, cost
 from nbdist.engine.layout.plan.inputs import Inputs, as_inputs, samples_in
 from nbdist.engine.layout.plan.mesh import MeshShape
@@ -270,6 +272,48 @@ class Layout(Trainable):
         generation = getattr(self.model, "generation_config", None)
         if generation is not None:
             generation.save_pretrained(folder)
+
+    def generate(
+        self,
+        inputs: Any,
+        *,
+        max_new_tokens: int,
+        seed: int = 0,
+        tokenizer: Tokenizer | None = None,
+        **options: Any,
+    ) -> Any:
+        """Return tokens from the model as it is spread: its text, in evaluation. Collective.
+
+            layout.generate(ids, max_new_tokens=40, tokenizer=tokenizer)  # on all ranks
+
+        Of a model of transformers, or one of PEFT around it, that is its own `generate`, with a
+        cache and all its options; any other module is called as `model(ids)`, with the whole
+        sequence for each token. Afterwards modes and random numbers are as before, so that it may
+        stand between two steps.
+
+        Ranks that share samples (tp, pp) are given the same prompts. Others may have prompts of
+        their own: each rank gets its own text, and with equal prompts an equal one. Under `"ddp"`
+        and `"zero1"` a rank may also call it alone.
+
+        Args:
+            inputs: Ids of the prompts, (batch, sequence) or (sequence,), or a dict of keywords, as
+                a tokenizer gives it.
+            max_new_tokens: The most tokens that are added.
+            seed: Random numbers begin from it, for `do_sample=True`: another gives another text.
+            tokenizer: Shows the text of rank 0's first prompt while it is made, by its `decode`.
+            options: Those of transformers' `generate`, such as `do_sample`, `top_k` or `num_beams`;
+                of another module `do_sample`, `temperature`, `top_k`, `eos_token_id` and
+                `pad_token_id`.
+
+        Returns:
+            What transformers' `generate` returns: the prompts and what follows them, (batch,
+            sequence), on every rank; of an encoder and decoder what was decoded.
+
+        Raises:
+            LayoutError: The layout (cp, sequence parallel) or an option, such as `assistant_model`,
+                is refused, or ranks that share samples got other prompts.
+        """
+        return generate.generate(self, inputs, max_new_tokens, seed, tokenizer, options)
 
     def verify(
         self,

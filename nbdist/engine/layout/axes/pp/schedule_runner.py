@@ -87,6 +87,8 @@ class ScheduleRunner:
         plan: How the model is cut.
         rank: This rank's place on the axis pp.
         mine: Its stages.
+        forward: Runs a part of the model's forward.
+        device: Where the weights are.
     """
 
     def __init__(
@@ -103,10 +105,10 @@ class ScheduleRunner:
         self._in_parts = in_parts
         self.rank = mesh.get_local_rank()
         self.mine = plan.of_rank(self.rank)
-        self._forward = forward
+        self.forward = forward
         self._skeleton = skeleton
         self._mesh = mesh
-        self._device = device
+        self.device = device
         self._parts = [_Part(self, stage) for stage in self.mine]
         for part in self._parts:
             # All ranks: the averages of dp and fsdp belong to the step like the messages of pp.
@@ -125,7 +127,12 @@ class ScheduleRunner:
     @property
     def model(self) -> nn.Module:
         """The model, of which this rank has a part."""
-        return self._forward.model
+        return self.forward.model
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The ranks of this pipeline."""
+        return self._mesh.get_group()
 
     @property
     def has_loss(self) -> bool:
@@ -186,25 +193,33 @@ class ScheduleRunner:
         return stages.forward_microbatches(pp, policy.microbatches, samples)
 
     def _schedule(self, inputs: Inputs, count: int, trains: bool) -> tuple[Any, ForwardTrace]:
-        is_training = self._forward.model.training
+        is_training = self.forward.model.training
         key = (count, trains, is_training, repr(stage_trace.specs((inputs.args, inputs.keywords))))
         if key not in self._schedules:
-            blocks = list(self.plan.trace.blocks)
-            with untouched(self._skeleton):
-                self._skeleton.train(is_training)
-                seen = stage_trace.trace(
-                    self._skeleton, blocks, inputs, self._device, self.plan.imitation
-                )
-            if seen.blocks != self.plan.trace.blocks:
-                raise LayoutError(
-                    "The model calls other blocks for this batch than for the one it was cut with.",
-                    do="give a batch like this as Pipeline(example=...)",
-                )
-            seen = self._in_parts.of(seen)
+            seen = self._in_parts.of(self.traced(inputs))
             while len(self._schedules) >= _MAX_SCHEDULES:
                 del self._schedules[next(iter(self._schedules))]
             self._schedules[key] = (self._make(seen, count, trains), seen)
         return self._schedules[key]
+
+    def traced(self, inputs: Inputs) -> ForwardTrace:
+        """Return the record of a forward with inputs of these shapes, in the model's mode.
+
+        Raises:
+            LayoutError: It calls other blocks than those that were cut.
+        """
+        blocks = list(self.plan.trace.blocks)
+        with untouched(self._skeleton):
+            self._skeleton.train(self.forward.model.training)
+            seen = stage_trace.trace(
+                self._skeleton, blocks, inputs, self.device, self.plan.imitation
+            )
+        if seen.blocks != self.plan.trace.blocks:
+            raise LayoutError(
+                "The model calls other blocks for this batch than for the one it was cut with.",
+                do="give a batch like this as Pipeline(example=...)",
+            )
+        return seen
 
     def _make(self, seen: ForwardTrace, count: int, trains: bool) -> Any:
         last = len(self.plan.stages) - 1
@@ -213,8 +228,8 @@ class ScheduleRunner:
                 part,
                 part.stage.index,
                 last + 1,
-                self._device,
-                self._mesh.get_group(),
+                self.device,
+                self.group,
                 inputs=_sent(seen, part.stage.first) if part.stage.index else torch.zeros(1).long(),
                 outputs=_sent(seen, part.stage.end) if part.stage.index < last else torch.zeros(1),
             )
@@ -234,9 +249,9 @@ class ScheduleRunner:
         work = self._work
         assert work is not None, "schedules run within a step"
         inputs, outputs = work.inputs[number], work.seen.outputs
-        output = self._forward.run(stage.first, stage.end, inputs, outputs, hidden)
+        output = self.forward.run(stage.first, stage.end, inputs, outputs, hidden)
         if stage is not self.plan.stages[-1]:
-            return _as_specified(output, work.seen.hidden[stage.end], stage)
+            return as_specified(output, work.seen.hidden[stage.end], stage)
         loss = _plain(work.loss_fn(output, work.targets[number]))
         work.losses.append(loss.detach())
         if torch.is_grad_enabled() and stages.makes_halves(self.plan.policy.schedule):
@@ -290,7 +305,7 @@ def _plain(loss: torch.Tensor) -> torch.Tensor:
     return whole
 
 
-def _as_specified(hidden: Any, spec: TensorSpec | None, stage: Stage) -> torch.Tensor:
+def as_specified(hidden: Any, spec: TensorSpec | None, stage: Stage) -> torch.Tensor:
     """Return the hidden state as the next stage expects it, in a dtype that holds it."""
     assert spec is not None, "checked when the model was cut"
     if not isinstance(hidden, torch.Tensor) or hidden.shape != spec.shape:

@@ -1,0 +1,1 @@
+"""Text out of a model as it is spread: `Layout.generate`."""
