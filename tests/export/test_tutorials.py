@@ -82,6 +82,7 @@ TUTORIALS = [
     Tutorial("07_slow_networks", 2, "--run seldom"),
     Tutorial("08_resume_anywhere", 4, "--run undisturbed"),
     Tutorial("09_data_at_scale", 2, "--run fed"),
+    Tutorial("13_fine_tune_a_language_model", 2),
 ]
 
 

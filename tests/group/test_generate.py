@@ -20,7 +20,7 @@ RANKS = "tests.group.generate_ranks:"
 WAYS = ["greedy", "sampled", "beams", "padded", "no cache"]
 TWO = ["ddp", "zero1", "zero2", "zero3", "tp=2", "pp=2"]
 FOUR = ["fsdp=2 tp=2", "dp=2 tp=2", "pp=2 tp=2", "pp=2 fsdp=2", "hsdp"]
-MODELS = ["llama", "lora", "gpt2", "t5", "gpt"]
+MODELS = ["llama", "lora", "sliding", "gpt2", "t5", "gpt"]
 # What a layout refuses of a model, without any text.
 IMPOSSIBLE = {("gpt2", "tp"), ("t5", "tp"), ("t5", "pp")}
 EVERY_TIME: list[tuple[str, tuple[Any, ...]]] = [
