@@ -15,12 +15,8 @@ from torch.nn import functional as F
 
 from nbdist.engine.data.order.shards import data_shard
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.engine.layout.policies.policies import (
-    ActivationCheckpoint,
-    ContextParallel,
-    Precision,
-    TensorParallel,
-)
+from nbdist.engine.layout.policies.efficiency import ActivationCheckpoint, Precision
+from nbdist.engine.layout.policies.policies import ContextParallel, TensorParallel
 from nbdist.shared.errors import LayoutError
 from tests.group import adapter_ranks
 from tests.group.adapter_ranks import WORDS

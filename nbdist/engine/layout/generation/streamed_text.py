@@ -1,6 +1,5 @@
 """Print the text of a sequence while it is generated: as a streamer of transformers is called."""
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -9,8 +8,8 @@ import torch
 class Tokenizer(Protocol):
     """What makes text of tokens; each tokenizer of transformers does."""
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of the tokens."""
+    def decode(self, ids: Any, /) -> str:
+        """Return the text of a list of tokens."""
 
 
 class StreamedText:
