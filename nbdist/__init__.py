@@ -31,6 +31,7 @@ _PLACES = {
     "Pipeline": "nbdist.engine.layout.policies.policies",
     "AsyncSGD": "nbdist.engine.averaging.async_sgd",
     "ContextParallel": "nbdist.engine.layout.policies.policies",
+    "ExpertParallel": "nbdist.engine.layout.policies.policies",
     "Precision": "nbdist.engine.layout.policies.efficiency",
     "ActivationCheckpoint": "nbdist.engine.layout.policies.efficiency",
     "Compress": "nbdist.engine.layout.policies.efficiency",

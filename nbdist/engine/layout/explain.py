@@ -4,13 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch.utils._pytree import tree_leaves
-
 from nbdist.engine.layout.axes.axis import Axis, Sent
 from nbdist.engine.layout.plan import cost
 from nbdist.engine.layout.plan.axis_facts import AXES, FACTS
-from nbdist.engine.layout.plan.inputs import as_tree
+from nbdist.engine.layout.plan.inputs import as_tree, samples_in, tokens_in
 from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.policies.efficiency import FULL
 from nbdist.engine.layout.policies.policies import Policies
@@ -20,7 +17,7 @@ from nbdist.shared.text import name_bytes
 
 @dataclass(frozen=True, slots=True)
 class BatchSize:
-    """A rank's share of a batch, from which the bytes of tp, cp and pp follow."""
+    """A rank's share of a batch, from which the bytes of tp, cp, ep and pp follow."""
 
     samples: int
     tokens: int
@@ -32,19 +29,14 @@ class BatchSize:
         Raises:
             LayoutError: There is no tensor in it.
         """
-        found = (
-            leaf
-            for leaf in tree_leaves(as_tree(batch))
-            if isinstance(leaf, torch.Tensor) and leaf.dim()
-        )
-        first = next(found, None)
-        if first is None:
+        tree = as_tree(batch)
+        tokens = tokens_in(tree)
+        if tokens is None:
             raise LayoutError(
                 f"explain got a batch without a tensor ({type(batch).__name__}).",
                 do="give what the model is called with: layout.explain(batch=x)",
             )
-        is_sequence = first.dim() > 2 or (first.dim() == 2 and not first.is_floating_point())
-        return cls(len(first), first.shape[:2].numel() if is_sequence else len(first))
+        return cls(samples_in(tree), tokens)
 
 
 @dataclass(frozen=True, slots=True)

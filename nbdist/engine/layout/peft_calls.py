@@ -37,9 +37,9 @@ def refuse(model: nn.Module, shape: MeshShape, layout: str) -> None:
     if not save_adapters.is_peft(model):
         return
     refused: dict[str, tuple[str, str]] = {}
-    if max(shape.fsdp, shape.tp, shape.pp) > 1:
+    if shape.is_cut:
         refused |= {"add_adapter": _NEW, "save_pretrained": _SAVED}
-    if max(shape.tp, shape.pp) > 1:
+    if max(shape.tp, shape.pp, shape.ep) > 1:
         refused |= {"merge_and_unload": _UNLOADED, "unload": _UNLOADED}
     if shape.pp > 1:
         refused |= {"merge_adapter": _STAGES}

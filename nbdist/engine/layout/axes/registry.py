@@ -1,20 +1,28 @@
 """The axes, in the order in which they change a model, and are explained.
 
-A stage is taken out of the model first, so that its weights alone are cut. What cuts a weight (tp)
-comes before what shards the pieces (fsdp) or copies them (dp). Their order in the mesh is another:
-`plan/axis_facts`.
+A stage is taken out of the model first, so that its weights alone are cut. What cuts a weight (tp,
+ep) comes before what shards the pieces (fsdp) or copies them (dp). Their order in the mesh is
+another: `plan/axis_facts`.
 """
 
 from nbdist.engine.layout.axes.axis import Axis
 from nbdist.engine.layout.axes.cp.context_axis import ContextAxis
 from nbdist.engine.layout.axes.ddp import ReplicaAxis
+from nbdist.engine.layout.axes.ep.expert_axis import ExpertAxis
 from nbdist.engine.layout.axes.fsdp import ShardAxis
 from nbdist.engine.layout.axes.pp.pipeline_axis import PipelineAxis
 from nbdist.engine.layout.axes.tp.tensor_axis import TensorAxis
 from nbdist.engine.layout.plan.axis_facts import AXES
 from nbdist.engine.layout.plan.mesh import MeshShape
 
-_KINDS: tuple[type[Axis], ...] = (PipelineAxis, TensorAxis, ContextAxis, ShardAxis, ReplicaAxis)
+_KINDS: tuple[type[Axis], ...] = (
+    PipelineAxis,
+    TensorAxis,
+    ContextAxis,
+    ExpertAxis,
+    ShardAxis,
+    ReplicaAxis,
+)
 
 
 def axes_of(shape: MeshShape) -> tuple[Axis, ...]:

@@ -4,6 +4,7 @@
     pp      stages of a pipeline                         so that tp, which talks most, joins
     dp      replicas of the model                        the nearest ranks
     fsdp    shards of parameters, gradients and optimizer states
+    ep      some of the experts of each mixture; it averages gradients by itself
     cp      parts of the sequence
     tp      parts of each weight
 
@@ -43,6 +44,13 @@ FACTS = {
     "pp": AxisFacts(cuts_model=True, changes_forward=True, can_offload=False),
     "dp": AxisFacts(shares_batch=True, averages=True),
     "fsdp": AxisFacts(shares_batch=True, averages=True, cuts_model=True),
+    "ep": AxisFacts(
+        shares_batch=True,
+        cuts_model=True,
+        changes_forward=True,
+        sends_in_blocks=True,
+        can_offload=False,
+    ),
     "cp": AxisFacts(averages=True, draws_same=True, changes_forward=True, sends_in_blocks=True),
     "tp": AxisFacts(
         draws_same=True,

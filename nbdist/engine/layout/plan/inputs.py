@@ -58,6 +58,18 @@ def samples_in(tree: Any) -> int:
     return next((len(t) for t in tree_leaves(tree) if isinstance(t, torch.Tensor) and t.dim()), 0)
 
 
+def tokens_in(tree: Any) -> int | None:
+    """Return the number of tokens of a tree, by its first tensor; None without one.
+
+    Samples that are no sequences count as one each.
+    """
+    first = next((t for t in tree_leaves(tree) if isinstance(t, torch.Tensor) and t.dim()), None)
+    if first is None:
+        return None
+    is_sequence = first.dim() > 2 or (first.dim() == 2 and not first.is_floating_point())
+    return first.shape[:2].numel() if is_sequence else len(first)
+
+
 def split(tree: Any, samples: int, count: int) -> list[Any]:
     """Cut every tensor with as many samples into equal parts; others go whole into each."""
 

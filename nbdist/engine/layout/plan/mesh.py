@@ -47,6 +47,7 @@ class MeshShape:
     pp: int = 1
     dp: int = 1
     fsdp: int = 1
+    ep: int = 1
     cp: int = 1
     tp: int = 1
     reshard_after_forward: bool = True
@@ -86,6 +87,12 @@ class MeshShape:
         return [axis for axis, size in self.sizes.items() if size > 1 and FACTS[axis].averages]
 
     @property
+    def apart(self) -> list[str]:
+        """The axes whose ranks see other samples, or other parts of them."""
+        facts = {axis: FACTS[axis] for axis, size in self.sizes.items() if size > 1}
+        return [axis for axis, its in facts.items() if its.averages or its.shares_batch]
+
+    @property
     def shards(self) -> int:
         """The number of ranks over which parameters are cut: fsdp's, with those of cp."""
         return self._averaging // self.dp if self.fsdp > 1 else 1
@@ -117,7 +124,7 @@ class MeshShape:
     def data_part(self, rank: int) -> tuple[int, int]:
         """Return (index, count): a rank's part of every batch.
 
-        `dp` and `fsdp` share a batch; ranks that differ in another axis work on the same samples.
+        `dp`, `fsdp` and `ep` share a batch; ranks that differ in another axis alone have the same.
         """
         part, count = 0, 1
         for axis, size in reversed(self.sizes.items()):

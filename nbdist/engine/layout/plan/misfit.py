@@ -46,7 +46,7 @@ def unknown(word: str, words: Sequence[str], known: Sequence[str]) -> Misfit:
     correct = re.compile(rf"^{re.escape(word)}(?==|$)")
     return Misfit(
         f'Unknown word "{word}" in layout.' + (f' Did you mean "{near[0]}"?' if near else ""),
-        why="axes are dp, fsdp, tp, cp and pp; names are ddp, zero1, zero2, zero3 and hsdp",
+        why="axes are dp, fsdp, tp, cp, pp and ep; names are ddp, zero1, zero2, zero3 and hsdp",
         tries=[f'write "{" ".join(correct.sub(near[0], w) for w in words)}"'] if near else [],
         do='write for example "ddp", "zero3" or "dp=-1"',
     )

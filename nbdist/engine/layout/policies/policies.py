@@ -135,6 +135,21 @@ class ContextParallel:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertParallel:
+    """What the `ep` axis is tried with: `parallelize(model, "dp=2 ep=2", ExpertParallel(...))`.
+
+    Attributes:
+        example: One small batch to find the experts with, as in `TensorParallel`.
+    """
+
+    example: Any = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        """Return an equal text for an equal policy."""
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
 class Policies:
     """All that was asked for beside the layout's text; by itself, the default of each.
 
@@ -144,6 +159,7 @@ class Policies:
     tensor: TensorParallel = field(default_factory=TensorParallel)
     pipeline: Pipeline = field(default_factory=Pipeline)
     context: ContextParallel = field(default_factory=ContextParallel)
+    experts: ExpertParallel = field(default_factory=ExpertParallel)
     precision: Precision = FULL
     checkpoint: ActivationCheckpoint | None = None
     compress: Compress | None = None
@@ -152,8 +168,8 @@ class Policies:
     @property
     def example(self) -> Any:
         """The batch that a policy was given to try the model with; None where none was."""
-        given = (self.tensor.example, self.pipeline.example, self.context.example)
-        return next((example for example in given if example is not None), None)
+        given = (self.tensor, self.pipeline, self.context, self.experts)
+        return next((one.example for one in given if one.example is not None), None)
 
     def __str__(self) -> str:
         """Return an equal text for an equal policy."""
@@ -165,6 +181,7 @@ _PLACES: dict[type, tuple[str, str | None]] = {
     TensorParallel: ("tensor", "tp"),
     Pipeline: ("pipeline", "pp"),
     ContextParallel: ("context", "cp"),
+    ExpertParallel: ("experts", "ep"),
     Precision: ("precision", None),
     ActivationCheckpoint: ("checkpoint", None),
     Compress: ("compress", None),

@@ -55,7 +55,7 @@ class PipelineStep:
         self._policies = policies
         has_replicas = shape.fsdp == 1 and shape.replicas > 1
         self._replicas = device_mesh.averaging(mesh, shape).get_group() if has_replicas else None
-        groups = [mesh.get_group(axis) for axis in shape.averaged]
+        groups = [mesh.get_group(axis) for axis in shape.apart]
         self._buffers = BufferSync(model, groups)
         shared = shared_by(runner.plan.stages)
         self.shared = SharedWeights(model, shared, mesh.get_group("pp"))

@@ -44,14 +44,21 @@ def replicate_rest(
             module._parameters[name] = made[id(parameter)]
             make = partial_of if module in summed else local_of
             places.setdefault(module, []).append((module, name, make))
+    wrap_units(places, units, Local)
+
+
+def wrap_units(
+    places: dict[nn.Module, list[Place]], units: list[nn.Module], local: "type[Local]"
+) -> None:
+    """Have forwards find local tensors: units all that is under them, other modules their own."""
     for unit in units:
         under = [place for m in _of_unit(unit, units) for place in places.get(m, ())]
         if under:
-            Local(under).wrap(unit)
+            local(under).wrap(unit)
     for module, own in places.items():
         if module not in units:
             # Where a part of the model is called by itself.
-            Local(own).wrap(module)
+            local(own).wrap(module)
 
 
 def _of_unit(unit: nn.Module, units: list[nn.Module]) -> list[nn.Module]:

@@ -1,0 +1,142 @@
+"""Send tokens to the ranks of their experts, and the results back, with autograd.
+
+A pair is a token with one of its experts. Pairs travel as rows, in the order of their experts, with
+their weights; what an expert makes of a row returns to the row's token. First ranks tell each other
+how many rows come for which expert. Both ways are one collective, which backward makes the other
+way around. Collective, all of it, on the thread that runs forward or backward: a rank whose experts
+get no row takes part all the same.
+"""
+
+# T tokens of one rank, K experts a token, H width, E experts, N ranks of ep, R rows that come here
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.distributed.device_mesh import DeviceMesh
+
+from nbdist.shared.errors import LayoutError
+
+# Makes, of hidden states (R, H), experts of this rank (R, 1) and weights (R, 1), results (R, H).
+Compute = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Routes:
+    """Where rows go, and where those come from that come here.
+
+    Attributes:
+        order: The pairs (T * K), numbered by token, in the order of their experts.
+        sends: Rows for each rank.
+        receives: Rows from each rank.
+        expert: Of each row that comes (R, 1), counted from this rank's first.
+        counts: Rows that come for each of this rank's experts.
+    """
+
+    order: Tensor
+    sends: list[int]
+    receives: list[int]
+    expert: Tensor
+    counts: list[int]
+
+
+def on_owners(
+    compute: Compute, hidden: Tensor, index: Tensor, weight: Tensor, experts: int, mesh: DeviceMesh
+) -> tuple[Tensor, list[int]]:
+    """Return the sum of what its experts make of each token, and the rows of this rank's experts.
+
+    Args:
+        compute: Runs this rank's experts; gets at least one row.
+        hidden: (T, H).
+        index: (T, K), which experts.
+        weight: (T, K), how much each counts.
+        experts: E, of which each rank of the mesh has as many.
+        mesh: The axis `ep`.
+
+    Raises:
+        LayoutError: An index is no expert's.
+    """
+    tokens, each = index.shape
+    routes = _routes(index.flatten(), experts, mesh)
+    group, sends, receives = mesh.get_group(), routes.sends, routes.receives
+    rows = _sent(hidden[routes.order // each], sends, receives, group)
+    weights = _sent(weight.flatten()[routes.order].unsqueeze(1), sends, receives, group)
+    arrived, expert = len(rows), routes.expert
+    if not arrived:
+        # A row that counts nothing: gradients pass through the experts all the same, as zeros, and
+        # through both exchanges, for which others wait.
+        ramp = torch.linspace(0.1, 1, hidden.shape[1], dtype=rows.dtype, device=rows.device)
+        rows, weights = (
+            torch.cat([rows, ramp.unsqueeze(0)]),
+            torch.cat([weights, weight.new_ones(1, 1)]),
+        )
+        expert = expert.new_zeros(1, 1)
+    made = _sent(compute(rows, expert, weights)[:arrived], receives, sends, group)
+    places = torch.empty_like(routes.order)
+    places[routes.order] = torch.arange(len(places), device=places.device)
+    return made[places].view(tokens, each, made.shape[1]).sum(1), routes.counts
+
+
+def _routes(expert: Tensor, experts: int, mesh: DeviceMesh) -> _Routes:
+    """Return the routes of pairs (T * K) with these experts. Collective; the host waits once."""
+    counts = torch.bincount(expert, minlength=experts)
+    if len(counts) > experts:
+        raise LayoutError(
+            f"A token is for expert {len(counts) - 1}, and there are {experts}, from 0 on.",
+            why="its rank is not known under ep",
+        )
+    come = torch.empty_like(counts)
+    dist.all_to_all_single(come, counts, group=mesh.get_group())
+    ranks, own = mesh.size(), experts // mesh.size()
+    both = torch.stack([counts, come]).view(2, ranks, own).tolist()
+    sends, receives = ([sum(of_rank) for of_rank in side] for side in both)
+    numbers = torch.arange(own, device=expert.device).repeat(ranks)
+    return _Routes(
+        expert.argsort(stable=True),
+        sends,
+        receives,
+        numbers.repeat_interleave(come, output_size=sum(receives)).unsqueeze(1),
+        [sum(of_expert) for of_expert in zip(*both[1], strict=True)],
+    )
+
+
+def _sent(rows: Tensor, sends: list[int], receives: list[int], group: Any) -> Tensor:
+    arrived: Tensor = _Exchange.apply(rows, sends, receives, group)  # type: ignore[no-untyped-call]
+    return arrived
+
+
+class _Exchange(torch.autograd.Function):
+    """Rows for each rank become those from each rank."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, sends: list[int], receives: list[int], group: Any
+    ) -> Tensor:
+        ctx.sends, ctx.receives, ctx.group = sends, receives, group
+        return _exchanged(rows, sends, receives, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _exchanged(gradient, ctx.receives, ctx.sends, ctx.group), None, None, None
+
+
+def _exchanged(rows: Tensor, sends: list[int], receives: list[int], group: Any) -> Tensor:
+    arrived = rows.new_empty((sum(receives), *rows.shape[1:]))
+    dist.all_to_all_single(arrived, rows.contiguous(), receives, sends, group=group)
+    return arrived
+
+
+def row_bytes(hidden: Tensor, weight: Tensor, made: Tensor) -> int:
+    """Return the bytes of a pair that travels, forward and backward: twice there, twice back."""
+    there = hidden.shape[1] * hidden.element_size() + weight.element_size()
+    return 2 * (there + made.shape[1] * made.element_size())
+
+
+def count_bytes(experts: int) -> int:
+    """Return the bytes of counts in one forward."""
+    return experts * torch.int64.itemsize

@@ -1,0 +1,199 @@
+"""Find the modules of experts in a model, proven by a forward before anything is changed.
+
+No name tells: all parameters of such a module have the experts as their first dim, and a forward
+calls it with tokens, their experts and weights. What it computes with a rank's experts, on
+the rows that come to them, must be what the whole of it computes.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from nbdist.engine.layout.axes.ep import exchange
+from nbdist.engine.layout.axes.ep.experts import Called, Experts, with_count
+from nbdist.engine.layout.axes.tp.proof import difference, evaluating, of_rank_0, tolerance
+from nbdist.engine.layout.plan.guesses import guesses
+from nbdist.engine.layout.plan.inputs import Inputs, as_inputs, tokens_in
+from nbdist.engine.layout.plan.trace import BATCH, first_line, untouched
+from nbdist.shared.errors import LayoutError
+
+
+def find(model: nn.Module, example: Any, mesh: DeviceMesh) -> list[Experts]:
+    """Return the modules of experts of a model, in its order. Collective; changes nothing.
+
+    Args:
+        model: On its device, with the same weights on every rank.
+        example: From `ExpertParallel.example`; None tries guesses.
+        mesh: The axis `ep`.
+
+    Raises:
+        LayoutError: There are none, or the model does not run; ranks cannot have as many of them
+            each; or experts compute something else where they are apart.
+    """
+    with untouched(model), evaluating(model), torch.no_grad():
+        tokens, calls = _calls(model, example)
+        if not calls:
+            raise LayoutError(
+                f"{type(model).__name__} has no experts that ep can share out.",
+                why="it takes modules whose parameters are stacks, with the experts as their first "
+                "dimension, and whose forward is given tokens (T, H), the experts of each (T, K) "
+                "and their weights (T, K), as experts of transformers are; a list of modules is "
+                "none",
+                do='stack the experts\' weights in one module, or use "zero3", which shards any '
+                "model",
+            )
+        return [
+            _proven(name, model.get_submodule(name), called, tokens, mesh)
+            for name, called in calls.items()
+        ]
+
+
+def count_in(module: nn.Module) -> int:
+    """Return how many experts a module may have: the first dim of all its parameters, else 0.
+
+    One of them is a stack of matrices: that of a linear has two dims.
+    """
+    shapes = [p.shape for p in module.parameters()]
+    if max(map(len, shapes), default=0) < 3 or not all(shapes):
+        return 0
+    sizes = {shape[0] for shape in shapes}
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _calls(model: nn.Module, example: Any) -> tuple[int, dict[str, Called]]:
+    """Return the tokens of the inputs, and the first call of each module of experts in a forward.
+
+    A real forward on all ranks, for experts may decide by numbers what they do.
+    """
+    given = [as_inputs(example).map(of_rank_0)] if example is not None else list(guesses(model))
+    first: Exception | None = None
+    for inputs in given:
+        try:
+            return tokens_in((inputs.args, inputs.keywords)) or 1, _run(model, inputs)
+        except Exception as error:
+            first = first or error
+    raise LayoutError(
+        f"{type(model).__name__} does not run with "
+        + ("the example" if example is not None else "any input that was tried")
+        + ", so its experts cannot be found.",
+        why=f"{type(first).__name__}: {first_line(first)}"
+        if first
+        else "no layer shows which inputs it takes",
+        do=f"parallelize(model, layout, ExpertParallel(example=batch)), {BATCH}",
+    ) from first
+
+
+def _run(model: nn.Module, inputs: Inputs) -> dict[str, Called]:
+    found: dict[str, Called] = {}
+
+    def recorder(name: str) -> Any:
+        def record(_module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            called = Called.of(args, keywords)
+            is_inside = any(name.startswith(outer + ".") for outer in found)
+            if called is not None and not is_inside:
+                found.setdefault(name, called)
+
+        return record
+
+    hooks = [
+        module.register_forward_pre_hook(recorder(name), with_kwargs=True)
+        for name, module in model.named_modules()
+        if name and count_in(module) > 1
+    ]
+    try:
+        inputs.run(model)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _proven(name: str, module: nn.Module, called: Called, tokens: int, mesh: DeviceMesh) -> Experts:
+    """Return a module's place in the plan. Collective.
+
+    Raises:
+        LayoutError: Ranks cannot have as many experts each, or compute something else with them.
+    """
+    count, ranks = count_in(module), mesh.size()
+    if count % ranks:
+        raise LayoutError(
+            f"{name} has {count} experts, of which {ranks} ranks cannot have as many each.",
+            do=f"use for ep a divisor of {count}: "
+            + ", ".join(str(n) for n in range(2, count + 1) if count % n == 0),
+        )
+    # Ranks bring unequal numbers of tokens, as they may in training.
+    few = max(len(called.hidden) - mesh.get_local_rank(), 1)
+    given = (called.hidden[:few], called.index[:few], called.weight[:few])
+    whole = called.run(module.forward, *given)
+    closest = torch.inf
+    for sized in _ways(module, count):
+        made = _apart(module, called, given, sized, mesh)
+        fits = made is not None and made.shape == whole.shape and made.dtype == whole.dtype
+        error = difference(whole, made).item() if made is not None and fits else torch.inf
+        worst = torch.tensor([error], dtype=torch.float64, device=whole.device).nan_to_num(
+            torch.inf
+        )
+        dist.all_reduce(worst, dist.ReduceOp.MAX)
+        if worst.item() <= tolerance(whole.dtype):
+            return Experts(
+                name,
+                count,
+                sized,
+                given[1].shape[1],
+                exchange.row_bytes(given[0], given[2], whole) * called.index.numel() / tokens,
+            )
+        closest = min(closest, worst.item())
+    raise LayoutError(
+        f"Experts of {name} compute something else where ranks have some of them each"
+        + (f": by {closest:.1e} of its largest value" if closest < torch.inf else "")
+        + ", in a forward that was tried.",
+        why="its forward counts on all experts, or on all tokens, being in one place",
+        do='leave ep out; "zero3" shards any model',
+    )
+
+
+def _ways(module: nn.Module, count: int) -> Iterator[tuple[str, ...]]:
+    """Yield which attributes may say how many experts a module has: none, all, or one of them.
+
+    Another size, such as the width, may by chance be the same number: the proof tells.
+    """
+    found = tuple(n for n, value in vars(module).items() if type(value) is int and value == count)
+    yield ()
+    yield found
+    yield from ((name,) for name in found if len(found) > 1)
+
+
+def _apart(
+    module: nn.Module,
+    called: Called,
+    given: tuple[Tensor, Tensor, Tensor],
+    sized: tuple[str, ...],
+    mesh: DeviceMesh,
+) -> Tensor | None:
+    """Return what ranks with their parts compute; None where a forward of this rank fails."""
+    count, has_failed = count_in(module), False
+    rank, own = mesh.get_local_rank(), count // mesh.size()
+    parts = {name: p.detach()[rank * own :][:own] for name, p in module.named_parameters()}
+
+    def compute(hidden: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+        nonlocal has_failed
+        try:
+            with with_count(module, sized, own):
+                return called.run(
+                    lambda *args, **keywords: torch.func.functional_call(
+                        module, parts, args, keywords
+                    ),
+                    hidden,
+                    index,
+                    weight,
+                )
+        except Exception:
+            has_failed = True  # this way is none; the others wait in the exchange
+            return torch.zeros_like(hidden)
+
+    made, _ = exchange.on_owners(compute, *given, count, mesh)
+    return None if has_failed else made

@@ -1,0 +1,190 @@
+"""Experts on real ranks: one process's numbers, whatever tokens choose; refusals in words."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.group.harness import run_ranks
+
+pytestmark = pytest.mark.timeout(300)  # the first to ask waits for all that its ranks do
+
+RANKS = "tests.group.expert_ranks:"
+# Largest difference of a loss or a parameter after three clipped steps in float64 that comes of the
+# order of summation.
+FLOOR = 1e-12
+# Of S = 6 tokens a sample, K = 2 experts a token, E = 4 experts in each of two mixtures, D = 16.
+TOKENS, CHOSEN, EXPERTS, MIXTURES, WIDTH, DOUBLE, WHOLE_NUMBER = 24, 2, 4, 2, 16, 8, 8
+
+Case = tuple[str, str, str]  # model, layout, policy
+TWO: list[Case] = [
+    ("net", "ep=2", ""),
+    ("net", "ep=2", "checkpoint"),
+    ("keywords", "ep=2", ""),
+    ("width of as many", "ep=2", ""),
+    ("one-sided", "ep=2", ""),
+    ("one-sided", "ep=2", "checkpoint"),
+    ("frozen experts", "ep=2", ""),
+    ("frozen router", "ep=2", ""),
+]
+FOUR: list[Case] = [
+    ("net", "dp=2 ep=2", ""),
+    ("net", "fsdp=2 ep=2", ""),
+]
+SLOW: list[Case] = [
+    *(
+        (model, layout, policy)
+        for model in ("one-sided", "eight", "frozen experts", "frozen router")
+        for layout in ("dp=2 ep=2", "fsdp=2 ep=2", "fsdp=2 ep=2 zero2", "ep=4")
+        for policy in ("", "checkpoint")
+    ),
+]
+EIGHT: list[Case] = [
+    ("eight", layout, "") for layout in ("dp=2 fsdp=2 ep=2", "ep=8", "fsdp=4 ep=2", "dp=2 ep=4")
+]
+CALLS: dict[int, list[tuple[str, tuple[Any, ...]]]] = {
+    2: [
+        ("parity", (TWO,)),
+        ("looks_like_the_users_model", ()),
+        ("whole_again", ()),
+        ("unequal_shares", ()),
+        ("in_two_backwards", ()),
+        ("bytes_sent", ()),
+        ("proofs", ()),
+        ("refusals", ()),
+        ("called_in_another_way", ()),
+    ],
+    4: [("parity", (FOUR,)), ("refusals_of_four", ())],
+}
+
+
+@cache
+def _all_of(ranks: int) -> list[list[Any]]:
+    return run_ranks(ranks, RANKS + "several", CALLS[ranks], timeout_s=280)
+
+
+def given(ranks: int, name: str) -> list[Any]:
+    """Return what each rank gave for a function of `CALLS`."""
+    place = [called for called, _ in CALLS[ranks]].index(name)
+    return [of_rank[place] for of_rank in _all_of(ranks)]
+
+
+@cache
+def slow_parity(ranks: int) -> list[Any]:
+    return run_ranks(ranks, RANKS + "parity", SLOW if ranks == 4 else EIGHT, timeout_s=600)
+
+
+def _check(case: Case, ranks_found: list[Any]) -> None:
+    for found in ranks_found:
+        in_losses, in_state = found[case]
+        assert in_losses <= FLOOR
+        assert in_state <= FLOOR
+
+
+@pytest.mark.parametrize("case", TWO, ids=", ".join)
+def test_two_ranks_train_as_one_process_does_on_the_same_split(case: Case) -> None:
+    _check(case, given(2, "parity"))
+
+
+@pytest.mark.parametrize("case", FOUR, ids=", ".join)
+def test_beside_copies_and_shards_experts_train_as_in_one_process(case: Case) -> None:
+    _check(case, given(4, "parity"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("case", SLOW, ids=", ".join)
+def test_every_layout_of_four_trains_as_one_process_does(case: Case) -> None:
+    _check(case, slow_parity(4))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("case", EIGHT, ids=", ".join)
+def test_every_layout_of_eight_trains_as_one_process_does(case: Case) -> None:
+    _check(case, slow_parity(8))
+
+
+def test_a_model_keeps_its_names_and_a_rank_holds_half_of_the_experts() -> None:
+    for seen in given(2, "looks_like_the_users_model"):
+        claims = ("same names", "all DTensors", "tied", "again")
+        assert {claim: seen[claim] for claim in claims} == dict.fromkeys(claims, True)
+        assert set(seen["held"]) == {2}
+        assert set(seen["counted"]) == {EXPERTS}  # beside its forward the module is the user's
+        assert "ep: 2 of 4 experts a rank, 2 for a token" in seen["explained"]
+
+
+def test_the_tokens_of_each_expert_are_told_and_are_all_that_there_were() -> None:
+    texts = [seen["explained"] for seen in given(2, "looks_like_the_users_model")]
+    lines = [line for text in texts for line in text.splitlines() if "tokens by expert" in line]
+    assert len(lines) == 2 * MIXTURES
+    counts = [int(n) for line in lines for n in line.partition("[")[2].rstrip("]").split(", ")]
+    assert sum(counts) == 2 * TOKENS * CHOSEN * MIXTURES
+
+
+@pytest.mark.parametrize("claim", ["trained", "shards", "back", "outputs"])
+def test_whole_weights_go_out_into_shards_and_back(claim: str) -> None:
+    assert all(seen[claim] for seen in given(2, "whole_again"))
+
+
+@pytest.mark.parametrize("how", ["unequal_shares", "in_two_backwards"])
+def test_every_sample_counts_once(how: str) -> None:
+    assert max(given(2, how)) < FLOOR
+
+
+def test_bytes_of_exchanges_are_those_that_explain_tells() -> None:
+    ranks = given(2, "bytes_sent")
+    rows = TOKENS * CHOSEN * MIXTURES * (2 * WIDTH + 1) * DOUBLE  # there with a weight, and back
+    counts = EXPERTS * MIXTURES * WHOLE_NUMBER
+    averaged = (ranks[0]["whole"] + ranks[0]["whole tensors"]) * DOUBLE
+    # Rows that a rank sends to itself count here, and are half of them if tokens choose evenly.
+    assert sum(seen["forward"] for seen in ranks) == 2 * (rows + counts)
+    assert sum(seen["backward"] for seen in ranks) == 2 * (rows + averaged)
+    assert ranks[0]["explained"] == pytest.approx((2 * rows + counts) / 2 + averaged, rel=1e-12)
+
+
+@pytest.mark.parametrize("case", ["net", "dropout", "bf16"])
+def test_a_proof_compares_with_one_process(case: str) -> None:
+    ok, text = given(2, "proofs")[0][case]
+    assert ok, text
+
+
+def test_a_proof_tells_experts_whose_gradients_were_summed_and_not_averaged() -> None:
+    ok, text = given(2, "proofs")[0]["sums"]
+    assert not ok
+    assert "experts" in text
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("none", ["Sequential has no experts that ep can share out", 'use "zero3"']),
+        ("list", ["Net has no experts", "a list of modules is none"]),
+        ("across tokens", ["blocks.0.experts compute something else", "in a forward"]),
+        ("three", ["blocks.0.experts has 3 experts", "a divisor of 3: 3"]),
+        ("no inputs", ["does not run with any input that was tried", "ExpertParallel(example="]),
+        ("example", ["does not run with the example"]),
+        ("compiled part", ["blocks.1 is compiled", "leave torch.compile out"]),
+        ("compiled", ["The model is compiled"]),
+        ("offload", ["Offload does not go with ep"]),
+        ("compress", ['the layout is "ep=2"']),
+        ("zero1", ["zero1 goes with dp alone"]),
+        ("no axis", ["the layout has no axis ep"]),
+    ],
+)
+def test_what_cannot_be_shared_out_is_refused_in_words(case: str, words: list[str]) -> None:
+    for texts in given(2, "refusals"):
+        assert [word for word in words if word not in texts[case]] == []
+
+
+@pytest.mark.parametrize("axis", ["tp", "cp", "pp"])
+def test_axes_that_ep_does_not_go_with_are_refused_in_words(axis: str) -> None:
+    named = {"pp": 'the schedule "zero-bubble"'}.get(axis, axis)
+    for texts in given(4, "refusals_of_four"):
+        assert f"ep does not go with {named}" in texts[axis]
+
+
+def test_a_call_that_was_not_tried_is_refused_on_the_rank_that_makes_it() -> None:
+    for without_weights, unknown in given(2, "called_in_another_way"):
+        assert "blocks.0.experts is called in another way than it was tried" in without_weights
+        assert "A token is for expert 4, and there are 4, from 0 on" in unknown
