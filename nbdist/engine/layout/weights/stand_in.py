@@ -1,8 +1,9 @@
 """Placeholder values of weights while a plan is proven, with almost no memory.
 
-tp, cp and pp prove on the whole model that they compute the same. Which numbers they do it with
+tp, cp, ep and pp prove on the whole model that they compute the same. Which numbers they do it with
 does not matter, as long as no two features are equal: each parameter is a view of a short row of
-random ones, in which every row of the parameter begins two numbers after the one before it.
+random ones, in which every row of the parameter begins two numbers after the one before it. Of a stack of matrices one is whole: products in groups
+take no overlapping rows.
 """
 
 import ctypes
@@ -46,6 +47,8 @@ def lent(model: nn.Module, device: torch.device | str) -> Iterator[None]:
 def _stand_in(parameter: nn.Parameter, seed: int, device: torch.device | str) -> nn.Parameter:
     shape = parameter.shape
     strides = [len(shape) - dim for dim in range(len(shape))]
+    if len(shape) == 3:
+        strides[1] = max(shape[2], strides[1])
     size = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
     scale = math.prod(shape[1:]) ** -0.5 if parameter.numel() else 1.0  # outputs of size 1
     numbers = torch.randn(size, generator=torch.Generator().manual_seed(seed)) * scale
