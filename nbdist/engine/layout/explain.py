@@ -83,9 +83,10 @@ class Explanation:
         """Bytes that a rank sends in a step with one backward, by axis, on average over the ranks.
 
         `dp` is for averages of copies, `fsdp` for gathers and reductions of shards (both with cp,
-        whose ranks share too). The bytes of tp, cp and pp follow from the batch: without one they
-        are left out, and tp and cp where tp's plan has styles of torch, or where blocks compute in
-        low precision or again.
+        whose ranks share too). The bytes of tp, cp, ep and pp follow from the
+        batch (those of ep as if tokens chose experts evenly): without one they are left out, and
+        tp, cp and ep where tp's plan has styles of torch, or where blocks compute in low precision
+        or again.
         """
         chosen = self.policies.precision
         sent_as = cost.wire(self.local, self.shape, chosen.compute, chosen.reduce)

@@ -151,7 +151,7 @@ class Layout(Trainable):
 
         Args:
             batch: What the model is called with on this rank, as in `step`: its size tells how much
-                tp, cp and pp send. Without one they are given per token.
+                tp, cp, ep and pp send. Without one they are given per token.
 
         Raises:
             LayoutError: `batch` holds no tensor.

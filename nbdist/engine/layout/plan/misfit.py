@@ -70,9 +70,10 @@ def fill_ins(sizes: Mapping[str, int], names: Sequence[str], world_size: int) ->
     """Yield advice on sizes of a wrong product: an axis that takes the rest.
 
     First dp and fsdp, of which any number is right; where there is neither, a new dp. Other axes
-    are last: how far tp can be cut, the model says.
+    are last: how far tp and ep go, the model says.
     """
-    free = [axis for axis in sizes if FACTS[axis].shares_batch] or ["dp"]
+    of_any = [axis for axis, facts in FACTS.items() if facts.shares_batch and facts.averages]
+    free = [axis for axis in sizes if axis in of_any] or ["dp"]
     for axis in [*free, *({"dp": 0} | dict(sizes))]:
         others = math.prod(size for other, size in sizes.items() if other != axis)
         first = {} if axis in sizes else {axis: -1}

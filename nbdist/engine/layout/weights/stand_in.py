@@ -2,8 +2,8 @@
 
 tp, cp, ep and pp prove on the whole model that they compute the same. Which numbers they do it with
 does not matter, as long as no two features are equal: each parameter is a view of a short row of
-random ones, in which every row of the parameter begins two numbers after the one before it. Of a stack of matrices one is whole: products in groups
-take no overlapping rows.
+random ones, in which every row of the parameter begins two numbers after the one before it. Of a
+stack of matrices one is whole: products in groups take no overlapping rows.
 """
 
 import ctypes

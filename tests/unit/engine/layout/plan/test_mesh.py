@@ -114,6 +114,17 @@ def test_ranks_of_cp_count_among_shards_and_without_them_among_replicas(
     assert (shape.averaged, shape.replicas, shape.shards) == (averaged, replicas, shards)
 
 
+def test_ranks_of_ep_have_samples_of_their_own_and_are_neither_copies_nor_shards() -> None:
+    shape = MeshShape(dp=2, ep=2)
+    assert [shape.data_part(rank) for rank in range(4)] == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    assert (shape.averaged, shape.replicas, shape.shards, shape.same_samples) == (["dp"], 2, 1, 1)
+    assert MeshShape(pp=2, fsdp=2, ep=2, tp=2).apart == ["fsdp", "ep"]
+
+
+def test_ranks_beside_ep_are_offered_to_dp_first() -> None:
+    assert 'let nbdist fill one in: "dp=-1 ep=2" gives dp=4' in refusal("ep=2", 8)
+
+
 def test_a_single_rank_still_has_an_axis() -> None:
     assert parse("zero3", 1).axes == {"dp": 1}
 
@@ -156,7 +167,7 @@ def test_an_unknown_word_is_answered_with_the_nearest_right_one(text: str, near:
 
 
 def test_a_word_like_no_other_is_answered_with_all_of_them() -> None:
-    assert "axes are dp, fsdp, tp, cp and pp" in refusal("quantum", 2)
+    assert "axes are dp, fsdp, tp, cp, pp and ep" in refusal("quantum", 2)
 
 
 @pytest.mark.parametrize("text", ["", "  ", ","])
