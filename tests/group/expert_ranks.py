@@ -376,6 +376,21 @@ def _sums_of_experts() -> Iterator[None]:
         parameters._Average.backward = staticmethod(native)  # type: ignore[method-assign]
 
 
+def compiled_afterwards() -> float:
+    """Return the difference of gradients to those of blocks that are not compiled."""
+    plain, model = (parallelize(make("net"), "ep=2").model for _ in range(2))
+    for block in model.blocks:  # type: ignore[union-attr]
+        block.compile(backend="aot_eager")
+    for x, y in (_part(0), _part(1)):
+        loss_of(plain(x), y).backward()
+        loss_of(model(x), y).backward()
+    one, other = (
+        [local_part(p.grad) for p in each.parameters() if p.grad is not None]
+        for each in (plain, model)
+    )
+    return max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
+
+
 def refusals() -> dict[str, str]:
     """Return the text of each wrong use; the model must stay as it was."""
     texts = {}

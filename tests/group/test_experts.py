@@ -105,6 +105,11 @@ def test_every_layout_of_eight_trains_as_one_process_does(case: Case) -> None:
     _check(case, slow_parity(8))
 
 
+@pytest.mark.slow
+def test_blocks_may_be_compiled_afterwards() -> None:
+    assert max(run_ranks(2, RANKS + "compiled_afterwards")) <= FLOOR
+
+
 def test_a_model_keeps_its_names_and_a_rank_holds_half_of_the_experts() -> None:
     for seen in given(2, "looks_like_the_users_model"):
         claims = ("same names", "all DTensors", "tied", "again")

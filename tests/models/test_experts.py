@@ -12,18 +12,28 @@ pytestmark = [
     pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed"),
 ]
 
+FAMILIES = [
+    *("Qwen2Moe", "Qwen3Moe", "Olmoe", "DeepseekV3", "GptOss", "Phimoe", "GraniteMoe"),
+    *("Glm4Moe", "MiniMax", "Ernie4_5_Moe", "Dots1"),
+]
 SETUP = """
 from torch.nn import functional as F
 import transformers
 def made(kind="Mixtral", how="grouped_mm"):
     torch.manual_seed(0)
     sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-                 num_attention_heads=4, num_key_value_heads=2, head_dim=8, use_cache=False,
-                 max_position_embeddings=32, num_experts_per_tok=2)
-    if kind == "Mixtral":
-        config = transformers.MixtralConfig(num_local_experts=4, **sizes)
+                 num_attention_heads=4, num_key_value_heads=2, use_cache=False,
+                 max_position_embeddings=32, num_experts_per_tok=2, pad_token_id=0)
+    # Each family has its own word for the number of experts, and the widths in them.
+    sizes |= dict.fromkeys(["num_experts", "num_local_experts", "n_routed_experts"], 4)
+    sizes |= dict(moe_intermediate_size=24, shared_expert_intermediate_size=24, n_shared_experts=1,
+                  n_group=1, topk_group=1, first_k_dense_replace=0, decoder_sparse_step=1)
+    if kind == "DeepseekV3":
+        sizes |= dict(q_lora_rank=None, kv_lora_rank=8, qk_rope_head_dim=8, qk_nope_head_dim=8,
+                      v_head_dim=8, num_key_value_heads=4)
     else:
-        config = transformers.Qwen3MoeConfig(num_experts=4, moe_intermediate_size=24, **sizes)
+        sizes["head_dim"] = 8
+    config = getattr(transformers, kind + "Config")(**sizes)
     return getattr(transformers, kind + "ForCausalLM")._from_config(
         config, experts_implementation=how)
 texts = torch.randint(64, (64, 12), generator=torch.Generator().manual_seed(1))
@@ -46,10 +56,15 @@ def train(layout, opt, steps):
     ("kind", "how"),
     [
         ("Mixtral", "grouped_mm"),
-        pytest.param("Mixtral", "eager", marks=pytest.mark.slow),
-        pytest.param("Mixtral", "batched_mm", marks=pytest.mark.slow),
-        pytest.param("Qwen3Moe", "grouped_mm", marks=pytest.mark.slow),
-        pytest.param("Qwen3Moe", "eager", marks=pytest.mark.slow),
+        *(
+            pytest.param(kind, how, marks=pytest.mark.slow)
+            for kind, how in [
+                ("Mixtral", "eager"),
+                ("Mixtral", "batched_mm"),
+                ("Qwen3Moe", "eager"),
+                *((family, "grouped_mm") for family in FAMILIES),
+            ]
+        ),
     ],
 )
 def test_experts_compute_as_in_one_process(session: nbdist.Session, kind: str, how: str) -> None:
