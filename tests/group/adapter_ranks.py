@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from nbdist.engine.data.order.shards import data_shard
-from nbdist.engine.layout.axes.tp import adapter_cuts, local_parameters
+from nbdist.engine.layout.axes.tp import local_parameters, plain_cuts
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.policies import TensorParallel
 
@@ -414,12 +414,12 @@ def merged(layout: str) -> None:
 
 def forgotten_sum() -> Any:
     """Plant the mistake that a whole parameter keeps the gradient of its rank's part."""
-    right = vars(adapter_cuts)["partial_of"]
+    right = vars(plain_cuts)["partial_of"]
     try:
-        vars(adapter_cuts)["partial_of"] = local_parameters.local_of
+        vars(plain_cuts)["partial_of"] = local_parameters.local_of
         spread: Any = parallelize(adapted("llama"), "tp=2")
     finally:
-        vars(adapter_cuts)["partial_of"] = right
+        vars(plain_cuts)["partial_of"] = right
     return str(spread.verify(part("llama", 0), loss_of, steps=1))
 
 

@@ -21,10 +21,11 @@ from nbdist.engine.data.order.shards import data_shard
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.policies import TensorParallel
 from nbdist.shared.errors import LayoutError
+from tests.group import tensor_kinds as kinds
 from tests.group.layout_ranks import difference, state_of
 
 STEPS, GLOBAL_BATCH = 3, 8
-V, T, D, H = 36, 12, 32, 4
+V, T, D, H = kinds.V, kinds.T, kinds.D, kinds.H
 PLAN = {
     "blocks.*.attn.q": "column",
     "blocks.*.attn.k": "column",
@@ -213,6 +214,14 @@ MODELS: dict[str, Any] = {
     "packed": lambda: GPT(block_of(PackedAttention)),
     "llama": llama,
     "added parameters": AddedParameters,
+    "packed heads": lambda: GPT(block_of(kinds.Packed, kinds.Gated)),
+    "packed, few keys": lambda: GPT(block_of(kinds.FewKeys)),
+    "interleaved": lambda: GPT(block_of(kinds.Interleaved)),
+    "related": lambda: GPT(block_of(kinds.Related)),
+    "crossed": lambda: GPT(block_of(kinds.Crossed)),
+    "gpt2": kinds.gpt2,
+    "mixtral": kinds.mixtral,
+    "phi3": kinds.phi3,
 }
 
 
@@ -330,13 +339,6 @@ class OnlyPacked(nn.Module):
         return self.attention(x, x, x, need_weights=False)[0]
 
 
-def gpt2() -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    sizes = GPT2Config(vocab_size=V, n_positions=32, n_embd=D, n_layer=2, n_head=H)
-    return GPT2LMHeadModel(sizes)
-
-
 def refusals() -> dict[str, str]:
     """Return the text of each wrong use; the model must stay as it was, so that ddp still works."""
     texts = {}
@@ -362,7 +364,18 @@ def refusals() -> dict[str, str]:
     refused("key heads", llama(heads=4, key_heads=1))
     refused("fixed heads", GPT(block_of(FixedHeads)))
     refused("norm over features", GPT(block_of(mlp=NormedFeatures)))
-    refused("conv1d", gpt2())
+    refused("conv1d", kinds.gpt2(), TensorParallel({"transformer.h.0.mlp.c_fc": "head"}))
+    refused(
+        "experts", kinds.mixtral(), TensorParallel({"model.layers.*.mlp.experts.down_proj": "row"})
+    )
+    refused(
+        "experts alone",
+        kinds.mixtral(),
+        TensorParallel({"model.layers.0.mlp.experts": "moe_tp_experts"}),
+    )
+    refused("experts, sequence", kinds.mixtral(), TensorParallel(sequence=True))
+    refused("packed without a row", GPT(), plan(head="packed"))
+    refused("theirs", kinds.phi3(), plan(model__norm="mla_kv_a_proj"))
     refused("multihead", OnlyPacked())
     refused("no such module", GPT(), plan(blocks__0__mlp__upp="column"))
     refused("no such word", GPT(), plan(head="diagonal"))

@@ -170,6 +170,7 @@ class Explanation:
         if self.batch is None:
             parts += [
                 f"{name_bytes(each.nbytes)} over {axis} for each {each.unit} of its batch"
+                + (f" and {name_bytes(each.each_step)} a step" if each.each_step else "")
                 for axis, each in self._activations.items()
             ]
         changed = [axis for axis in self.shape.axes if FACTS[axis].sends_in_blocks]

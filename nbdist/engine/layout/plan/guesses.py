@@ -1,5 +1,6 @@
 """Inputs that a model may run with, found without asking its user."""
 
+import math
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -20,6 +21,7 @@ def guesses(model: nn.Module, tokens: int = TOKENS) -> Iterator[Inputs]:
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     yield from _by_layers(model, tokens, device)
     yield from _told(model, device)
+    yield from _of_two(model, tokens, device)
 
 
 def _by_layers(model: nn.Module, tokens: int, device: torch.device) -> Iterator[Inputs]:
@@ -51,6 +53,28 @@ def _told(model: nn.Module, device: torch.device) -> Iterator[Inputs]:
         dtype = next((p.dtype for p in model.parameters()), torch.float32)
         wave = torch.linspace(-1, 1, 2 * _size(tuple(size)), device=device).sin()
         yield Inputs((wave.view(2, *size).to(dtype),), {})
+
+
+def _of_two(model: nn.Module, tokens: int, device: torch.device) -> Iterator[Inputs]:
+    """Yield what an encoder-decoder of transformers may take: sounds or images, and words."""
+    main = getattr(model, "main_input_name", None)
+    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False) or main is None:
+        return
+    tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+    ids = torch.arange(tokens, device=device).unsqueeze(0) * 7 % min(tables, default=1)
+    first = next((m for m in model.modules() if isinstance(m, _FIRST_LAYERS[1:])), None)
+    shapes = _shapes_for(first, tokens)
+    if isinstance(first, nn.Conv1d):
+        # As long as a table of positions wants it, behind convolutions that make it shorter.
+        strides = [int(m.stride[0]) for m in model.modules() if isinstance(m, nn.Conv1d)]
+        shapes = [(1, first.in_channels, count * math.prod(strides)) for count in tables]
+    for shape in shapes:
+        assert first is not None
+        wave = torch.linspace(-1, 1, _size(shape), device=device).sin()
+        words = ids.expand(shape[0], -1)
+        yield Inputs(
+            (), {main: wave.view(shape).to(first.weight.dtype), "decoder_input_ids": words}
+        )
 
 
 def _shapes_for(first: nn.Module | None, tokens: int) -> list[tuple[int, ...]]:

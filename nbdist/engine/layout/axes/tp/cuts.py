@@ -1,11 +1,16 @@
 """A tensor-parallel plan as plain values: which module is cut how, and why. Pure.
 
-    column  weight (out, in) cut over out: each rank computes a part of the features
-    row     cut over in: takes those parts, and its outputs are summed over the ranks
-    vocab   an embedding cut over its entries; the lookups are summed
-    head    a column whose output is gathered, or stays cut for a parallel loss
-    summed  kept whole, and fed with a part of the features or of the sequence: its gradients are
-            summed
+    column   weight (out, in) cut over out: each rank computes a part of the features
+    packed   a column of several projections, one below the other in a weight: each is cut
+    row      cut over in: takes those parts, and its outputs are summed over the ranks
+    gather   a column whose output is put together
+    split    a row that takes the whole input
+    vocab    an embedding cut over its entries; the lookups are summed
+    head     a column over the vocabulary: put together, or left cut for a parallel loss
+    summed   kept whole, and fed with a part of the features or of the sequence: its gradients are
+             summed
+    experts  a module that holds columns and rows as parameters of its own
+    heads    parameters with a number for each head, such as a bias of positions
 
 A layer with an adapter is cut together with it: what the adapter adds lies as the layer's weight.
 
@@ -17,15 +22,20 @@ Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al., 2022
 
 import re
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from nbdist.engine.layout.axes.tp.projection import dims_of, widths_of
+from nbdist.engine.layout.axes.tp.sections import Sections, one
 from nbdist.engine.layout.plan.adapted import layer_in, layer_of
 
 if TYPE_CHECKING:
     from torch import nn
 
-COLUMN, ROW, VOCAB, HEAD, SUMMED = WORDS = ("column", "row", "vocab", "head", "summed")
+WORDS = ("column", "packed", "row", "gather", "split", "vocab", "head", "summed")
+COLUMN, PACKED, ROW, GATHER, SPLIT, VOCAB, HEAD, SUMMED = WORDS
+EXPERTS, HEADS = "experts", "heads"  # found, or of transformers' words: with parameters by name
+COLUMNS = (COLUMN, PACKED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +44,25 @@ class Cut:
 
     Attributes:
         module: Its qualified name.
-        style: One of `WORDS`, or a `ParallelStyle` of torch.
+        style: One of `WORDS`, `EXPERTS`, `HEADS`, or a `ParallelStyle` of torch.
         why: For people.
+        own: How its parameters are cut, by name, where the style does not tell.
     """
 
     module: str
     style: Any
     why: str
+    own: dict[str, Sections] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A plain number of a module that counts heads or features: a rank's forward finds its part."""
+
+    module: str
+    name: str
+    whole: int
+    part: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +91,8 @@ class TensorPlan:
     Attributes:
         source: Where it comes from, for people.
         cuts: By module, in the model's order.
-        pairs: Its columns and rows, as the data flows.
+        pairs: Its columns and rows, as the data flows; experts are both.
+        sizes: Numbers that a rank's forward finds divided.
         left: Modules that could look like candidates and are kept whole, with the reason.
     """
 
@@ -77,6 +100,7 @@ class TensorPlan:
     cuts: tuple[Cut, ...]
     pairs: tuple[ColumnRowPair, ...] = ()
     left: tuple[tuple[str, str], ...] = ()
+    sizes: tuple[Size, ...] = ()
 
     def style_of(self, module: str) -> Any:
         """Return a module's style, or None if it is kept whole."""
@@ -96,11 +120,13 @@ class TensorPlan:
         """Return the plan for a rank that has these modules only."""
         cuts = tuple(cut for cut in self.cuts if cut.module in modules)
         pairs = tuple(pair for pair in self.pairs if pair.row in modules)
-        return replace(self, cuts=cuts, pairs=pairs)
+        sizes = tuple(size for size in self.sizes if size.module in modules)
+        return replace(self, cuts=cuts, pairs=pairs, sizes=sizes)
 
     def __str__(self) -> str:
         rows = [(cut.module, f"{_word(cut.style)}: {cut.why}") for cut in self.cuts]
         rows += [(module, f"whole: {why}") for module, why in self.left]
+        rows += [(f"{s.module}.{s.name}", f"{s.part} of {s.whole} in forwards") for s in self.sizes]
         shown: dict[tuple[str, str], int] = {}
         for module, text in rows:
             key = (re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)", "*", module), text)
@@ -117,24 +143,37 @@ def _word(style: Any) -> str:
     return style if isinstance(style, str) else type(style).__name__
 
 
-def cut_dims(style: Any, module: "nn.Module") -> dict[str, int]:
-    """Return the dims of parameters that a word cuts; empty for a module that is kept whole.
+def cut_dims(cut: Cut, module: "nn.Module") -> dict[str, Sections]:
+    """Return how the parameters of a module are cut, by name; empty for one that is kept whole.
 
     A row's bias is whole: it is added once, to the sum. Of a layer with an adapter, what the
     adapter adds is cut as the weight: where it has all outputs along dim 0, or inputs along dim 1.
     """
+    if cut.own:
+        return cut.own
     layer: Any = layer_in(module)
     if layer is not None:
-        dim = {COLUMN: 0, ROW: 1}.get(style)
+        dim = {COLUMN: 0, ROW: 1}.get(cut.style)
         if dim is None:
             return {}
         size = layer.weight.shape[dim]
-        return {n: dim for n, p in _named(module) if p.dim() > dim and p.shape[dim] == size}
-    if style == ROW:
-        return {"weight": 1}
-    if style in (COLUMN, VOCAB, HEAD):
-        return {name: 0 for name, p in module._parameters.items() if p is not None}
+        cuttable = [n for n, p in _named(module) if p.dim() > dim and p.shape[dim] == size]
+        return dict.fromkeys(cuttable, one(dim, size))
+    held = {name: p for name, p in module._parameters.items() if p is not None}
+    outputs, inputs = dims_of(module) or (0, 1)
+    if cut.style in (ROW, SPLIT):
+        return {"weight": one(inputs, held["weight"].shape[inputs])}
+    if cut.style in (COLUMN, GATHER, VOCAB, HEAD):
+        dims = {name: outputs if p.dim() > 1 else 0 for name, p in held.items()}
+        return {name: one(dim, held[name].shape[dim]) for name, dim in dims.items()}
     return {}
+
+
+def packed(module: "nn.Module", sizes: tuple[int, ...]) -> dict[str, Sections]:
+    """Return how a weight is cut that packs projections of these sizes, and its bias."""
+    outputs, _ = dims_of(module) or (0, 1)
+    held = {name: p for name, p in module._parameters.items() if p is not None}
+    return {name: Sections(outputs if p.dim() > 1 else 0, sizes) for name, p in held.items()}
 
 
 def added_once(style: Any, module: "nn.Module") -> list[str]:
@@ -159,12 +198,25 @@ def token_widths(plan: TensorPlan, model: "nn.Module") -> tuple[list[int], list[
     summed: list[int] = []
     gathered: list[int] = []
     for cut in plan.cuts:
-        if cut.style in (ROW, VOCAB, HEAD):
-            outputs, inputs = _widths(model, cut.module)
-            summed.append(outputs if cut.style == ROW else inputs)
-            gathered += [outputs] if cut.style == HEAD else []
-    summed += [_widths(model, pair.columns[0])[1] for pair in plan.pairs]
+        if cut.style in (ROW, GATHER, SPLIT, VOCAB, HEAD, EXPERTS):
+            outputs, inputs = _widths(model, cut)
+            summed.append(outputs if cut.style in (ROW, SPLIT, EXPERTS) else inputs)
+            # The gradient of what a row has cut by itself is put together.
+            gathered += [outputs] if cut.style in (HEAD, GATHER) else []
+            gathered += [inputs] if cut.style == SPLIT else []
+    summed += [_widths(model, _cut_of(plan, pair.columns[0]))[1] for pair in plan.pairs]
     return summed, gathered
+
+
+def weight_bytes(plan: TensorPlan, model: "nn.Module", tp: int) -> float:
+    """Return the bytes of weights a rank sends in one forward and its backward; see `sections`."""
+    sent = 0.0
+    for cut in plan.cuts:
+        for name, cut_in in cut.own.items():
+            parameter = model.get_submodule(cut.module).get_parameter(name)
+            share = sum(cut_in.leaving(tp, part) for part in range(tp)) / tp / cut_in.size
+            sent += share * parameter.numel() * parameter.element_size()
+    return 2 * sent
 
 
 def token_bytes(
@@ -182,7 +234,19 @@ def token_bytes(
     return (tp - 1) / tp * ((3 if scatters else 2) * sum(summed) + sum(gathered))
 
 
-def _widths(model: "nn.Module", name: str) -> tuple[int, int]:
-    """Return the bytes of the first and of the last dim of a module's weight."""
-    weight: Any = layer_of(model.get_submodule(name)).weight
-    return weight.shape[0] * weight.element_size(), weight.shape[-1] * weight.element_size()
+def _cut_of(plan: TensorPlan, module: str) -> Cut:
+    return next(cut for cut in plan.cuts if cut.module == module)
+
+
+def _widths(model: "nn.Module", cut: Cut) -> tuple[int, int]:
+    """Return the bytes of what a module makes, and takes, for one token."""
+    module: Any = layer_of(model.get_submodule(cut.module))
+    if cut.style == EXPERTS:
+        # Of a stack (expert, out, in), or (expert, in, out): what is not cut.
+        held = ((module.get_parameter(name), own.dim) for name, own in cut.own.items())
+        found = (p.shape[3 - dim] * p.element_size() for p, dim in held if p.dim() == 3)
+        width = next(found, 0)
+        return width, width
+    widths = widths_of(module) or (module.weight.shape[-1], module.weight.shape[0])
+    inputs, outputs = (width * module.weight.element_size() for width in widths)
+    return outputs, inputs

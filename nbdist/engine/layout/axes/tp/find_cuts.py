@@ -1,58 +1,57 @@
-"""Find a model's tensor-parallel plan: the user's, the model's own, or a traced one.
+"""Find a model's tensor-parallel plans: the user's, the model's own, or traced ones.
 
-The traced plan follows the data: linears that one tensor feeds are columns, the single linear that
+A traced plan follows the data: linears that one tensor feeds are columns, the single linear that
 comes next in the same block, and leads back to the width they took, is their row. Only widths that
-fit are taken: columns must make what the row takes (or a divisor: fewer heads for keys). A packed
-projection makes more, does not show by its shape how to cut it, and is left whole.
+fit are taken: columns must make what the row takes (or a divisor: fewer heads for keys), or, where
+one packs several projections, a multiple of it. Shapes do not show all: what is packed may lie one
+below the other or head by head, and a forward may count with numbers of the whole. So there are
+several plans, the likeliest first, of which the first is taken that a forward proves.
 
 A model's own plan is that of the modules whose classes have one, by names as they are in the model:
 a wrapper around one may pass its attributes on, and its names have the wrapper's before them.
 """
 
 import inspect
-from collections.abc import Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import Any
 
 from torch import nn
-from torch.distributed.tensor.parallel import ParallelStyle
 
+from nbdist.engine.layout.axes.tp import local_sizes, plan_words
 from nbdist.engine.layout.axes.tp.cuts import (
     COLUMN,
+    COLUMNS,
+    EXPERTS,
     HEAD,
+    HEADS,
+    PACKED,
     ROW,
     SUMMED,
     VOCAB,
-    WORDS,
     ColumnRowPair,
     Cut,
     TensorPlan,
+    packed,
 )
-from nbdist.engine.layout.plan.adapted import layer_in
+from nbdist.engine.layout.axes.tp.projection import dims_of, widths_of
+from nbdist.engine.layout.axes.tp.sections import Sections, one
+from nbdist.engine.layout.plan.adapted import layer_in, layer_of
 from nbdist.engine.layout.plan.blocks import find_blocks
 from nbdist.engine.layout.plan.trace import ModuleCall
 from nbdist.shared.errors import LayoutError
 
-# transformers' words for what we do, in its releases 4 and 5.
-_THEIR_WORDS = {
-    "colwise": COLUMN,
-    "rowwise": ROW,
-    "colwise_rep": HEAD,
-    "colwise_gather_output": HEAD,
-    "embedding_rowwise": VOCAB,
-    "replicated_with_grad_allreduce": SUMMED,
-}
-_WHOLE = ("replicate", "replicated")
-
-# Packs several projections into one parameter; by the class's name, for transformers may be absent.
-_PACKED = ("MultiheadAttention", "Conv1D")
+_ATTENTION = (
+    "packs its projections, and counts with the whole width: write q, k, v and out as nn.Linear "
+    "around F.scaled_dot_product_attention"
+)
 
 
-def find_plan(
+def candidates(
     model: nn.Module, own_words: Mapping[str, Any] | None, calls: list[ModuleCall], tp: int
-) -> TensorPlan:
-    """Return the plan that counts.
+) -> Iterator[TensorPlan]:
+    """Yield the plans that a model may mean, the likeliest first.
 
     Args:
         model: Not changed.
@@ -63,18 +62,30 @@ def find_plan(
     Raises:
         LayoutError: A key without a module, a word that is none, or nothing to cut.
     """
-    if own_words is not None:
-        plan = _from_words(model, own_words, "your plan", "by your plan")
-    elif theirs := plan_of(model):
-        plan = _from_words(model, theirs, "the model's own plan", "by its tp_plan")
-    else:
-        plan = _traced(model, calls)
-    plan = _with_pairs(plan, calls) if not plan.pairs else plan
-    if own_words is None:
-        plan = _fit_vocabulary(model, plan, tp)
-    if not plan.cuts:
+    plans = [_from_words(model, own_words)]
+    if not any(cut.style != HEAD for cut in plans[0].cuts) and own_words is None:
+        ways = ((PACKED, True), (COLUMN, True), (None, True), (None, False))
+        plans = [_traced(model, calls, of_packed, crossed) for of_packed, crossed in ways]
+    tried = list[TensorPlan]()
+    for found in plans:
+        plan = _with_pairs(found, calls) if not found.pairs else found
+        plan = _sectioned(model, plan)
+        if own_words is None:
+            plan = _fit_vocabulary(model, plan, tp)
+        for counted in _counted(model, plan, tp) if plan.cuts else ():
+            if counted not in tried:
+                tried.append(counted)
+                yield counted
+    if not tried:
         raise _nothing_found(model, plan)
-    return plan
+
+
+def _from_words(model: nn.Module, own_words: Mapping[str, Any] | None) -> TensorPlan:
+    """Return the user's plan, or the model's own: it may name parts that this model lacks."""
+    if own_words is not None:
+        return plan_words.read(model, own_words, "your plan", "by your plan")
+    theirs, source = plan_of(model) or {}, "the model's own plan"
+    return plan_words.read(model, theirs, source, "by its tp_plan", may_lack=True)
 
 
 def plan_of(model: nn.Module) -> Mapping[str, Any] | None:
@@ -93,42 +104,7 @@ def plan_of(model: nn.Module) -> Mapping[str, Any] | None:
     return found or None
 
 
-# ---- From words --------------------------------------------------------------------------------
-
-
-def _from_words(model: nn.Module, words: Mapping[str, Any], source: str, why: str) -> TensorPlan:
-    modules = dict(model.named_modules())
-    styles: dict[str, Any] = {}
-    for key, word in words.items():
-        style = _style(key, word)
-        found = [name for name in modules if _matches(name, key)]
-        if not found:
-            raise LayoutError(
-                f'No module is called "{key}", which {source} for tp names.',
-                do="use names of model.named_modules(), with * for one part of a name",
-            )
-        styles |= {} if style is None else dict.fromkeys(found, style)
-    return TensorPlan(source, tuple(Cut(n, styles[n], why) for n in modules if n in styles))
-
-
-def _matches(name: str, key: str) -> bool:
-    """Return whether `*` in a key, which stands for one part of a name, makes them the same."""
-    parts, wanted = name.split("."), key.split(".")
-    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
-
-
-def _style(key: str, word: Any) -> Any:
-    if isinstance(word, ParallelStyle) or word in WORDS:
-        return word
-    if word in _THEIR_WORDS:
-        return _THEIR_WORDS[word]
-    if word in _WHOLE:
-        return None
-    raise LayoutError(
-        f'"{word}", which the plan for tp says of {key}, is not a known way to cut.',
-        why=f"it has {', '.join(WORDS)}, and takes styles of torch.distributed.tensor.parallel",
-        do="give a plan with these: TensorParallel(plan={...})",
-    )
+# ---- What is between columns and rows ---------------------------------------------------------
 
 
 def _with_pairs(plan: TensorPlan, calls: list[ModuleCall]) -> TensorPlan:
@@ -137,23 +113,117 @@ def _with_pairs(plan: TensorPlan, calls: list[ModuleCall]) -> TensorPlan:
     pairs: list[ColumnRowPair] = []
     columns: list[str] = []
     for call in calls:
-        if style.get(call.name) == COLUMN and call.name not in columns:
+        if style.get(call.name) in COLUMNS and call.name not in columns:
             columns.append(call.name)
+        elif style.get(call.name) == EXPERTS:
+            pairs.append(ColumnRowPair((call.name,), call.name))
         elif style.get(call.name) == ROW and columns:
             pairs.append(ColumnRowPair(tuple(columns), call.name))
             columns = []
-    return TensorPlan(plan.source, plan.cuts, tuple(dict.fromkeys(pairs)), plan.left)
+    return replace(plan, pairs=tuple(dict.fromkeys(pairs)))
+
+
+def _sectioned(model: nn.Module, plan: TensorPlan) -> TensorPlan:
+    """Return the plan with the sizes of what is packed, which follow from the rows.
+
+    Raises:
+        LayoutError: They do not.
+    """
+    for cut in plan.cuts:
+        if cut.style == PACKED and not cut.own:
+            row = next((pair.row for pair in plan.pairs if cut.module in pair.columns), None)
+            layer = model.get_submodule(cut.module)
+            sizes = row and _sizes(layer, layer_of(model.get_submodule(row)))
+            if not sizes:
+                raise LayoutError(
+                    f"What {cut.module} packs is not known: {plan.source} for tp calls it packed.",
+                    why="its sizes follow from the row that takes what it makes"
+                    + (f", and {row} does not fit" if row else ", of which a forward shows none"),
+                    do="leave it out of the plan, or give an example of a batch: "
+                    "TensorParallel(plan={...}, example=batch)",
+                )
+            plan = plan.with_cuts([replace(cut, own=packed(layer, sizes))])
+    return plan
+
+
+def _sizes(layer: nn.Module, row: nn.Module) -> tuple[int, ...]:
+    """Return the sizes of the projections that a layer packs; empty where its row shows none.
+
+    They are as wide as what the row takes, or but the first is, and two more are narrower: an
+    attention with fewer heads for keys and values.
+    """
+    made, taken = widths_of(layer), widths_of(row)
+    if made is None or taken is None or made[1] <= taken[0]:
+        return ()
+    count, left = divmod(made[1], taken[0])
+    if not left:
+        return (taken[0],) * count
+    narrow, odd = divmod(made[1] - taken[0], 2)
+    return () if odd or narrow > taken[0] else (taken[0], narrow, narrow)
+
+
+def _counted(model: nn.Module, plan: TensorPlan, tp: int) -> Iterator[TensorPlan]:
+    """Yield a plan as it is, and with what else its forward may count with cut or divided."""
+    widths = {pair.row: _widths_in(model, plan, pair) for pair in plan.pairs}
+    tables = _tables(model, plan, tp)
+    for features in (None, widths, {}):
+        found = [] if features is None else local_sizes.find(model, plan, tp, features)
+        for counted in (plan.with_cuts(tables), plan) if found else (plan, plan.with_cuts(tables)):
+            yield replace(counted, sizes=tuple(found))
+
+
+def _widths_in(model: nn.Module, plan: TensorPlan, pair: ColumnRowPair) -> set[int]:
+    """Return the widths that are cut between the columns and the row of a pair."""
+    widths = set[int]()
+    for cut in plan.cuts:
+        if cut.module in pair.columns:
+            made = widths_of(layer_of(model.get_submodule(cut.module)))
+            widths |= {made[1]} if made else set()
+            widths |= {size for own in cut.own.values() for size in own.sizes}
+    return widths
+
+
+def _tables(model: nn.Module, plan: TensorPlan, tp: int) -> list[Cut]:
+    """Return the cuts of parameters that have a number for each head of their attention."""
+    found = list[Cut]()
+    for pair in plan.pairs:
+        inside = dict(model.get_submodule(pair.owner).named_modules(prefix=pair.owner))
+        told = set[int]().union(*map(local_sizes.heads_of, inside.values()))
+        heads = told or local_sizes.heads_of(getattr(model, "config", None))
+        for name, module in inside.items():
+            if plan.style_of(name) not in (None, SUMMED) or dims_of(module) is not None:
+                continue
+            own = dict[str, Sections]()
+            for key, parameter in module._parameters.items():
+                shape = () if parameter is None else parameter.shape
+                dims = [dim for dim, size in enumerate(shape) if size in heads and size % tp == 0]
+                own |= {key: one(dims[0], shape[dims[0]])} if len(dims) == 1 else {}
+            found += [Cut(name, HEADS, "has a number for each head", own)] if own else []
+    return found
 
 
 # ---- By tracing --------------------------------------------------------------------------------
 
 
-def _traced(model: nn.Module, calls: list[ModuleCall]) -> TensorPlan:
+def _traced(
+    model: nn.Module, calls: list[ModuleCall], of_packed: str | None, crossed: bool
+) -> TensorPlan:
+    """Return a plan by the data's way.
+
+    Args:
+        model: Not changed.
+        calls: Of a forward.
+        of_packed: How a column is cut that packs projections; None keeps it whole.
+        crossed: Whether a linear before several beside it is a column as they are: a query, for
+            keys and values of another sequence.
+    """
     blocks = tuple(find_blocks(model))
     once = _called_once(calls)
-    linears = [c for c in calls if isinstance(c.module, nn.Linear) and c.name in once]
+    linears = [c for c in calls if dims_of(c.module) is not None and c.name in once]
     # Tensors are compared by identity: `calls` keeps them alive.
     groups = [list(g) for _, g in groupby(linears, lambda c: (id(c.fed), _block(c.name, blocks)))]
+    if crossed:
+        groups = _crossed(groups)
     cuts: dict[str, Cut] = {}
     pairs: list[ColumnRowPair] = []
     left: list[tuple[str, str]] = []
@@ -163,13 +233,17 @@ def _traced(model: nn.Module, calls: list[ModuleCall]) -> TensorPlan:
         same_block = _block(row.name, blocks) == _block(names[0], blocks)
         if len(after) > 1 or not same_block or names[0] in cuts:
             continue
-        if row.module.out_features != group[0].module.in_features:
+        if _made(row) != _taken(group[0]):
             continue
-        if why := _misfit(group, row):
+        style, why = COLUMN, _misfit(group, row)
+        is_alone = len(group) == 1 and layer_in(model.get_submodule(names[0])) is None
+        if why and of_packed and is_alone and _sizes(group[0].module, row.module):
+            style, why = of_packed, ""
+        if why:
             left += [(name, why) for name in (*names, row.name)]
             continue
         beside = f"shares its input with {len(names) - 1} more" if names[1:] else "feeds a row"
-        cuts |= {name: Cut(name, COLUMN, beside) for name in names}
+        cuts |= {name: Cut(name, style, beside) for name in names}
         cuts[row.name] = Cut(row.name, ROW, "consumes the output of the columns")
         cuts |= {
             name: Cut(name, SUMMED, "sees a part of the features")
@@ -177,14 +251,44 @@ def _traced(model: nn.Module, calls: list[ModuleCall]) -> TensorPlan:
             if name not in cuts
         }
         pairs.append(ColumnRowPair(names, row.name))
+    left += [(n, _ATTENTION) for n, m in model.named_modules() if _is_attention(m)]
     plan = TensorPlan("tracing one forward", tuple(cuts.values()), tuple(pairs), tuple(left))
     return _with_vocabulary(model, plan, calls, blocks) if pairs else plan
 
 
+def _crossed(groups: list[list[ModuleCall]]) -> list[list[ModuleCall]]:
+    """Return the groups with a query beside its keys and values, which another tensor feeds."""
+    joined = list[list[ModuleCall]]()
+    for group in groups:
+        last = joined[-1] if joined else []
+        is_query = len(last) == 1 and len(group) > 1 and _parent(last[0]) == _parent(group[0])
+        if is_query:
+            joined[-1] = [*last, *group]
+        else:
+            joined.append(group)
+    return joined
+
+
+def _parent(call: ModuleCall) -> str:
+    return call.name.rpartition(".")[0]
+
+
+def _taken(call: ModuleCall) -> int:
+    return (widths_of(call.module) or (0, 0))[0]
+
+
+def _made(call: ModuleCall) -> int:
+    return (widths_of(call.module) or (0, 0))[1]
+
+
+def _is_attention(module: nn.Module) -> bool:
+    return isinstance(module, nn.MultiheadAttention)
+
+
 def _misfit(group: list[ModuleCall], row: ModuleCall) -> str:
     """Return why widths do not show how to cut a pair; empty where they do."""
-    wanted = row.module.in_features
-    widths = [call.module.out_features for call in group]
+    wanted = _taken(row)
+    widths = [_made(call) for call in group]
     if max(widths) == wanted and all(wanted % width == 0 for width in widths):
         return ""
     made = " + ".join(map(str, widths))
@@ -270,7 +374,6 @@ def _nothing_found(model: nn.Module, plan: TensorPlan) -> LayoutError:
 
 def _reason(model: nn.Module, plan: TensorPlan) -> tuple[str, str]:
     for name, module in model.named_modules():
-        kind = type(module).__name__
-        if kind in _PACKED:
-            return name, f"is a {kind}, which packs several projections into one parameter"
+        if _is_attention(module):
+            return name, f"is a {type(module).__name__}, which {_ATTENTION}"
     return plan.left[0] if plan.left else ("", "")

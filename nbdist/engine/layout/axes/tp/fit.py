@@ -11,29 +11,40 @@ from typing import Any
 import torch
 from torch import nn
 
+from nbdist.engine.layout.axes.tp import local_sizes
 from nbdist.engine.layout.axes.tp.cuts import (
     COLUMN,
+    EXPERTS,
+    GATHER,
     HEAD,
+    HEADS,
+    PACKED,
     ROW,
+    SPLIT,
     VOCAB,
-    WORDS,
+    Cut,
     TensorPlan,
     cut_dims,
     is_known,
 )
+from nbdist.engine.layout.axes.tp.projection import dims_of
+from nbdist.engine.layout.axes.tp.sections import Sections
 from nbdist.engine.layout.plan import trace
 from nbdist.engine.layout.plan.adapted import layer_of
 from nbdist.engine.layout.plan.inputs import Inputs
 from nbdist.shared.errors import LayoutError
 
-_HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "nheads", "heads")
-_KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")
-_CUTTABLE: dict[str, tuple[type[nn.Module], ...]] = {
-    COLUMN: (nn.Linear,),
-    ROW: (nn.Linear,),
-    HEAD: (nn.Linear,),
-    VOCAB: (nn.Embedding,),
+_CUTTABLE: dict[str, type[nn.Module]] = {
+    COLUMN: nn.Linear,
+    PACKED: nn.Linear,
+    ROW: nn.Linear,
+    GATHER: nn.Linear,
+    SPLIT: nn.Linear,
+    HEAD: nn.Linear,
+    VOCAB: nn.Embedding,
 }
+_TRANSPOSED = (COLUMN, PACKED, ROW)  # as which a projection is cut that lies (in, out), too
+IN_PARTS = (COLUMN, PACKED, ROW, EXPERTS, HEADS)  # the rest is put together again at once
 
 
 def check(model: nn.Module, plan: TensorPlan, tp: int, inputs: Inputs | None) -> None:
@@ -49,19 +60,23 @@ def check(model: nn.Module, plan: TensorPlan, tp: int, inputs: Inputs | None) ->
         LayoutError: With the numbers, and the nearest thing that works.
     """
     for cut in plan.cuts:
-        module = layer_of(model.get_submodule(cut.module))
+        place = model.get_submodule(cut.module)
+        module = layer_of(place)
         wanted = _CUTTABLE.get(cut.style) if isinstance(cut.style, str) else None
-        if wanted and not isinstance(module, wanted):
+        # An adapter's numbers lie as those of a Linear.
+        is_projection = cut.style in _TRANSPOSED and place is module and dims_of(place) is not None
+        if wanted and not isinstance(module, wanted) and not is_projection:
             raise LayoutError(
                 f'{cut.module} is a {type(module).__name__} and cannot be cut as "{cut.style}".',
-                why=f"tp cuts {wanted[0].__name__} layers so; other classes may pack or transpose "
+                why=f"tp cuts {wanted.__name__} layers so; other classes may pack or transpose "
                 "their weight",
                 do="write it as separate Linear layers, or leave it out of the plan",
             )
     _check_sizes(_sizes(model, plan), tp)
     _check_ties(model, plan)
     if inputs is not None and is_known(plan):
-        trace.run_in_parts(model, inputs, parts(model, plan, tp))
+        with local_sizes.divided(model, plan.sizes):
+            trace.run_in_parts(model, inputs, parts(model, plan, tp))
 
 
 def _check_sizes(sizes: list[tuple[str, int]], tp: int) -> None:
@@ -89,16 +104,21 @@ def _sizes(model: nn.Module, plan: TensorPlan) -> list[tuple[str, int]]:
             # An mlp with a gate has two columns; the model's numbers of heads are not its.
             config = getattr(model, "config", None) if len(pair.columns) > 2 else None
             places = [model.get_submodule(pair.owner), config]
-            heads, key_heads = _count(places, _HEADS), _count(places, _KEY_HEADS)
+            heads = _count(places, local_sizes.HEADS)
+            key_heads = _count(places, local_sizes.KEY_HEADS)
             sizes += [(owner + " has {} heads", heads)] if heads else []
             sizes += [(owner + " has {} heads for keys and values", key_heads)] if key_heads else []
     for cut in plan.cuts:
         module = model.get_submodule(cut.module)
-        for name, dim in cut_dims(cut.style, module).items():
-            kind = "entries" if cut.style in (VOCAB, HEAD) else "features"
-            size = int(module.get_parameter(name).shape[dim])
-            sizes.append((cut.module + " has {} " + kind, size))
+        for own in cut_dims(cut, module).values():
+            sizes += [(_has(cut), size) for size in own.sizes]
     return sizes
+
+
+def _has(cut: Cut) -> str:
+    kind = {VOCAB: "entries", HEAD: "entries", HEADS: "heads"}.get(cut.style, "features")
+    each = " in a projection" if any(len(own.sizes) > 1 for own in cut.own.values()) else ""
+    return f"{cut.module} has {{}} {kind}{each}"
 
 
 def _count(places: list[Any], names: tuple[str, ...]) -> int:
@@ -117,13 +137,13 @@ def ties(model: nn.Module) -> Iterator[list[tuple[str, str]]]:
 
 
 def _check_ties(model: nn.Module, plan: TensorPlan) -> None:
-    cut: dict[str, int] = {}
+    cut: dict[str, Sections] = {}
     for each in plan.cuts:
-        within = cut_dims(each.style, model.get_submodule(each.module))
-        cut |= {f"{each.module}.{name}": dim for name, dim in within.items()}
+        within = cut_dims(each, model.get_submodule(each.module))
+        cut |= {f"{each.module}.{name}": own for name, own in within.items()}
     for places in ties(model):
         styles = [plan.style_of(module) for module, _ in places]
-        if any(style is not None and style not in WORDS for style in styles):
+        if any(style is not None and not isinstance(style, str) for style in styles):
             continue  # a style of torch: whether the parts agree shows when it is applied
         if len({cut.get(f"{module}.{name}") for module, name in places}) > 1:
             names = " and ".join(f"{module}.{name}" for module, name in places)
@@ -137,10 +157,10 @@ def parts(model: nn.Module, plan: TensorPlan, tp: int) -> dict[str, torch.Size]:
     """Return the shapes that one rank holds, of the pairs: ends are put together again."""
     shapes = dict[str, torch.Size]()
     for cut in plan.cuts:
-        if cut.style in (COLUMN, ROW):
+        if cut.style in IN_PARTS:
             module = model.get_submodule(cut.module)
-            for name, dim in cut_dims(cut.style, module).items():
+            for name, own in cut_dims(cut, module).items():
                 shape = list(module.get_parameter(name).shape)
-                shape[dim] //= tp
+                shape[own.dim] //= tp
                 shapes[f"{cut.module}.{name}"] = torch.Size(shape)
     return shapes

@@ -21,7 +21,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from nbdist.engine.compat import torch_modules, torch_transformer
-from nbdist.engine.layout.axes.tp.cuts import COLUMN, ROW, Cut, TensorPlan, added_once, cut_dims
+from nbdist.engine.layout.axes.tp import fit, local_sizes
+from nbdist.engine.layout.axes.tp.cuts import Cut, TensorPlan, added_once, cut_dims
 from nbdist.engine.layout.plan import adapted
 from nbdist.engine.layout.plan.inputs import Inputs
 from nbdist.engine.layout.plan.trace import untouched
@@ -48,7 +49,8 @@ def prove(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, inputs: Inputs) 
     with untouched(model), evaluating(model), adapted.all_active(model), torch.no_grad():
         added = _added(model)
         whole = _outputs(model, added, rows, inputs, None)
-        parts = _outputs(model, added | _parts(model, plan, mesh, added), rows, inputs, mesh)
+        with local_sizes.divided(model, plan.sizes):
+            parts = _outputs(model, added | _parts(model, plan, mesh, added), rows, inputs, mesh)
     for row in rows:
         error = float(difference(whole[row], parts[row]))
         if not error <= tolerance(whole[row].dtype):
@@ -136,12 +138,12 @@ def _parts(
         return added[full] if full in added else model.get_parameter(full).detach()
 
     for cut in plan.cuts:
-        if cut.style not in (COLUMN, ROW):
+        if cut.style not in fit.IN_PARTS:
             continue
         module = model.get_submodule(cut.module)
-        for name, dim in cut_dims(cut.style, module).items():
-            chunks = whole(cut, name).chunk(mesh.size(), dim)
-            parts[f"{cut.module}.{name}"] = chunks[mesh.get_local_rank()]
+        for name, own in cut_dims(cut, module).items():
+            part = own.take(whole(cut, name), mesh.size(), mesh.get_local_rank())
+            parts[f"{cut.module}.{name}"] = part
         for name in added_once(cut.style, module):
             parts[f"{cut.module}.{name}"] = whole(cut, name) / mesh.size()
     return parts

@@ -38,6 +38,12 @@ def check(blocks: dict[str, nn.Module], plan: TensorPlan) -> None:
             do="leave sequence out",
         )
     for pair in plan.pairs:
+        if pair.row in pair.columns:
+            raise LayoutError(
+                f"TensorParallel(sequence=True) cannot route parts of a sequence to {pair.row}.",
+                why="each token's experts are chosen beside them, from the whole sequence",
+                do="leave sequence out",
+            )
         if pair.owner in blocks or not _inside(pair.owner, blocks):
             raise LayoutError(
                 f"TensorParallel(sequence=True) finds {', '.join(pair.columns)} in no module of "

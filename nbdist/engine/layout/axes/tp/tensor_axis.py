@@ -16,6 +16,7 @@ class TensorAxis(Axis):
     name = "tp"
     _plan: cuts.TensorPlan
     _token_bytes: float | None = None  # where the plan shows it
+    _weight_bytes = 0.0
 
     def refuse_compiled(self, shape: MeshShape, policies: Policies, *, is_wrapped: bool) -> None:
         """Refuse a checkpoint in a graph of the whole model.
@@ -40,6 +41,7 @@ class TensorAxis(Axis):
             scatters = policy.sequence and dist.get_backend(axis.get_group()) == "gloo"
             logits = [] if policy.loss else gathered
             self._token_bytes = cuts.token_bytes(summed, logits, axis.size(), scatters=scatters)
+            self._weight_bytes = cuts.weight_bytes(plan, work.model, axis.size())
 
     def cut(self, work: Spreading) -> None:
         """Cut the weights that this rank has."""
@@ -54,8 +56,10 @@ class TensorAxis(Axis):
         work.cut = {cut.module for cut in here.cuts}
 
     def sent(self, shape: MeshShape) -> Sent | None:
-        """Return the traffic of sums and gathers."""
-        return None if self._token_bytes is None else Sent(self._token_bytes)
+        """Return the traffic of sums and gathers, and of weights that pack projections."""
+        if self._token_bytes is None:
+            return None
+        return Sent(self._token_bytes, each_step=self._weight_bytes / shape.pp)
 
     def details(self) -> str:
         """Return the plan, module by module."""

@@ -21,14 +21,25 @@ from torch.distributed.tensor.parallel import (
 
 from nbdist.engine.compat import torch_sharded, torch_transformer
 from nbdist.engine.layout.axes.tp import (
-    adapter_cuts,
     find_cuts,
     fit,
     local_parameters,
+    local_sizes,
+    plain_cuts,
     proof,
     sequence,
 )
-from nbdist.engine.layout.axes.tp.cuts import COLUMN, HEAD, ROW, SUMMED, VOCAB, TensorPlan, is_known
+from nbdist.engine.layout.axes.tp.cuts import (
+    COLUMN,
+    GATHER,
+    HEAD,
+    ROW,
+    SPLIT,
+    SUMMED,
+    VOCAB,
+    TensorPlan,
+    is_known,
+)
 from nbdist.engine.layout.plan import trace
 from nbdist.engine.layout.policies.policies import TensorParallel
 from nbdist.shared.errors import LayoutError
@@ -40,8 +51,9 @@ def find_plan(
     """Return the plan for a model, checked in every way there is. Collective; changes nothing.
 
     A plan of words is tried on fake tensors with a rank's shapes, and then proven by a small
-    forward. One with styles of torch is used unchanged: their effect is not known to us. Where
-    there is a plan and no example, a model that runs with no guessed input is believed, but not its
+    forward: of several that a model may mean, the first that is proven counts. One with styles of
+    torch is used unchanged: their effect is not known to us. Where there is a plan and no example,
+    a model that runs with no guessed input is believed, but not what torch's styles cannot cut, as
     adapters: how they are cut is our guess.
 
     Raises:
@@ -55,17 +67,23 @@ def find_plan(
         has_words = policy.plan is not None or find_cuts.plan_of(model) is not None
         if policy.example is not None or not has_words:
             raise
-    plan = find_cuts.find_plan(model, policy.plan, calls, mesh.size())
-    cut = [(model.get_submodule(cut.module), cut.style) for cut in plan.cuts]
-    if unproven is not None and any(adapter_cuts.is_cut_here(*each) for each in cut):
-        raise unproven
-    fit.check(model, plan, mesh.size(), inputs)
-    _check_loss(plan, policy)
-    if policy.sequence:
-        sequence.check(blocks, plan)
-    if inputs is not None and is_known(plan):
-        proof.prove(model, plan, mesh, inputs)
-    return plan
+    refused: LayoutError | None = None
+    for plan in find_cuts.candidates(model, policy.plan, calls, mesh.size()):
+        cut = [(model.get_submodule(cut.module), cut) for cut in plan.cuts]
+        if unproven is not None and any(plain_cuts.is_cut_here(*each) for each in cut):
+            raise unproven
+        try:
+            fit.check(model, plan, mesh.size(), inputs)
+            _check_loss(plan, policy)
+            if policy.sequence:
+                sequence.check(blocks, plan)
+            if inputs is not None and is_known(plan):
+                proof.prove(model, plan, mesh, inputs)
+            return plan
+        except LayoutError as error:
+            refused = refused or error
+    assert refused is not None, "there is a candidate, or an error that says why not"
+    raise refused
 
 
 def apply(
@@ -93,18 +111,19 @@ def apply(
         sequence.apply(model, plan, mesh, runs or [list(blocks.values())])
     else:
         for pair in plan.pairs:
-            _Shared(mesh).hook(
-                [model.get_submodule(name) for name in pair.columns], model.get_submodule(pair.row)
-            )
+            if pair.row not in pair.columns:  # experts take their input by themselves
+                columns = [model.get_submodule(name) for name in pair.columns]
+                _Shared(mesh).hook(columns, model.get_submodule(pair.row))
     for cut in plan.cuts:
         style, layer = _style(cut.style, policy), model.get_submodule(cut.module)
-        if adapter_cuts.is_cut_here(layer, cut.style):
-            adapter_cuts.apply(layer, cut.style, mesh, scatters=policy.sequence)
+        if plain_cuts.is_cut_here(layer, cut):
+            plain_cuts.apply(layer, cut, mesh, scatters=policy.sequence)
         elif style is not None:
             # None: all ranks hold the same already.
             parallelize_module(layer, mesh, style, src_data_rank=None)
         if isinstance(cut.style, str) and style is not None:
             layer.register_forward_hook(_own_output)
+    local_sizes.apply(model, plan.sizes)
     local_parameters.replicate_rest(model, mesh, [*blocks.values(), model], summed)
     for (module, name), *others in tied:
         for other, its_name in others:
@@ -138,12 +157,12 @@ def _style(style: Any, policy: TensorParallel) -> ParallelStyle | None:
         return ColwiseParallel()
     if style == ROW:
         return RowwiseParallel(output_layouts=Shard(1) if policy.sequence else Replicate())
-    if style == VOCAB:
+    if style in (SPLIT, VOCAB):
         return RowwiseParallel(input_layouts=Replicate())
-    if style == HEAD:
+    if style in (GATHER, HEAD):
+        stays_cut = style == HEAD and policy.loss
         return ColwiseParallel(
-            output_layouts=Shard(-1) if policy.loss else Replicate(),
-            use_local_output=not policy.loss,
+            output_layouts=Shard(-1) if stays_cut else Replicate(), use_local_output=not stays_cut
         )
     return None
 

@@ -1,0 +1,26 @@
+"""Layers that project features: torch's Linear, and transformers' Conv1D, which lies (in, out).
+
+By the class's name, for transformers may be absent.
+"""
+
+from typing import Any
+
+from torch import nn
+
+
+def dims_of(module: nn.Module) -> tuple[int, int] | None:
+    """Return the dims of outputs and of inputs in a projection's weight; None of other modules."""
+    if isinstance(module, nn.Linear):
+        return 0, 1
+    is_transposed = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+    return (1, 0) if is_transposed else None
+
+
+def widths_of(module: nn.Module) -> tuple[int, int] | None:
+    """Return how many features a projection takes, and makes; None of other modules."""
+    dims = dims_of(module)
+    if dims is None:
+        return None
+    weight: Any = module.weight
+    outputs, inputs = dims
+    return weight.shape[inputs], weight.shape[outputs]
