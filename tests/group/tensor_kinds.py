@@ -97,6 +97,34 @@ class Related(nn.Module):
         return self.out(attended(q * self.scale, k, v, bias))
 
 
+class Scaled(nn.Module):
+    """Scales its input by one parameter, which ranks see whole, and its queries by another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_input = nn.Parameter(torch.linspace(0.5, 1.5, D))
+        self.of_query = nn.Parameter(torch.linspace(0.5, 1.5, D // H))
+        self.q, self.k = nn.Linear(D, D), nn.Linear(D, D, bias=False)
+        self.v, self.out = nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        b, t, _ = x_BTD.shape
+        x = x_BTD * self.of_input
+        q, k, v = (p(x).view(b, t, -1, D // H).transpose(1, 2) for p in (self.q, self.k, self.v))
+        return self.out(attended(q * self.of_query, k, v))
+
+
+class Mixing(Scaled):
+    """Adds what a rank has whole to its part of the queries: no sum makes its gradient right."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        b, t, _ = x_BTD.shape
+        x = x_BTD * self.of_input
+        q, k, v = (p(x).view(b, t, -1, D // H).transpose(1, 2) for p in (self.q, self.k, self.v))
+        q = q + x.view(b, t, -1, D // H).mean(2)[:, None] * self.of_query
+        return self.out(attended(q, k, v))
+
+
 class Crossed(nn.Module):
     """Queries of one sequence, for keys and values of another."""
 

@@ -218,6 +218,7 @@ MODELS: dict[str, Any] = {
     "packed, few keys": lambda: GPT(block_of(kinds.FewKeys)),
     "interleaved": lambda: GPT(block_of(kinds.Interleaved)),
     "related": lambda: GPT(block_of(kinds.Related)),
+    "scaled": lambda: GPT(block_of(kinds.Scaled)),
     "crossed": lambda: GPT(block_of(kinds.Crossed)),
     "gpt2": kinds.gpt2,
     "mixtral": kinds.mixtral,
@@ -364,6 +365,7 @@ def refusals() -> dict[str, str]:
     refused("key heads", llama(heads=4, key_heads=1))
     refused("fixed heads", GPT(block_of(FixedHeads)))
     refused("norm over features", GPT(block_of(mlp=NormedFeatures)))
+    refused("mixing", GPT(block_of(kinds.Mixing)))
     refused("conv1d", kinds.gpt2(), TensorParallel({"transformer.h.0.mlp.c_fc": "head"}))
     refused(
         "experts", kinds.mixtral(), TensorParallel({"model.layers.*.mlp.experts.down_proj": "row"})

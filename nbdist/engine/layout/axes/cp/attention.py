@@ -83,6 +83,31 @@ def check_kind(model: nn.Module) -> None:
         )
 
 
+def none_found(model: nn.Module) -> LayoutError:
+    """Return the error that no block attends by the function that cp takes the place of.
+
+    What a model of transformers can do about it, it tells: one that caps scores would compute
+    something else as "sdpa", which leaves the cap out.
+    """
+    config = getattr(model, "config", None)
+    why = (
+        "cp takes the place of that call; it does not see into flex_attention or a softmax of your "
+        "own"
+    )
+    do = "write attention with torch.nn.functional.scaled_dot_product_attention"
+    if cap := getattr(config, "attn_logit_softcapping", None):
+        why = f"it caps scores at {cap:g}, which that function cannot"
+        do = 'use "zero3" with ActivationCheckpoint() for long sequences: as "sdpa" it has no cap'
+    elif config is not None and not getattr(config, "num_attention_heads", None):
+        why = "it tells no heads of attention; cp cuts what attends, and no state that goes on"
+        do = 'use "zero3" with ActivationCheckpoint() for long sequences'
+    elif config is not None:
+        do += '; a model of transformers does with attn_implementation="sdpa"'
+    return LayoutError(
+        f"No block of {type(model).__name__} calls scaled_dot_product_attention.", why=why, do=do
+    )
+
+
 def check_lengths(query: Tensor, key: Tensor, length: int) -> None:
     """Refuse attention that is not that of a sequence to itself.
 

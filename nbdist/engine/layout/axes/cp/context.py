@@ -86,13 +86,7 @@ def find(
         )
     if not first.attended:
         attention.check_kind(model)
-        raise LayoutError(
-            f"No block of {type(model).__name__} calls scaled_dot_product_attention.",
-            why="cp takes the place of that call; it does not see into flex_attention or a softmax "
-            "of your own",
-            do="write attention with torch.nn.functional.scaled_dot_product_attention; a model of "
-            'transformers does with attn_implementation="sdpa"',
-        )
+        raise attention.none_found(model)
     for call in first.attended:
         attention.check_lengths(call.query, call.key, first.length)
         if policy.method == "ulysses":

@@ -93,6 +93,8 @@ class TensorPlan:
         cuts: By module, in the model's order.
         pairs: Its columns and rows, as the data flows; experts are both.
         sizes: Numbers that a rank's forward finds divided.
+        gradients: Whether ranks add up the gradient of a parameter that stays whole, by name, where
+            it was measured; elsewhere the styles tell.
         left: Modules that could look like candidates and are kept whole, with the reason.
     """
 
@@ -101,6 +103,7 @@ class TensorPlan:
     pairs: tuple[ColumnRowPair, ...] = ()
     left: tuple[tuple[str, str], ...] = ()
     sizes: tuple[Size, ...] = ()
+    gradients: dict[str, bool] = field(default_factory=dict)
 
     def style_of(self, module: str) -> Any:
         """Return a module's style, or None if it is kept whole."""
@@ -126,6 +129,12 @@ class TensorPlan:
     def __str__(self) -> str:
         rows = [(cut.module, f"{_word(cut.style)}: {cut.why}") for cut in self.cuts]
         rows += [(module, f"whole: {why}") for module, why in self.left]
+        cut = {cut.module for cut in self.cuts}
+        rows += [
+            (name, "summed: sees a part of the heads or features")
+            for name, is_summed in self.gradients.items()
+            if is_summed and name.rpartition(".")[0] not in cut
+        ]
         rows += [(f"{s.module}.{s.name}", f"{s.part} of {s.whole} in forwards") for s in self.sizes]
         shown: dict[tuple[str, str], int] = {}
         for module, text in rows:

@@ -8,7 +8,7 @@ norms dispatch as DTensors.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,11 @@ Place = tuple[nn.Module, str, Callable[[Any], Any]]
 
 
 def replicate_rest(
-    model: nn.Module, mesh: DeviceMesh, units: list[nn.Module], summed: set[nn.Module]
+    model: nn.Module,
+    mesh: DeviceMesh,
+    units: list[nn.Module],
+    summed: set[nn.Module],
+    measured: Mapping[str, bool],
 ) -> None:
     """Make every plain parameter of `model` a replica over the mesh, plain in its forwards.
 
@@ -31,10 +35,11 @@ def replicate_rest(
         mesh: One-dimensional.
         units: Modules whose forward may read any parameter under them: fsdp's units, and `model`.
         summed: Modules that see a part of the features or tokens: their gradients are summed.
+        measured: Whether those of a parameter are, by name, where that was measured.
     """
     made: dict[int, nn.Parameter] = {}
     places: dict[nn.Module, list[Place]] = {}
-    for module in model.modules():
+    for prefix, module in model.named_modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is None or isinstance(parameter, DTensor):
                 continue
@@ -42,7 +47,8 @@ def replicate_rest(
                 whole = DTensor.from_local(parameter.detach(), mesh, [Replicate()], run_check=False)
                 made[id(parameter)] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
             module._parameters[name] = made[id(parameter)]
-            make = partial_of if module in summed else local_of
+            path = f"{prefix}.{name}" if prefix else name
+            make = partial_of if measured.get(path, module in summed) else local_of
             places.setdefault(module, []).append((module, name, make))
     wrap_units(places, units, Local)
 

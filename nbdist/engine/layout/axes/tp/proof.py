@@ -6,13 +6,15 @@ wrong, though its shapes fit (a norm over features that were cut, a packed proje
 and named, instead of training something else. Adapters are all active in it, with numbers as after
 some training.
 
-A layer with an adapter that passes has right gradients, too. As a column it makes a part of the
-outputs of the same input, as a row one of the addends: what its whole parameters and its input get
-is the sum over ranks in either case, and of its parts each rank has all (`adapter_cuts`).
+Gradients of what stays whole are compared by a small backward as well (`gradients`). A layer with
+an adapter that passes has right gradients, too. As a column it makes a part of the outputs of the
+same input, as a row one of the addends: what its whole parameters and its input get is the sum over
+ranks in either case, and of its parts each rank has all (`plain_cuts`).
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from nbdist.engine.compat import torch_modules, torch_transformer
-from nbdist.engine.layout.axes.tp import fit, local_sizes
+from nbdist.engine.layout.axes.tp import fit, gradients, local_sizes
 from nbdist.engine.layout.axes.tp.cuts import Cut, TensorPlan, added_once, cut_dims
 from nbdist.engine.layout.plan import adapted
 from nbdist.engine.layout.plan.inputs import Inputs
@@ -32,8 +34,8 @@ from nbdist.shared.errors import LayoutError
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
-def prove(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, inputs: Inputs) -> None:
-    """Compare the two forwards, over the mesh's ranks. Collective.
+def prove(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, inputs: Inputs) -> TensorPlan:
+    """Compare the two forwards, and gradients, over the mesh's ranks. Collective.
 
     Args:
         model: On its device, with the same weights on every rank; not changed.
@@ -41,8 +43,11 @@ def prove(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, inputs: Inputs) 
         mesh: The axis `tp`.
         inputs: With which the model runs.
 
+    Returns:
+        The plan, with what was measured of gradients.
+
     Raises:
-        LayoutError: They differ; names the first row that does, by how much.
+        LayoutError: They differ; names the first row that does, by how much, or a parameter.
     """
     inputs = inputs.map(of_rank_0)
     rows = [pair.row for pair in plan.pairs]
@@ -63,6 +68,14 @@ def prove(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, inputs: Inputs) 
                 do="leave them out with a plan of your own: TensorParallel(plan={...})"
                 + _with_adapter(model, row),
             )
+    if not rows:
+        return plan
+    with untouched(model), evaluating(model), adapted.all_active(model):
+        alone = gradients.of(model, plan, added, inputs, None)
+        with local_sizes.divided(model, plan.sizes):
+            state = added | _parts(model, plan, mesh, added)
+            own = gradients.of(model, plan, state, inputs, mesh)
+    return replace(plan, gradients=gradients.summed(alone, own, mesh, plan.source))
 
 
 def _with_adapter(model: nn.Module, row: str) -> str:

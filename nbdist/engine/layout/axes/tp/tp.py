@@ -78,7 +78,7 @@ def find_plan(
             if policy.sequence:
                 sequence.check(blocks, plan)
             if inputs is not None and is_known(plan):
-                proof.prove(model, plan, mesh, inputs)
+                return proof.prove(model, plan, mesh, inputs)
             return plan
         except LayoutError as error:
             refused = refused or error
@@ -121,10 +121,15 @@ def apply(
         elif style is not None:
             # None: all ranks hold the same already.
             parallelize_module(layer, mesh, style, src_data_rank=None)
-        if isinstance(cut.style, str) and style is not None:
-            layer.register_forward_hook(_own_output)
+            if isinstance(cut.style, str):
+                layer.register_forward_hook(_own_output)
     local_sizes.apply(model, plan.sizes)
-    local_parameters.replicate_rest(model, mesh, [*blocks.values(), model], summed)
+    measured = plan.gradients
+    if policy.sequence:  # beside these modules all see parts of the sequence
+        owners = tuple(f"{pair.owner}." for pair in plan.pairs)
+        measured = {name: got for name, got in measured.items() if name.startswith(owners)}
+    units = [*blocks.values(), model]
+    local_parameters.replicate_rest(model, mesh, units, summed, measured)
     for (module, name), *others in tied:
         for other, its_name in others:
             shared = model.get_submodule(module)._parameters[name]

@@ -1,0 +1,179 @@
+"""Find, by a small backward, which parameters get but a part of their gradient on each rank.
+
+What lies between columns and their row sees a part of the heads or features: its gradients are
+added up. What lies outside sees all. Where a parameter is used its module does not tell: an
+attention may scale its input by one, and its queries by another. So both are measured: the gradient
+in one process, and those of ranks, alone and added up. Where neither is right, the plan is not.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._pytree import tree_map_only
+
+from nbdist.engine.layout.axes.tp.cuts import SUMMED, TensorPlan
+from nbdist.engine.layout.plan.inputs import Inputs
+from nbdist.shared.errors import LayoutError
+
+# A part of a gradient lies far from the whole, further than any order of summation.
+_NEAR = {torch.float64: 0.02, torch.float32: 0.02, torch.float16: 0.1, torch.bfloat16: 0.2}
+_EXACT = (torch.float32, torch.float64)  # in others rounding alone may lie as far
+_NOTHING = 1e-5  # of the largest gradient: rounding, as that of a bias of keys
+
+Gradients = dict[str, torch.Tensor]
+
+
+def of(
+    model: nn.Module,
+    plan: TensorPlan,
+    state: Mapping[str, torch.Tensor],
+    inputs: Inputs,
+    mesh: DeviceMesh | None,
+) -> Gradients:
+    """Return the gradients of what a plan leaves whole, in one process or on this rank.
+
+    Args:
+        model: Not changed; in evaluation.
+        plan: Of words only.
+        state: What takes the place of parameters.
+        inputs: The same on every rank.
+        mesh: The axis `tp`, over which rows are summed, and gradients of what columns take; None
+            runs the model whole.
+    """
+    leaves = {name: p.detach().requires_grad_() for name, p in _whole(model, plan).items()}
+    made: list[torch.Tensor] = []
+    hooks = [*_ends(model, plan, mesh, made)]
+    try:
+        with torch.enable_grad():
+            everything = {**state, **leaves}
+            torch.func.functional_call(model, everything, inputs.args, inputs.keywords)
+            loss = torch.stack([_weighed(output) for output in made]).sum()
+            if not (loss.requires_grad and leaves):
+                return {}  # a forward without gradients
+            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
+
+
+def summed(whole: Gradients, own: Gradients, mesh: DeviceMesh, source: str) -> dict[str, bool]:
+    """Return whether ranks must add up the gradient of a parameter, where it can be told.
+
+    Raises:
+        LayoutError: It is neither whole on each rank nor the sum.
+    """
+    largest = max((float(g.abs().max()) for g in whole.values()), default=0.0)
+    found: dict[str, bool] = {}
+    for name, expected in whole.items():
+        mine = own.get(name, torch.zeros_like(expected))
+        added = mine.clone()
+        dist.all_reduce(added, group=mesh.get_group())
+        errors = torch.stack([(t - expected).abs().max() for t in (mine, added)])
+        dist.all_reduce(errors, dist.ReduceOp.MAX, group=mesh.get_group())
+        scale = float(expected.abs().max())
+        if scale <= _NOTHING * largest:
+            continue
+        near = _NEAR[expected.dtype] * scale
+        alone, together = (float(error) <= near for error in errors)
+        if not alone and not together:
+            if expected.dtype not in _EXACT:
+                continue
+            raise LayoutError(
+                f"With these cuts {name} would get a wrong gradient.",
+                why="some of it comes of what a rank has whole, and some of its part of heads or "
+                f"features (the plan: {source})",
+                do="leave out what is cut around it, with a plan of your own: "
+                "TensorParallel(plan={...})",
+            )
+        found[name] = not alone
+    return found
+
+
+def _whole(model: nn.Module, plan: TensorPlan) -> dict[str, torch.Tensor]:
+    """Return the parameters that the plan leaves whole, of what can be compared."""
+    cut = tuple(f"{cut.module}." for cut in plan.cuts if cut.style != SUMMED and not cut.own)
+    cut += tuple(f"{cut.module}.{name}" for cut in plan.cuts for name in cut.own)
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.dtype in _NEAR and not name.startswith(cut)
+    }
+
+
+def _ends(
+    model: nn.Module, plan: TensorPlan, mesh: DeviceMesh | None, made: list[torch.Tensor]
+) -> list[Any]:
+    hooks: list[Any] = []
+    for pair in plan.pairs:
+        for column in pair.columns if mesh is not None else ():
+            take = partial(_taken, mesh=mesh)
+            place = model.get_submodule(column)
+            hooks.append(place.register_forward_pre_hook(take, with_kwargs=True))
+        give = _given(mesh, made)
+        hooks.append(model.get_submodule(pair.row).register_forward_hook(give))
+    return hooks
+
+
+def _taken(_module: nn.Module, args: Any, keywords: Any, mesh: DeviceMesh) -> Any:
+    def share(x: torch.Tensor) -> torch.Tensor:
+        return _share(x, mesh) if x.is_floating_point() else x
+
+    return tree_map_only(torch.Tensor, share, (args, keywords))
+
+
+def _given(mesh: DeviceMesh | None, made: list[torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def give(_module: nn.Module, _args: object, output: torch.Tensor) -> torch.Tensor:
+        if mesh is not None:
+            output = _Summed.apply(output, mesh)  # type: ignore[no-untyped-call]
+        made.append(output)
+        return output
+
+    return give
+
+
+def _weighed(output: torch.Tensor) -> torch.Tensor:
+    places = torch.arange(output.numel(), device=output.device, dtype=torch.float32)
+    return (output * places.sin().view(output.shape).to(output.dtype)).sum()
+
+
+def _share(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    shared: torch.Tensor = _Shared.apply(x, mesh)  # type: ignore[no-untyped-call]
+    return shared
+
+
+class _Shared(torch.autograd.Function):
+    """What columns take: its gradient is the sum of the ranks'."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+        ctx.mesh = mesh
+        return x.clone()  # which a forward may change in place
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        whole = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(whole, group=ctx.mesh.get_group())
+        return whole, None
+
+
+class _Summed(torch.autograd.Function):
+    """What a row makes: the sum of the ranks'."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+        whole = part.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(whole, group=mesh.get_group())
+        return whole
+
+    @staticmethod
+    @once_differentiable
+    def backward(_ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
