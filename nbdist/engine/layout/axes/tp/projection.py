@@ -24,3 +24,19 @@ def widths_of(module: nn.Module) -> tuple[int, int] | None:
     weight: Any = module.weight
     outputs, inputs = dims
     return weight.shape[inputs], weight.shape[outputs]
+
+
+def packed_sizes(layer: nn.Module, row: nn.Module) -> tuple[int, ...]:
+    """Return the sizes of the projections that a layer packs; empty where its row shows none.
+
+    They are as wide as what the row takes, or but the first is, and two more are narrower: an
+    attention with fewer heads for keys and values.
+    """
+    made, taken = widths_of(layer), widths_of(row)
+    if made is None or taken is None or made[1] <= taken[0]:
+        return ()
+    count, left = divmod(made[1], taken[0])
+    if not left:
+        return (taken[0],) * count
+    narrow, odd = divmod(made[1] - taken[0], 2)
+    return () if odd or narrow > taken[0] else (taken[0], narrow, narrow)

@@ -1,0 +1,153 @@
+"""Trace a tensor-parallel plan: by what feeds what in one forward.
+
+Linears that one tensor feeds are columns, the single linear that comes next in the same block, and
+leads back to the width they took, is their row. Only widths that fit are taken: columns must make
+what the row takes (or a divisor: fewer heads for keys), or, where one packs several projections, a
+multiple of it.
+"""
+
+from itertools import groupby, pairwise
+
+from torch import nn
+
+from nbdist.engine.layout.axes.tp.cuts import (
+    COLUMN,
+    HEAD,
+    ROW,
+    SUMMED,
+    VOCAB,
+    ColumnRowPair,
+    Cut,
+    TensorPlan,
+)
+from nbdist.engine.layout.axes.tp.projection import dims_of, packed_sizes, widths_of
+from nbdist.engine.layout.plan.adapted import layer_in
+from nbdist.engine.layout.plan.blocks import find_blocks
+from nbdist.engine.layout.plan.trace import ModuleCall
+
+ATTENTION = (
+    "packs its projections, and counts with the whole width: write q, k, v and out as nn.Linear "
+    "around F.scaled_dot_product_attention"
+)
+
+
+def plan(
+    model: nn.Module, calls: list[ModuleCall], of_packed: str | None, crossed: bool
+) -> TensorPlan:
+    """Return a plan by the data's way.
+
+    Args:
+        model: Not changed.
+        calls: Of a forward.
+        of_packed: How a column is cut that packs projections; None keeps it whole.
+        crossed: Whether a linear before several beside it is a column as they are: a query, for
+            keys and values of another sequence.
+    """
+    blocks = tuple(find_blocks(model))
+    once = _called_once(calls)
+    linears = [c for c in calls if dims_of(c.module) is not None and c.name in once]
+    # Tensors are compared by identity: `calls` keeps them alive.
+    groups = [list(g) for _, g in groupby(linears, lambda c: (id(c.fed), _block(c.name, blocks)))]
+    if crossed:
+        groups = _crossed(groups)
+    cuts: dict[str, Cut] = {}
+    pairs: list[ColumnRowPair] = []
+    left: list[tuple[str, str]] = []
+    for group, after in pairwise(groups):
+        row = after[0]
+        names = tuple(call.name for call in group)
+        same_block = _block(row.name, blocks) == _block(names[0], blocks)
+        if len(after) > 1 or not same_block or names[0] in cuts:
+            continue
+        if _made(row) != _taken(group[0]):
+            continue
+        style, why = COLUMN, _misfit(group, row)
+        is_alone = len(group) == 1 and layer_in(model.get_submodule(names[0])) is None
+        if why and of_packed and is_alone and packed_sizes(group[0].module, row.module):
+            style, why = of_packed, ""
+        if why:
+            left += [(name, why) for name in (*names, row.name)]
+            continue
+        beside = f"shares its input with {len(names) - 1} more" if names[1:] else "feeds a row"
+        cuts |= {name: Cut(name, style, beside) for name in names}
+        cuts[row.name] = Cut(row.name, ROW, "consumes the output of the columns")
+        cuts |= {
+            name: Cut(name, SUMMED, "sees a part of the features")
+            for name in _between(calls, names[0], row.name)
+            if name not in cuts
+        }
+        pairs.append(ColumnRowPair(names, row.name))
+    left += [(n, ATTENTION) for n, m in model.named_modules() if is_attention(m)]
+    found = TensorPlan("tracing one forward", tuple(cuts.values()), tuple(pairs), tuple(left))
+    return _with_vocabulary(model, found, calls, blocks) if pairs else found
+
+
+def _crossed(groups: list[list[ModuleCall]]) -> list[list[ModuleCall]]:
+    """Return the groups with a query beside its keys and values, which another tensor feeds."""
+    joined = list[list[ModuleCall]]()
+    for group in groups:
+        last = joined[-1] if joined else []
+        is_query = len(last) == 1 and len(group) > 1 and _parent(last[0]) == _parent(group[0])
+        if is_query:
+            joined[-1] = [*last, *group]
+        else:
+            joined.append(group)
+    return joined
+
+
+def _parent(call: ModuleCall) -> str:
+    return call.name.rpartition(".")[0]
+
+
+def _taken(call: ModuleCall) -> int:
+    return (widths_of(call.module) or (0, 0))[0]
+
+
+def _made(call: ModuleCall) -> int:
+    return (widths_of(call.module) or (0, 0))[1]
+
+
+def is_attention(module: nn.Module) -> bool:
+    """Return whether a module is torch's own attention, which is one function."""
+    return isinstance(module, nn.MultiheadAttention)
+
+
+def _misfit(group: list[ModuleCall], row: ModuleCall) -> str:
+    """Return why widths do not show how to cut a pair; empty where they do."""
+    wanted = _taken(row)
+    widths = [_made(call) for call in group]
+    if max(widths) == wanted and all(wanted % width == 0 for width in widths):
+        return ""
+    made = " + ".join(map(str, widths))
+    return f"makes {made} features and the next layer takes {wanted}: packed, or changed in between"
+
+
+def _called_once(calls: list[ModuleCall]) -> set[str]:
+    names = [call.name for call in calls]
+    return {name for name in names if names.count(name) == 1}
+
+
+def _between(calls: list[ModuleCall], column: str, row: str) -> list[str]:
+    order = [call.name for call in calls]
+    return order[order.index(column) + 1 : order.index(row)]
+
+
+def _block(name: str, blocks: tuple[str, ...]) -> str:
+    return next((block for block in blocks if name.startswith(block + ".")), "")
+
+
+def _with_vocabulary(
+    model: nn.Module, plan: TensorPlan, calls: list[ModuleCall], blocks: tuple[str, ...]
+) -> TensorPlan:
+    """Cut the token embedding, and the head over the same entries, at the model's two ends."""
+    once = _called_once(calls)
+    outside = [c for c in calls if not _block(c.name, blocks) and c.name in once]
+    tables = [c for c in outside if isinstance(c.module, nn.Embedding)]
+    if not tables:
+        return plan
+    entries = tables[0].module.num_embeddings
+    heads = [c for c in outside if isinstance(c.module, nn.Linear)][-1:]
+    cuts = [Cut(tables[0].name, VOCAB, "the token embedding")]
+    if heads and heads[0].module.out_features == entries and not plan.style_of(heads[0].name):
+        cuts.append(Cut(heads[0].name, HEAD, "makes the logits of all tokens"))
+    return plan.with_cuts(cuts)
