@@ -51,7 +51,9 @@ def of(
     hooks = [*_ends(model, plan, mesh, made)]
     try:
         with torch.enable_grad():
-            everything = {**state, **leaves}
+            # All with gradients, as in a training: kernels are chosen by that.
+            held = {n: t.detach().requires_grad_(t.is_floating_point()) for n, t in state.items()}
+            everything = {**held, **leaves}
             torch.func.functional_call(model, everything, inputs.args, inputs.keywords)
             loss = torch.stack([_weighed(output) for output in made]).sum()
             if not (loss.requires_grad and leaves):
@@ -112,12 +114,12 @@ def _ends(
 ) -> list[Any]:
     hooks: list[Any] = []
     for pair in plan.pairs:
-        for column in pair.columns if mesh is not None else ():
+        if mesh is not None:
             take = partial(_taken, mesh=mesh)
-            place = model.get_submodule(column)
-            hooks.append(place.register_forward_pre_hook(take, with_kwargs=True))
-        give = _given(mesh, made)
-        hooks.append(model.get_submodule(pair.row).register_forward_hook(give))
+            columns = [model.get_submodule(name) for name in pair.columns]
+            hooks += [c.register_forward_pre_hook(take, with_kwargs=True) for c in columns]
+        row = model.get_submodule(pair.row)
+        hooks.append(row.register_forward_hook(_given(mesh, made)))
     return hooks
 
 
