@@ -30,7 +30,7 @@ model = torch.nn.Sequential(Block(), Block(), torch.nn.Linear(6, 5))
 {freeze}
 layout = nbdist.parallelize(model, {layout!r})
 trained = [p for p in model.parameters() if p.requires_grad]
-opt = layout.optimizer(torch.optim.Adam, {parameters}lr=0.05)
+opt = layout.optimizer(torch.optim.{optimizer}, {parameters}lr=0.05)
 plan = torch.optim.lr_scheduler.StepLR(opt, 4, 0.5)
 data = torch.randn(96, 6, generator=torch.Generator().manual_seed(5))
 train = nbdist.loader(data, global_batch=8, seed=3)
@@ -107,7 +107,8 @@ def start(
 
 def begin(flag: Path, layout: str, dies: tuple[int, ...], **options: Any) -> str:
     """Return the cell that makes the model and what trains it."""
-    of_all = {"freeze": "", "parameters": "", "dropout": 0.0, "alike": 1, **options}
+    of_all = {"freeze": "", "parameters": "", "dropout": 0.0, "alike": 1}
+    of_all |= {"optimizer": "Adam", **options}
     return BEGIN.format(flag=str(flag), layout=layout, dies=dies, **of_all)
 
 
@@ -133,6 +134,7 @@ def compare(
     ("layout", "dies", "options"),
     [
         ("dp=2 fsdp=2", (1,), {}),
+        ("dp=2 fsdp=2", (1,), {"optimizer": "Adafactor"}),  # which steps on whole matrices
         # The other rank of tp tells what is dropped.
         ("dp=2 tp=2", (0, 3), {"dropout": 0.3, "alike": 2}),
         ("pp=2 dp=2", (1,), {}),
@@ -173,6 +175,7 @@ def test_a_part_that_only_the_dead_rank_held_is_lost_and_the_error_says_what_pre
     ("layout", "dies", "options"),
     [
         ("zero3", (1,), {"dropout": 0.3}),
+        ("zero3", (1,), {"optimizer": "Adafactor"}),
         pytest.param("tp=4", (2,), {}, marks=pytest.mark.slow),
         pytest.param("zero1", (1,), {"dropout": 0.3}, marks=pytest.mark.slow),
         ("fsdp=2 tp=2", (0, 2), {}),

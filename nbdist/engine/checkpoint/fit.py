@@ -15,7 +15,7 @@ from nbdist.engine.checkpoint import training_state
 from nbdist.engine.checkpoint.pairing import Names, Paired, paired
 from nbdist.engine.checkpoint.trained_models import Optimizer, TrainedModel, parameters_of
 from nbdist.engine.checkpoint.training_state import Training
-from nbdist.engine.compat import torch_hooks
+from nbdist.engine.compat import torch_hooks, torch_shards
 from nbdist.engine.compat.checkpoints.torch_checkpoint import SavedTensor, WantedPart, part_of
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
 
@@ -341,11 +341,9 @@ def _fit_optimizer(
             tensors = {} if key is None else by_parameter[saved_model][key]
             state = dict(others.get(f"{saved_model}.{key or name}", {}))
             for what, (where, facts) in tensors.items():
-                made = _room(parameter, facts, own, what, found)
-                if made is not None:
-                    offsets, room = made
-                    found.want(where, offsets, room)
-                    state[what] = _as_state(room, parameter, facts, group)
+                offsets, room = _room(parameter, facts)
+                found.want(where, offsets, room)
+                state[what] = _as_state(room, parameter, facts, group)
             if state:
                 states[parameter] = state
     found.puts.append(_replace(real, states))
@@ -365,18 +363,11 @@ def _states_of(
     return found
 
 
-def _room(
-    parameter: torch.Tensor, facts: SavedTensor, own: str, what: str, found: Fit
-) -> tuple[tuple[int, ...], torch.Tensor] | None:
+def _room(parameter: torch.Tensor, facts: SavedTensor) -> tuple[tuple[int, ...], torch.Tensor]:
     """Return what this rank needs of a state, and room for it."""
     if facts.shape == parameter.shape:
         offsets, shape = part_of(parameter)
         return offsets, torch.empty(shape, dtype=facts.dtype)
-    if facts.shape.numel() > 1 and isinstance(parameter, DTensor):
-        found.complaints.append(
-            f"{own}'s {what} is {tuple(facts.shape)}, and cannot be cut as its parameter is"
-        )
-        return None
     return (0,) * len(facts.shape), torch.empty(facts.shape, dtype=facts.dtype)
 
 
@@ -389,10 +380,17 @@ def _as_state(
     if is_on_device or group.get("capturable") or group.get("fused"):
         device = torch_hooks.local_part(parameter).device
         if device.type != "cpu":
-            return _Later(room, parameter if is_like else None, device)  # type: ignore[return-value]
-    if is_like and isinstance(parameter, DTensor):
+            return _Later(room, parameter, facts, device)  # type: ignore[return-value]
+    return _as_on(parameter, room, facts)
+
+
+def _as_on(parameter: torch.Tensor, room: torch.Tensor, facts: SavedTensor) -> torch.Tensor:
+    """Return a state cut as its parameter is; of another shape each rank has all of it."""
+    if not isinstance(parameter, DTensor):
+        return room
+    if facts.shape == parameter.shape:
         return training_state.like(room, parameter)
-    return room
+    return torch_shards.on_each(room, parameter) if room.numel() > 1 else room
 
 
 @dataclass
@@ -400,13 +398,12 @@ class _Later:
     """A state that goes to its device when it has been read."""
 
     room: torch.Tensor
-    parameter: torch.Tensor | None
+    parameter: torch.Tensor
+    facts: SavedTensor
     device: torch.device
 
     def there(self) -> torch.Tensor:
-        moved = self.room.to(self.device)
-        is_cut = isinstance(self.parameter, DTensor)
-        return training_state.like(moved, self.parameter) if is_cut else moved  # type: ignore[arg-type]
+        return _as_on(self.parameter, self.room.to(self.device), self.facts)
 
 
 def _replace(

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from nbdist.engine.compat import torch_anomaly
-from nbdist.engine.compat.torch_hooks import step_without_hooks
+from nbdist.engine.layout.axes import whole_matrices
 from nbdist.engine.layout.verify.restore import unharmed
 from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.steps import optimizer_states
@@ -163,7 +163,7 @@ def _make_again(
     if steps_too:
         with torch.no_grad():
             put_options(optimizer, one.sound.options)
-        step_without_hooks(optimizer)
+        whole_matrices.here.step(optimizer)
         full_tensors.settle(model)
 
 

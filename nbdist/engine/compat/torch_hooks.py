@@ -521,6 +521,22 @@ def step_without_hooks(optimizer: torch.optim.Optimizer) -> None:
         _native_step(optimizer)(optimizer)
 
 
+def with_quiet_bases(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """Return a class whose step, as that of `kind`, runs no hooks where it calls its base's step.
+
+    Classes of which each is that of a base, but for the hooks, come between the bases.
+    """
+    hooked = [base for base in kind.__mro__[1:] if _is_hooked(vars(base).get("step"))]
+    return _quiet((kind, *hooked)) if hooked else kind
+
+
+@lru_cache(maxsize=32)
+def _quiet(kinds: tuple[Any, ...]) -> type[torch.optim.Optimizer]:
+    kind, *hooked = kinds
+    bases = (type(b.__name__, (b,), {"step": b.step.__wrapped__}) for b in hooked)
+    return type(kind.__name__, (kind, *bases), {"__module__": kind.__module__})
+
+
 @contextmanager
 def _without_global_hooks() -> Iterator[None]:
     # Others in their place: torch may be in the midst of running them.
@@ -540,8 +556,12 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
 def _native_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
     # torch replaces a class's `step` by one that runs the hooks, and marks it so.
     step: Any = type(optimizer).step
-    native: Callable[..., Any] = step.__wrapped__ if getattr(step, "hooked", False) else step
+    native: Callable[..., Any] = step.__wrapped__ if _is_hooked(step) else step
     return native
+
+
+def _is_hooked(step: Any) -> bool:
+    return getattr(step, "hooked", False)
 
 
 here = ScaledLosses()

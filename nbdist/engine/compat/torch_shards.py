@@ -75,6 +75,14 @@ def common_copies(tensors: Iterable[Any], rank: int) -> frozenset[int]:
     return frozenset.intersection(*parts) if parts else frozenset()
 
 
+def on_each(value: torch.Tensor, like: Any) -> Any:
+    """Return a tensor that each rank has whole as a DTensor on the mesh of another one."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh: DeviceMesh = like.device_mesh
+    return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
 # ---- A part that is made on another rank -------------------------------------------------------
 
 

@@ -83,13 +83,14 @@ class Registration:
         if self._is_done:
             return
         self._is_done = True
-        # First, and so before steps are counted: a refused step has not begun.
+        # First, and so before steps are counted: a refused step has not begun. Before all that one
+        # whose stand-ins no other is to see.
+        whole_matrices.install()
         uncalled.install()
         unused.install()
         unseen.install()
         fsdp.install()
         zero1.install()
-        whole_matrices.install()
         services.here.layout_shard = layout.data_shard
         services.here.pace = training.here.pace
         resume.here.install()

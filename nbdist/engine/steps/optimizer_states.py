@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from nbdist.engine.compat import torch_shards
 from nbdist.engine.compat.torch_hooks import local_part
 from nbdist.engine.steps import defer_interrupt
 from nbdist.engine.steps.optimizer_options import options_of, put_options
@@ -27,7 +28,8 @@ class States:
 
     Attributes:
         entries: By parameter, in the order of its groups: by name a plain value, or of a tensor
-            `[number of its copy, type of its device, whether it is a DTensor]`; None without any.
+            `[number of its copy, type of its device, "cut" as its parameter, "whole" on each rank
+            of the parameter's mesh, or "" of a plain tensor]`; None without any.
         copies: Of the tensors.
     """
 
@@ -42,7 +44,7 @@ class States:
             TypeError: It holds something else than tensors and plain values, which the text names.
         """
         tensors: list[torch.Tensor] = []
-        entries = [_entry_of(state, tensors) for _, state in _held_by(optimizer)]
+        entries = [_entry_of(state, tensors, like) for like, state in _held_by(optimizer)]
         return cls(entries, host_copies(tensors, used_again))
 
     def fit(self, optimizer: Optimizer) -> bool:
@@ -52,7 +54,7 @@ class States:
             self.copies[value[0]].shape == local_part(parameter).shape
             for parameter, entry in zip(parameters, self.entries, strict=True)
             for value in (entry or {}).values()
-            if isinstance(value, list) and value[2]
+            if isinstance(value, list) and value[2] == "cut"
         )
 
     def put_into(self, optimizer: Optimizer) -> None:
@@ -67,14 +69,15 @@ class States:
     def _made(self, value: Any, parameter: torch.Tensor) -> Any:
         if not isinstance(value, list):
             return value
-        number, device, is_cut = value
+        number, device, held = value
         copy = self.copies[number]
-        if is_cut:
+        if held == "cut":
             made = torch.empty_like(parameter.detach(), dtype=copy.dtype)
             local_part(made).copy_(copy)
             return made
         place = parameter.device if device == parameter.device.type else torch.device(device)
-        return copy.to(place, copy=True)
+        made = copy.to(place, copy=True)
+        return torch_shards.on_each(made, parameter) if held == "whole" else made
 
 
 def inside(optimizer: Optimizer) -> Optimizer:
@@ -143,15 +146,21 @@ def _held_by(optimizer: Optimizer) -> list[tuple[torch.Tensor, Mapping[str, Any]
     return [(p, real.state.get(p)) for group in real.param_groups for p in group["params"]]
 
 
+def _held(state: torch.Tensor, parameter: torch.Tensor) -> str:
+    if not isinstance(state, DTensor):
+        return ""
+    return "cut" if state.shape == parameter.shape else "whole"
+
+
 def _entry_of(
-    state: Mapping[str, Any] | None, tensors: list[torch.Tensor]
+    state: Mapping[str, Any] | None, tensors: list[torch.Tensor], parameter: torch.Tensor
 ) -> dict[str, Any] | None:
     if not state:
         return None
     entry: dict[str, Any] = {}
     for name, value in state.items():
         if isinstance(value, torch.Tensor):
-            entry[name] = [len(tensors), value.device.type, isinstance(value, DTensor)]
+            entry[name] = [len(tensors), value.device.type, _held(value, parameter)]
             tensors.append(value)
         elif type(value) in _PLAIN:
             entry[name] = value

@@ -162,6 +162,11 @@ def begin_generation(table: AnyTable | None, generation: int = 0) -> None:
     _books.destroyed.clear()
 
 
+def generation() -> int:
+    """Return the number of this generation of the groups."""
+    return _books.generation
+
+
 def moment(group: dist.ProcessGroup) -> tuple[int, int]:
     """Return a moment that all ranks of a group share: (generation, collectives made).
 

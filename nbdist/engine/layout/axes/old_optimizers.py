@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from nbdist.engine.compat import heap
+from nbdist.engine.layout.axes import in_turns
 from nbdist.shared.errors import LayoutError
 
 
@@ -37,7 +38,8 @@ def _optimizers_of(model: nn.Module) -> list[torch.optim.Optimizer]:
     return [
         candidate
         for candidate in heap.living(torch.optim.Optimizer)
-        if any(
+        if not in_turns.is_stand_in(candidate)  # of a step that failed: to look gathers
+        and any(
             id(p) in wanted
             for group in getattr(candidate, "param_groups", ())
             for p in group["params"]

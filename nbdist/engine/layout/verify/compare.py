@@ -60,7 +60,7 @@ class Findings:
         wholes: Iterable[tuple[str, torch.Tensor]],
         errors: Iterable[tuple[str, torch.Tensor]],
         smallest: float,
-    ) -> None:
+    ) -> bool:
         """Compare the norms of this rank's parts of tensors. Collective as the iterables.
 
         Args:
@@ -70,6 +70,9 @@ class Findings:
             wholes: Those of one process.
             errors: How far they are from the truth, element by element; in the same order.
             smallest: As for `allowances`.
+
+        Returns:
+            Whether all are equal bit for bit here.
         """
         by: dict[str, float] = {}
         noise: dict[str, Noise] = {}
@@ -87,6 +90,7 @@ class Findings:
         allowed = norm_allowances(noise, sizes, smallest)
         for name, distance in by.items():
             self.note(what, name, step, distance, noise[name].floor, allowed[name])
+        return not any(by.values())
 
     def note(
         self, what: str, name: str, step: int, by: float, floor: float, allowed: float

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.compat import torch_hooks
-from nbdist.engine.layout.axes import zero1
+from nbdist.engine.layout.axes import whole_matrices, zero1
 from nbdist.engine.layout.like_optimizer import made_like
 from nbdist.engine.layout.verify.compare import Findings
 from nbdist.engine.layout.verify.preconditions import SOURCE, Provable
@@ -198,9 +198,9 @@ class OptimizerParity:
         for name, full in full_tensors.from_rank_0(trained, gradients, device):
             if name in mine:
                 mine[name].grad = full_tensors.cut_like(full, mine[name])
-        updates, errors, least = self._step_alone(gradients)
+        (updates, errors, least), chance = self._step_alone(gradients)
         self._step_live()
-        findings.compare_norms(
+        is_equal = findings.compare_norms(
             "update",
             step,
             {name: tensor.detach() - before[name] for name, tensor in mine.items()},
@@ -208,13 +208,17 @@ class OptimizerParity:
             full_tensors.from_rank_0(self._places, errors, device),
             least,
         )
+        if NORM_MULTIPLE * chance > _MOST_NOISE:
+            self._refuse_chance(chance, is_equal=is_equal)
         for name, full in full_tensors.from_rank_0(self._places, self._whole, device):
             if name in mine:
                 full_tensors.put(mine[name], full)
 
     def _step_live(self) -> None:
         try:
-            torch_hooks.step_without_hooks(self._live)
+            whole_matrices.here.step(self._live)
+        except LayoutError:  # it says what works
+            raise
         except Exception as error:
             raise LayoutError(
                 f"{self.recipe.name} does not step on parts of tensors, as this layout has them.",
@@ -222,11 +226,30 @@ class OptimizerParity:
                 do='the layout "ddp" keeps them whole, and "zero1", with layout.optimizer, too',
             ) from error
 
-    def _step_alone(self, gradients: Mapping[str, torch.Tensor]) -> _Steps:
-        """Step on rank 0; what it returns is empty on the others. Collective.
+    def _refuse_chance(self, share: float, *, is_equal: bool) -> None:
+        """Refuse updates that chance makes, unless they are equal on all ranks. Collective.
 
         Raises:
-            LayoutError: The optimizer does not step so, or parts of its updates are chance.
+            LayoutError: They are not.
+        """
+        everyone = [is_equal] * dist.get_world_size()
+        dist.all_gather_object(everyone, is_equal)
+        if not all(everyone):
+            raise LayoutError(
+                f"What {self.recipe.name} does on parts cannot be told from chance.",
+                why="on one process, gradients that differ by a rounding give it updates that "
+                f"differ by {100 * share:.0f} %: it draws random numbers, or rounds coarsely",
+                do="prove it without these, or layout.verify((x, y), loss_fn) alone",
+            )
+
+    def _step_alone(self, gradients: Mapping[str, torch.Tensor]) -> tuple[_Steps, float]:
+        """Step on rank 0; updates are empty on the others. Collective.
+
+        Returns:
+            The updates, and which share of them is chance.
+
+        Raises:
+            LayoutError: The optimizer does not step so.
         """
         made: _Steps = {}, {}, 0.0
         sent: list[Any] = [None]
@@ -244,14 +267,7 @@ class OptimizerParity:
                 do="prove one that steps without a closure, on gradients as this model makes them",
             )
         least, share = sent[0]
-        if NORM_MULTIPLE * share > _MOST_NOISE:
-            raise LayoutError(
-                f"What {self.recipe.name} does on parts cannot be told from chance.",
-                why="on one process, gradients that differ by a rounding give it updates that "
-                f"differ by {100 * share:.0f} %: it draws random numbers, or rounds coarsely",
-                do="prove it without these, or layout.verify((x, y), loss_fn) alone",
-            )
-        return made[0], made[1], least
+        return (made[0], made[1], least), share
 
     def _stepped_alone(self, gradients: Mapping[str, torch.Tensor]) -> _Steps:
         """Return updates, their errors, and the smallest relative error that counts."""
