@@ -46,6 +46,7 @@ MODULES = (
     ),
     *("compat.checkpoints.torch_checkpoint", "compat.libraries.third_parties"),
     "compat.libraries.hf_datasets",
+    "compat.libraries.torchao_products",
 )
 
 # What is broken in them comes last: what they import may raise.

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 
 from nbdist.engine.compat.torch_autocast import without_autocast
 from nbdist.engine.compat.torch_sharded import unit_dtypes
+from nbdist.engine.layout.policies import eight_bits
 from nbdist.engine.steps.forwards import Forward
 
 _Held = dict[str, Any]  # of a module: its parameters or its buffers
@@ -23,6 +24,8 @@ _Held = dict[str, Any]  # of a module: its parameters or its buffers
 
 def why_not(model: nn.Module) -> str:
     """Return why a model cannot compute in float32; "" where it can. No collective."""
+    if kind := eight_bits.kind_in(model):
+        return f"a policy has its Linear layers multiply in {kind}"
     units = unit_dtypes(model)
     low = next((dtype for dtype in units if dtype is not None and _is_low(dtype)), None)
     if low is not None:

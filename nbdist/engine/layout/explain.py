@@ -55,6 +55,7 @@ class Explanation:
         inputs: Of blocks that recompute in backward, the bytes that they kept in the last
             forward; 0 before the first.
         compressed: The part of gradients' bytes that `Compress` sends.
+        eight_bits: Which layers multiply numbers of eight bits, in words.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Explanation:
     policies: Policies = field(default_factory=Policies)
     inputs: Mapping[str, int] = field(default_factory=dict)
     compressed: float = 1.0
+    eight_bits: str = ""
 
     @property
     def resident_bytes(self) -> float:
@@ -184,8 +186,9 @@ class Explanation:
             return ""
         how = "units are gathered and compute in" if self.shape.fsdp > 1 else "autocast computes in"
         scale = ", its loss scaled by layout.scaler" if chosen.needs_scaler else ""
-        computes = f"{how} {chosen.compute}{scale}; " if chosen.compute != "fp32" else ""
-        return f"precision: {computes}gradients are averaged in {chosen.reduce}"
+        around = "bf16" if self.eight_bits else chosen.compute
+        computes = f"{how} {around}{scale}; " if chosen.compute != "fp32" else ""
+        return f"precision: {computes}{self.eight_bits}gradients are averaged in {chosen.reduce}"
 
     def _compresses(self) -> str:
         policy = self.policies.compress

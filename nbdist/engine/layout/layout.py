@@ -23,6 +23,7 @@ from nbdist.engine.layout.generation.streamed_text import Tokenizer
 from nbdist.engine.layout.plan import adapted, cost
 from nbdist.engine.layout.plan.inputs import Inputs, as_inputs, samples_in
 from nbdist.engine.layout.plan.mesh import MeshShape
+from nbdist.engine.layout.policies import eight_bits
 from nbdist.engine.layout.policies.activation_checkpoint import Checkpointed
 from nbdist.engine.layout.trainable import LossFunction, Trainable
 from nbdist.engine.layout.verify import preconditions, verify
@@ -167,6 +168,7 @@ class Layout(Trainable):
             self.policies,
             {name: block.input_bytes for name, block in self._forgetting.items()},
             self._compressed(),
+            eight_bits.words(self.model, self.mesh.device_type),
         )
 
     def _compressed(self) -> float:

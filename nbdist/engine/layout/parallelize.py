@@ -26,6 +26,7 @@ from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.policies import (
     activation_checkpoint,
     compress,
+    eight_bits,
     offload,
     precision,
     two_levels,
@@ -127,6 +128,7 @@ def with_weights(
     if cutting:
         old_optimizers.refuse(model, cutting[0])
     precision.check(model, asked.precision)
+    eight_bits.check(model, asked.precision, shape)
     if asked.compress is not None:
         compress.check(asked.compress, asked.precision, shape)
     if asked.checkpoint is not None:

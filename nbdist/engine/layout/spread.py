@@ -22,7 +22,7 @@ from nbdist.engine.layout.plan import cost
 from nbdist.engine.layout.plan import device_mesh as meshes
 from nbdist.engine.layout.plan.blocks import find_blocks
 from nbdist.engine.layout.plan.mesh import MeshShape
-from nbdist.engine.layout.policies import activation_checkpoint, offload
+from nbdist.engine.layout.policies import activation_checkpoint, eight_bits, offload
 from nbdist.engine.layout.policies.policies import Policies
 from nbdist.engine.layout.weights import broadcast, buffers, meta_copy
 from nbdist.engine.layout.weights.factory import WeightSource
@@ -48,6 +48,7 @@ def spread(
         axis.check_device(shape, device_type, backend)
     if policies.offload is not None:
         offload.check_device(device_type)
+    eight_bits.check_device(policies.precision, device_type)
     broadcast.check_same_model(
         model, {"layout": shape.name, "policies": str(policies)}, device_type
     )
@@ -62,9 +63,12 @@ def spread(
     with source.planning(model, shape, device_type) if source else nullcontext():
         for axis in innermost_first(axes):
             axis.plan(work)
+    layers = eight_bits.layers_of(model, policies.precision, shape.tp)
     for axis in axes:
         axis.cut(work)
     local = _size(model, work.blocks)
+    eight_bits.apply(model, layers, policies.precision, device_type)
+    eight_bits.say(policies.precision, device_type)
     forgetting: dict[str, activation_checkpoint.Checkpointed] = {}
     if policies.checkpoint is not None:
         forgetting = activation_checkpoint.apply(

@@ -10,6 +10,7 @@ from nbdist.shared.errors import LayoutError
 
 Dtype = Literal["bf16", "fp16", "fp32"]
 DTYPES = ("bf16", "fp16", "fp32")
+Compute = Literal["bf16", "fp16", "fp32", "fp8", "mxfp8"]
 
 
 def _must_be_one_of(words: tuple[str, ...], given: object, what: str) -> None:
@@ -33,17 +34,19 @@ class Precision:
     Attributes:
         compute: "bf16", "fp16", or "fp32": as the model was built. Under fsdp each unit is gathered
             in it and computes in it; else `torch.autocast` chooses operator by operator.
+            "fp8" and "mxfp8" are "bf16" in which linear layers inside of blocks multiply numbers of
+            eight bits, with a scale for each tensor or for each 32 numbers, by torchao.
         reduce: In what gradients are averaged over the ranks: "fp32" (as they are), "bf16" or
             "fp16". fsdp adds the parts of a step up in it as well (micro-batches,
             `accumulate`).
     """
 
-    compute: Dtype = "bf16"
+    compute: Compute = "bf16"
     reduce: Dtype = "fp32"
 
     def __post_init__(self) -> None:
-        for name in ("compute", "reduce"):
-            _must_be_one_of(DTYPES, getattr(self, name), f"Precision's {name}")
+        _must_be_one_of((*DTYPES, "fp8", "mxfp8"), self.compute, "Precision's compute")
+        _must_be_one_of(DTYPES, self.reduce, "Precision's reduce")
 
     @property
     def words(self) -> str:

@@ -23,7 +23,14 @@ from nbdist.engine.layout.plan.wrap_forward import Around
 from nbdist.engine.layout.policies.efficiency import Precision
 from nbdist.shared.errors import LayoutError
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+# Products of eight bits (`eight_bits`) lie within a model that computes in bfloat16.
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "fp8": torch.bfloat16,
+    "mxfp8": torch.bfloat16,
+}
 
 
 def check(model: nn.Module, policy: Precision) -> None:

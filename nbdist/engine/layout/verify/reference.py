@@ -93,6 +93,7 @@ class Reference:
         self.model = model
         self.outputs: list[SeenOutputs] = []  # of the last step, by part, if they are kept
         self.losses: list[float] = []
+        self.exact: list[float] = []  # the same in float64; empty where that cannot be
         self.gradients: dict[str, torch.Tensor] = {}
         self.errors: dict[str, torch.Tensor] = {}  # of gradients in low precision, by element
         self.float64_failed = ""
@@ -121,6 +122,7 @@ class Reference:
         """
         self._seen = []
         others = [self._run_double(step)] if self._double is not None else []
+        self.exact = self._losses_in(others[0]) if self._double is not None else []
         self.one_piece = self._in_one_piece()
         known = len(self._seen)
         self._fit_scale(step, scale)
@@ -142,7 +144,7 @@ class Reference:
                 for number, part in enumerate(own)
             ]
             self._seen = []
-        self.losses = [float(mine[f"loss {i}"]) for i in range(len(self._parts))]
+        self.losses = self._losses_in(mine)
         self.gradients = {
             name: p.grad for name, p in self._trained(self.model) if p.grad is not None
         }
@@ -159,6 +161,9 @@ class Reference:
             if spread_of(repeated, self._epsilon) is not LossSpread.ROUND_OFF:
                 self.spread = LossSpread.CHANCE
         return noise
+
+    def _losses_in(self, found: Mapping[str, torch.Tensor]) -> list[float]:
+        return [float(found[f"loss {part}"]) for part in range(len(self._parts))]
 
     @property
     def _epsilon(self) -> float:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from nbdist.engine.layout.plan.blocks import find_blocks
+from nbdist.engine.layout.policies import eight_bits
 from nbdist.engine.layout.policies.efficiency import FULL
 from nbdist.engine.layout.verify.loss_sync import checked
 from nbdist.engine.layout.verify.low_precision import Lowered
@@ -37,6 +38,7 @@ class ReferenceStep:
         scale: Of the loss.
         spread: Of the losses, computed several times.
         one_piece: The loss of the batch in one piece; None where it is not cut.
+        exact: Losses by part in float64; none where it could not be used.
     """
 
     noise: Mapping[str, Noise] = field(default_factory=dict)
@@ -45,6 +47,7 @@ class ReferenceStep:
     scale: float = 1.0
     spread: LossSpread = LossSpread.ROUND_OFF
     one_piece: OnePiece | None = None
+    exact: list[float] = field(default_factory=list)
 
 
 class Alone:
@@ -172,6 +175,7 @@ class Alone:
             reference.scale,
             reference.spread,
             reference.one_piece,
+            reference.exact,
         )
 
 
@@ -205,7 +209,8 @@ def lowered(layout: Provable, plain: nn.Module) -> Lowered | None:
         return None
     # Those of the plain model: with pp a rank's layout has only a part of them.
     units = list(find_blocks(plain)) if layout.shape.fsdp > 1 else None
-    return Lowered(plain, layout.policies.precision, units, layout.mesh.device_type)
+    layers = list(eight_bits.found(layout.model))
+    return Lowered(plain, layout.policies.precision, units, layers, layout.mesh.device_type)
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:

@@ -128,6 +128,7 @@ class _Run:
         self._epsilon = max(_epsilon_of(self._places.values()), epsilon_of(low))
         self._findings = Findings()
         self._losses: list[tuple[float, float]] = []
+        self._lost = 0.0  # of a loss, by its precision
         self._live = ShardedRun(layout, task)
         self._terms = [low.words] if self._is_low else []
         self._one_piece: OnePiece | None = None  # the first that has another loss, or cannot be
@@ -203,6 +204,12 @@ class _Run:
 
     def conclude(self) -> Proof:
         """Combine the findings of all ranks. Collective."""
+        compute = self._layout.policies.precision.compute
+        if self._lost and compute != "fp32":
+            self._notes.append(
+                f"In {compute} the loss of one process is up to {100 * self._lost:.2g} % from that "
+                "of float64, each with its own steps."
+            )
         if self._is_low and not self._findings.is_bit_equal:
             self._notes.append(
                 "Norms of gradients are compared: in low precision single numbers err by more."
@@ -360,7 +367,11 @@ class _Run:
             if not math.isnan(loss)
         }
         live = sum(of_parts.values()) / len(of_parts) if of_parts else math.nan
-        self._losses.append((live, sum(reference.losses) / len(reference.losses)))
+        alone = sum(reference.losses) / len(reference.losses)
+        self._losses.append((live, alone))
+        if reference.exact:
+            exact = sum(reference.exact) / len(reference.exact)
+            self._lost = max(self._lost, abs(alone - exact) / abs(exact) if exact else 0.0)
 
     def _compare_gradients(self, step: int, reference: ReferenceStep, alone: Alone) -> None:
         trained = {n: p for n, p in self._places.items() if p.is_trained and n in reference.noise}
