@@ -110,15 +110,19 @@ class _InTurns(Sequence[dict[str, Any]]):
 
     def _put_back(self, parameter: DTensor, whole: nn.Parameter) -> None:
         full_tensors.put(parameter, whole.detach())
-        state = self.state.pop(whole)
+        before = self._optimizer.state.get(parameter, {})
         self._optimizer.state[parameter] = {
-            name: _kept(one, parameter) if isinstance(one, Tensor) else one
-            for name, one in state.items()
+            name: _kept(one, parameter, before.get(name)) if isinstance(one, Tensor) else one
+            for name, one in self.state.pop(whole).items()
         }
 
 
 @torch.no_grad()
-def _kept(state: Tensor, parameter: DTensor) -> Tensor:
+def _kept(state: Tensor, parameter: DTensor, before: Any) -> Tensor:
+    """Return a state as it is between steps: in the tensor that it was in `before`, if in any."""
+    if isinstance(before, DTensor) and (before.shape, before.dtype) == (state.shape, state.dtype):
+        full_tensors.put(before, state)
+        return before
     if state.shape == parameter.shape:
         return full_tensors.cut_like(state, parameter).clone()  # without the memory of the whole
     return torch_shards.on_each(state, parameter) if state.numel() > 1 else state
