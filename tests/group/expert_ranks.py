@@ -418,6 +418,7 @@ def refusals() -> dict[str, str]:
     refused("compiled part", in_part)
     refused("compiled", whole)
     refused("offload", Net(), Offload())
+    refused("reduce", Net(), Precision("fp32", reduce="bf16"))
     refused("compress", Net(), Compress("bf16"))
     refused("zero1", Net(), layout="ep=2 zero1")
     refused("no axis", Net(), ExpertParallel(), layout="ddp")

@@ -172,6 +172,7 @@ def test_a_proof_tells_experts_whose_gradients_were_summed_and_not_averaged() ->
         ("compiled part", ["blocks.1 is compiled", "leave torch.compile out"]),
         ("compiled", ["The model is compiled"]),
         ("offload", ["Offload does not go with ep"]),
+        ("reduce", ["ep does not average gradients in bf16"]),
         ("compress", ['the layout is "ep=2"']),
         ("zero1", ["zero1 goes with dp alone"]),
         ("no axis", ["the layout has no axis ep"]),

@@ -59,9 +59,16 @@ class ExpertAxis(Axis):
         """Find the modules of experts, proven by a small forward.
 
         Raises:
-            LayoutError: There are none that ranks can share, or the schedule of pp makes halves.
+            LayoutError: There are none that ranks can share, or the schedule of pp makes halves, or
+                gradients are to be averaged in a low precision.
         """
-        chosen = work.policies.pipeline
+        reduce, chosen = work.policies.precision.reduce, work.policies.pipeline
+        if reduce != "fp32":
+            raise LayoutError(
+                f'ep does not average gradients in {reduce}, as Precision(reduce="{reduce}") asks.',
+                why="it adds them up in float32",
+                do="leave reduce out",
+            )
         if work.shape.pp > 1:
             if makes_halves(chosen.schedule):
                 raise LayoutError(
