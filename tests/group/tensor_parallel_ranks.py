@@ -214,6 +214,8 @@ MODELS: dict[str, Any] = {
     "packed": lambda: GPT(block_of(PackedAttention)),
     "llama": llama,
     "added parameters": AddedParameters,
+}
+KINDS: dict[str, Any] = {
     "packed heads": lambda: GPT(block_of(kinds.Packed, kinds.Gated)),
     "packed, few keys": lambda: GPT(block_of(kinds.FewKeys)),
     "interleaved": lambda: GPT(block_of(kinds.Interleaved)),
@@ -226,7 +228,7 @@ MODELS: dict[str, Any] = {
 }
 
 
-def make(name: str, dtype: torch.dtype, seed: int = 0, made: Any = MODELS) -> nn.Module:
+def make(name: str, dtype: torch.dtype, seed: int = 0, made: Any = MODELS | KINDS) -> nn.Module:
     torch.manual_seed(seed)
     model: nn.Module = made[name]().to(dtype)
     return model
@@ -244,7 +246,7 @@ def loss_of(out: Any, y: Tensor) -> Tensor:
 
 
 def one_process(
-    name: str, dtype: torch.dtype, parts: int, max_norm: float, made: Any = MODELS
+    name: str, dtype: torch.dtype, parts: int, max_norm: float, made: Any = MODELS | KINDS
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Train as one process does on the same split: `parts` micro-batches a step."""
     model = make(name, dtype, made=made)
@@ -316,10 +318,15 @@ def looks_like_the_users_model() -> dict[str, Any]:
     }
 
 
-def plans() -> dict[str, str]:
+def explained_of(names: list[str]) -> dict[str, str]:
     """Return how each model's plan is explained."""
-    made = {name: make(name, torch.float32) for name in MODELS}
-    explained = {name: repr(parallelize(m, "tp=2").explain()) for name, m in made.items()}
+    made = {name: make(name, torch.float32) for name in names}
+    return {name: repr(parallelize(m, "tp=2").explain()) for name, m in made.items()}
+
+
+def plans() -> dict[str, str]:
+    """Return how each plan is explained: of models, of words and of torch's styles."""
+    explained = explained_of(list(MODELS))
     mine = parallelize(GPT(), "tp=2", TensorParallel(PLAN))
     styles = TensorParallel(
         {"blocks.*.mlp.up": ColwiseParallel(), "blocks.*.mlp.down": RowwiseParallel()}
@@ -365,19 +372,6 @@ def refusals() -> dict[str, str]:
     refused("key heads", llama(heads=4, key_heads=1))
     refused("fixed heads", GPT(block_of(FixedHeads)))
     refused("norm over features", GPT(block_of(mlp=NormedFeatures)))
-    refused("mixing", GPT(block_of(kinds.Mixing)))
-    refused("conv1d", kinds.gpt2(), TensorParallel({"transformer.h.0.mlp.c_fc": "head"}))
-    refused(
-        "experts", kinds.mixtral(), TensorParallel({"model.layers.*.mlp.experts.down_proj": "row"})
-    )
-    refused(
-        "experts alone",
-        kinds.mixtral(),
-        TensorParallel({"model.layers.0.mlp.experts": "moe_tp_experts"}),
-    )
-    refused("experts, sequence", kinds.mixtral(), TensorParallel(sequence=True))
-    refused("packed without a row", GPT(), plan(head="packed"))
-    refused("theirs", kinds.phi3(), plan(model__norm="mla_kv_a_proj"))
     refused("multihead", OnlyPacked())
     refused("no such module", GPT(), plan(blocks__0__mlp__upp="column"))
     refused("no such word", GPT(), plan(head="diagonal"))
@@ -410,6 +404,33 @@ def refusals() -> dict[str, str]:
         long(torch.zeros(1, 13, dtype=torch.int64))
     except LayoutError as error:
         texts["length"] = str(error)
+    return texts
+
+
+def refusals_of_kinds() -> dict[str, str]:
+    """Return the text of each use of the kinds that is wrong."""
+    texts = {}
+
+    def refused(label: str, model: nn.Module, *policies: TensorParallel) -> None:
+        try:
+            parallelize(model, "tp=2", *policies)
+        except LayoutError as error:
+            texts[label] = str(error)
+            assert not any(isinstance(p, DTensor) for p in model.parameters())
+
+    refused("mixing", GPT(block_of(kinds.Mixing)))
+    refused("conv1d", kinds.gpt2(), TensorParallel({"transformer.h.0.mlp.c_fc": "head"}))
+    refused(
+        "experts", kinds.mixtral(), TensorParallel({"model.layers.*.mlp.experts.down_proj": "row"})
+    )
+    refused(
+        "experts alone",
+        kinds.mixtral(),
+        TensorParallel({"model.layers.0.mlp.experts": "moe_tp_experts"}),
+    )
+    refused("experts, sequence", kinds.mixtral(), TensorParallel(sequence=True))
+    refused("packed without a row", GPT(), TensorParallel({"head": "packed"}))
+    refused("theirs", kinds.phi3(), TensorParallel({"model.norm": "mla_kv_a_proj"}))
     return texts
 
 

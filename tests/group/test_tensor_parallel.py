@@ -30,22 +30,8 @@ EVERY_TIME = [
     ("gpt", 2, "tp=2", BOTH),
     ("normed heads", 2, "tp=2", SEQUENCE),
     ("llama", 2, "tp=-1", BOTH),
-    ("packed heads", 2, "tp=2", PLAIN),
-    ("packed heads", 2, "tp=2", BOTH),
-    ("packed, few keys", 2, "tp=2", PLAIN),
-    ("interleaved", 2, "tp=2", PLAIN),
-    ("related", 2, "tp=2", PLAIN),
-    ("scaled", 2, "tp=2", PLAIN),
-    ("crossed", 2, "tp=2", PLAIN),
-    ("gpt2", 2, "tp=2", PLAIN),
-    ("mixtral", 2, "tp=2", PLAIN),
-    ("phi3", 2, "tp=2", LOSS),
     ("gpt", 4, "dp=2 tp=2", PLAIN),
     ("gpt", 4, "fsdp=2 tp=2", BOTH),
-    ("packed heads", 4, "tp=4", PLAIN),
-    ("packed heads", 4, "fsdp=2 tp=2", PLAIN),
-    ("related", 4, "dp=2 tp=2", PLAIN),
-    ("mixtral", 4, "fsdp=2 tp=2", PLAIN),
 ]
 SLOW = [
     (model, ranks, layout, policy)
@@ -71,8 +57,6 @@ BOTH_DTYPES = ("llama", 2)
 
 
 def _dtypes(model: str, ranks: int) -> list[str]:
-    if model == "mixtral":
-        return ["float32"]  # torch multiplies groups of no other
     return ["float32", "float64"] if (model, ranks) == BOTH_DTYPES else ["float64"]
 
 
@@ -194,23 +178,6 @@ def plans() -> dict[str, str]:
             ["blocks.*.attn.qkv  whole: makes 96 features and the next layer takes 32: packed"],
         ),
         ("llama", ["tp cuts, by the model's own plan:", "lm_head", "head: by its tp_plan"]),
-        (
-            "packed heads",
-            [
-                "for each token of its batch and 25 kB a step",  # 4 (2,048 + 4,096 + 128)
-                "blocks.*.attn.qkv     packed: feeds a row (2 times)",
-                "blocks.*.mlp.gate_up  packed: feeds a row (2 times)",
-                "blocks.*.attn.heads   2 of 4 in forwards (2 times)",
-                "blocks.*.attn.width   16 of 32 in forwards (2 times)",
-            ],
-        ),
-        ("interleaved", ["blocks.*.attn.qkv    column: feeds a row (2 times)"]),
-        ("crossed", ["blocks.*.attn.q    column: shares its input with 2 more (2 times)"]),
-        ("related", ["blocks.*.attn.near       heads: has a number for each head (2 times)"]),
-        ("scaled", ["blocks.*.attn.of_query  summed: sees a part of the heads or features (2 ti"]),
-        ("gpt2", ["transformer.h.*.attn.c_attn      packed: feeds a row (2 times)"]),
-        ("mixtral", ["model.layers.*.mlp.experts", "experts: by its tp_plan (2 times)"]),
-        ("phi3", ["gather: by its tp_plan", "split: by its tp_plan", "head: by its tp_plan"]),
         ("words", ["tp cuts, by your plan:", "blocks.*.mlp.down  row: by your plan (2 times)"]),
         ("styles", ["blocks.*.mlp.up    ColwiseParallel: by your plan"]),
     ],
@@ -233,13 +200,6 @@ def refusals() -> list[dict[str, str]]:
         ("key heads", ["has 1 heads for keys and values", 'use "zero3"']),
         ("fixed heads", ["cannot run on a part of its heads", "view(b, t, H, d // H)", "-1"]),
         ("norm over features", ["Cutting blocks.0.mlp.up and blocks.0.mlp.down changes"]),
-        ("mixing", ["With these cuts", "would get a wrong gradient", "of what a rank has whole"]),
-        ("conv1d", ['c_fc is a Conv1D and cannot be cut as "head"']),
-        ("experts", ["does not say of model.layers.0.mlp.experts that it holds experts"]),
-        ("experts alone", ["not say of model.layers.0.mlp.experts how its parameters are cut"]),
-        ("experts, sequence", ["cannot route parts of a sequence to model.layers.0.mlp.experts"]),
-        ("packed without a row", ["What head packs is not known", "of which a forward shows none"]),
-        ("theirs", ['"mla_kv_a_proj", which the plan for tp says of model.norm']),
         (
             "multihead",
             [

@@ -24,6 +24,7 @@ from nbdist.shared.errors import LayoutError
 # A part of a gradient lies far from the whole, further than any order of summation.
 _NEAR = {torch.float64: 0.02, torch.float32: 0.02, torch.float16: 0.1, torch.bfloat16: 0.2}
 _EXACT = (torch.float32, torch.float64)  # in others rounding alone may lie as far
+_LARGE = 1 << 20  # numbers of a parameter, whose gradients would be there twice
 _NOTHING = 1e-5  # of the largest gradient: rounding, as that of a bias of keys
 
 Gradients = dict[str, torch.Tensor]
@@ -99,13 +100,19 @@ def summed(whole: Gradients, own: Gradients, mesh: DeviceMesh, source: str) -> d
 
 
 def _whole(model: nn.Module, plan: TensorPlan) -> dict[str, torch.Tensor]:
-    """Return the parameters that the plan leaves whole, of what can be compared."""
+    """Return the parameters that the plan leaves whole, of what can be compared.
+
+    Beside attentions and mlps large ones are left out: small ones before them tell the same.
+    """
     cut = tuple(f"{cut.module}." for cut in plan.cuts if cut.style != SUMMED and not cut.own)
     cut += tuple(f"{cut.module}.{name}" for cut in plan.cuts for name in cut.own)
+    owners = tuple(f"{pair.owner}." if pair.owner else "" for pair in plan.pairs)
     return {
         name: parameter
         for name, parameter in model.named_parameters()
-        if parameter.dtype in _NEAR and not name.startswith(cut)
+        if parameter.dtype in _NEAR
+        and not name.startswith(cut)
+        and (name.startswith(owners) or parameter.numel() <= _LARGE)
     }
 
 
