@@ -83,6 +83,9 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """Register `%dist` and `%%distributed`; called by `%load_ext nbdist`. Starts nothing."""
+    from nbdist.client.notebook.imported import require_new_enough
+
+    require_new_enough()
     from nbdist.client.notebook.magics import register
     from nbdist.shared import side
 

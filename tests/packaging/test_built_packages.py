@@ -2,14 +2,18 @@
 
 import configparser
 import os
+import re
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.cluster.conftest import Kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -100,12 +104,17 @@ def test_the_sdist_holds_what_is_needed_to_build_test_and_read(built: Path) -> N
         assert expected(folder, pattern) <= names
 
 
-def test_an_installed_wheel_runs_without_the_repository(wheel: Path, tmp_path: Path) -> None:
-    venv.create(tmp_path / "env", system_site_packages=False, with_pip=False, symlinks=True)
-    python = tmp_path / "env" / "bin" / "python"
-    (site,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
+def installed(wheel: Path, folder: Path) -> tuple[Path, Path]:
+    """Install the wheel in an environment of its own; return its Python and its packages."""
+    venv.create(folder / "env", system_site_packages=False, with_pip=False, symlinks=True)
+    (site,) = (folder / "env" / "lib").glob("python*/site-packages")
     with zipfile.ZipFile(wheel) as archive:  # what an installer does with a pure wheel
         archive.extractall(site)
+    return folder / "env" / "bin" / "python", site
+
+
+def test_an_installed_wheel_runs_without_the_repository(wheel: Path, tmp_path: Path) -> None:
+    python, site = installed(wheel, tmp_path)
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
 
     def nbdist(code: str) -> str:
@@ -124,3 +133,45 @@ def test_an_installed_wheel_runs_without_the_repository(wheel: Path, tmp_path: P
     assert nbdist("from nbdist.cli import version; print(version())") == "0.1.0"
     folder = nbdist("from nbdist.cli import notebooks_folder; print(notebooks_folder())")
     assert folder == str(site / "nbdist" / "_notebooks")
+
+
+def readme_cells() -> list[str]:
+    """Return the first cells of the README, for two ranks on the CPU."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    start = "%dist start -n 4            # one rank per GPU, or CPU ranks with --device cpu"
+    assert start in blocks[0]
+    load, starts = blocks[0].replace(start, "%dist start -n 2 --device cpu").splitlines()
+    return [load, starts, blocks[1]]
+
+
+def test_an_installed_wheel_runs_the_readme_in_a_kernel_once_that_is_new_enough(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python, site = installed(wheel, tmp_path)
+    # What nbdist needs, of this environment: names here are found after those of the wheel.
+    (site / "needed.pth").write_text(sysconfig.get_path("purelib"))
+    monkeypatch.setattr("tests.cluster.conftest.sys.executable", str(python))
+    kernel = Kernel(tmp_path, PYTHONPATH="")
+    try:
+        load, start, training = readme_cells()
+        kernel.run("import IPython; new, IPython.__version__ = IPython.__version__, '7.34.0'")
+        refused = kernel.run(load).error
+        assert refused is not None
+        assert refused[0] == "UsageError"
+        assert refused[1].startswith(
+            "This kernel has imported ipython 7.34.0, and nbdist needs ipython>="
+        )
+        assert "restart the kernel" in refused[1]
+
+        kernel.run("IPython.__version__ = new")
+        assert kernel.run(load).error is None
+        where = kernel.run("import nbdist; print(nbdist.__file__)").text
+        assert where == str(site / "nbdist" / "__init__.py")
+        assert "Started 2 ranks on cpu, gloo." in kernel.run(start, timeout_s=60).text
+        assert kernel.cell("nbdist.__file__").text == f"ranks 0-1 │ Out: '{where}'"
+        trained = kernel.run(training, timeout_s=60)
+        assert trained.error is None
+        assert 'Saved as MLflow run "first".' in trained.text
+        assert kernel.run("import sys; 'torch' in sys.modules").text == "False"
+    finally:
+        kernel.close()

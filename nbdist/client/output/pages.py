@@ -121,8 +121,14 @@ class KernelPages:
 
 
 def check() -> list[str]:
-    """Return what no longer fits the installed ipykernel; empty when all is well."""
+    """Return what no longer fits the imported ipykernel; empty when all is well.
+
+    One before 7, of a kernel that runs on after pip has installed another, has no subshells.
+    """
     from ipykernel._version import __version__
+
+    if int(__version__.partition(".")[0]) < 7:
+        return []
     from ipykernel.ipkernel import IPythonKernel
     from ipykernel.subshell_manager import SubshellManager
 

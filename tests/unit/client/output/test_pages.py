@@ -21,6 +21,14 @@ def test_what_is_gone_from_ipykernel_is_named(monkeypatch: pytest.MonkeyPatch) -
     assert line.endswith(": SubshellManager._create_subshell is gone")
 
 
+def test_a_kernel_of_ipykernel_6_lacks_nothing_and_lets_pages_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ipykernel._version.__version__", "6.31.0")
+    monkeypatch.delattr(SubshellManager, "_create_subshell")
+    assert pages.check() == []
+
+
 def test_a_plain_script_has_no_pages() -> None:
     assert pages.here.get() is None
 
