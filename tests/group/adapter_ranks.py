@@ -378,6 +378,64 @@ def _saved(name: str, layout: str, folder: str) -> dict[str, bool]:
     return found
 
 
+# ---- Adapters that transformers itself has put on ----------------------------------------------
+
+
+def of_transformers() -> Any:
+    """Return a model of transformers that has got an adapter by `add_adapter`."""
+    from peft import LoraConfig
+
+    model = base("llama")
+    options: Any = {"r": 4, "target_modules": ATTENTION["llama"], "init_lora_weights": False}
+    model.add_adapter(LoraConfig(**options))
+    return model.double()
+
+
+def without_peft_model(layouts: list[str]) -> dict[str, Any]:
+    """Return by layout how far training ends from one process, whether saved is loaded, and words.
+
+    The words are what is said of a merged model, and of an adapter that comes later.
+    """
+    made = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(made)
+    expected = trained_plain(of_transformers(), "llama")
+
+    def of(text: str) -> dict[str, Any]:
+        layout: Any = parallelize(of_transformers(), text, *policies("llama", text))
+        off = distance(expected, trained_spread(layout, "llama"))
+        state, folder = layout.state_dict(), f"{made[0]}/{text}"
+        layout.save_pretrained(folder)
+        found = {
+            "off": off,
+            "merged": attempt(lambda: layout.save_pretrained(folder, merged=True)),
+            "later": attempt(lambda: later(text)),
+        }
+        if dist.get_rank() == 0:
+            plain = base("llama")
+            plain.load_adapter(folder)
+            loaded = plain.double().state_dict()
+            found["loads"] = loaded.keys() == state.keys() and all(
+                torch.equal(loaded[name], tensor) for name, tensor in state.items()
+            )
+        return found
+
+    try:
+        return {text: attempt(partial(of, text)) for text in layouts}
+    finally:
+        dist.barrier()
+        if dist.get_rank() == 0:
+            shutil.rmtree(made[0])
+
+
+def later(layout: str) -> None:
+    """Give a model of transformers an adapter after `parallelize`, and train it alone."""
+    from peft import LoraConfig
+
+    spread: Any = parallelize(base("llama"), layout, *policies("llama", layout))
+    spread.model.add_adapter(LoraConfig(r=4, target_modules=ATTENTION["llama"]))
+    one_step(spread)
+
+
 # ---- Mistakes ----------------------------------------------------------------------------------
 
 
@@ -391,6 +449,18 @@ def new_adapter(model: Any) -> None:
 def one_step(layout: Any, name: str = "llama") -> None:
     optimizer = layout.optimizer(torch.optim.SGD, lr=0.1)
     layout.step(*part(name, 0), loss_of)
+    optimizer.step()
+
+
+def wrapped_later() -> None:
+    """Put an adapter on a model in shards, and train it alone, as TRL's `peft_config` does."""
+    from peft import LoraConfig, get_peft_model
+
+    spread: Any = parallelize(base("llama"), "zero3")
+    model: Any = get_peft_model(spread.model, LoraConfig(r=2, target_modules=["q_proj"]))
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    inputs, targets = part("llama", 0)
+    loss_of(model(**inputs), targets).backward()
     optimizer.step()
 
 
@@ -440,6 +510,7 @@ def mistakes() -> dict[str, Any]:
         "added, ddp": lambda: one_step(ddp),
         "added, zero3": lambda: new_adapter(spread_adapted("zero3")),
         "added, tp": lambda: new_adapter(spread_adapted("tp=2")),
+        "wrapped later, zero3": wrapped_later,
         "own save, zero3": lambda: spread_adapted("zero3").save_pretrained("nowhere"),
         "own save, pp": lambda: spread_adapted("pp=2").save_pretrained("nowhere"),
         "unload, tp": lambda: spread_adapted("tp=2").merge_and_unload(),

@@ -30,6 +30,7 @@ SCALES = {
     "target_modules": ["k_proj", "v_proj", "down_proj"],
     "feedforward_modules": ["down_proj"],
 }
+SHARED = {"kind": "Vera", "target_modules": ["q_proj", "v_proj"]}  # two matrices for all layers
 # What a layout refuses of a model, and the words: with or without adapters.
 REFUSED = {
     ("gpt2", "tp"): "c_attn.base_layer is a Conv1D, which packs",
@@ -42,6 +43,8 @@ EVERY_TIME: list[tuple[str, tuple[Any, ...]]] = [
     ("parity", ("llama", ["ddp", "zero3", "tp=2"], {})),
     ("parity", ("llama", ["tp=2"], COLUMNS)),
     ("parity", ("llama", ["tp=2"], SCALES)),
+    ("parity", ("llama", ["pp=2"], SHARED)),
+    ("without_peft_model", (["ddp", "zero3", "tp=2", "pp=2"],)),
     ("in_turns", ("llama", SOME, True)),
     ("proven_in_turns", ("llama", ["zero1", "tp=2"])),
     ("held_and_sent", ("llama", ["ddp", "zero1", "zero2", "zero3"], "Lora")),
@@ -78,7 +81,9 @@ def check(name: str, layout: str, found: float | str) -> None:
         assert found <= FLOOR
 
 
-@pytest.mark.parametrize("options", [{}, COLUMNS, SCALES], ids=["LoRA", "DoRA", "IA3"])
+@pytest.mark.parametrize(
+    "options", [{}, COLUMNS, SCALES, SHARED], ids=["LoRA", "DoRA", "IA3", "VeRA"]
+)
 def test_an_adapter_trains_as_in_one_process(options: dict[str, Any]) -> None:
     for of_rank in given("parity", options):
         for layout, found in of_rank.items():
@@ -169,11 +174,25 @@ def test_plain_peft_loads_what_any_layout_saved(name: str, layout: str) -> None:
     _check_saved(run_ranks(ranks, RANKS + "saved", name, layout))
 
 
+def test_what_transformers_has_put_on_itself_trains_and_is_saved_alike() -> None:
+    first, other = given("without_peft_model")
+    for layout, found in first.items():
+        assert isinstance(found, dict), f"{layout}: {found}"
+        assert found["off"] <= FLOOR, layout
+        assert found["loads"], layout
+        for said in (found, other[layout]):
+            assert "that got its adapters by add_adapter cannot be merged" in said["merged"]
+            words = "are not averaged" if layout == "ddp" else "model.add_adapter cannot follow"
+            assert said["later"].startswith("LayoutError: "), layout
+            assert words in said["later"], layout
+
+
 def test_mistakes_with_adapters_are_named() -> None:
     words = {
         "added, ddp": "lora_A.new.weight",
         "added, zero3": "add all adapters (add_adapter, load_adapter), then parallelize",
         "added, tp": 'model.add_adapter cannot follow the layout "tp=2"',
+        "wrapped later, zero3": "q_proj.lora_B.default.weight",
         "own save, zero3": "layout.save_pretrained(folder) on all ranks",
         "own save, pp": "layout.save_pretrained(folder) on all ranks",
         "unload, tp": "layout.save_pretrained(folder, merged=True)",

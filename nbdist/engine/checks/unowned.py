@@ -3,7 +3,8 @@
 That alone may be meant: whoever trains a head need not freeze the rest. It is a mistake where the
 model has got them since: the optimizer then has parameters that are in no module any more (a head
 was replaced), or it had all that the model could train when this looked last (one was added, or
-thawed). Main thread.
+thawed). Or where all that the optimizer has is frozen, as after PEFT's `set_adapter`: what trains
+then may have an optimizer, and another one steps. Main thread.
 """
 
 import gc
@@ -30,7 +31,7 @@ class Complete:
         """Note one if it is one as its constructor ends, of a model that a cell has named."""
         try:
             model = model_facts.model_of(optimizer)
-            owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            owned = {id(p) for p in _parameters(optimizer)}
             if model is not None and all(id(p) in owned for _, p in _trainable(model)):
                 self._known.add(optimizer)
         except Exception:  # in a constructor, which is the program's
@@ -61,7 +62,8 @@ class Unowned:
         there are such: reported is what has got a gradient both times, and is as it was.
 
         Returns:
-            `unowned`, and a name of one as `unowned:NAME`; nothing where there is none.
+            `unowned`, a name of one as `unowned:NAME`, and `frozen` where all that this optimizer
+            has is frozen, and another may have them; nothing where there is none.
         """
         self._looks += 1
         if not self._suspects and self._looks & (self._looks - 1):  # no power of two
@@ -72,7 +74,10 @@ class Unowned:
             for name, (held, version) in self._suspects.items()
             if name in before and before[name][0] is held and before[name][1] == version
         ]
-        return {"unowned": float(len(still)), f"unowned:{still[0]}": 1.0} if still else {}
+        if not still:
+            return {}
+        frozen = {"frozen": 1.0} if _is_frozen(_parameters(optimizer)) else {}
+        return {"unowned": float(len(still)), f"unowned:{still[0]}": 1.0, **frozen}
 
     def _found(
         self, optimizer: Optimizer, gradients: Sequence[Tensor | None]
@@ -80,20 +85,20 @@ class Unowned:
         model = model_facts.model_of(optimizer)
         if model is None:
             return {}
-        own = [p for group in optimizer.param_groups for p in group["params"]]
-        owned = {id(p) for p in own}
+        own = _parameters(optimizer)
+        owned, is_frozen = {id(p) for p in own}, _is_frozen(own)
         others = [(n, p) for n, p in _trainable(model) if id(p) not in owned]
         if not others:
             self._complete.note(optimizer)
             return {}
-        for one in torch_live.here.live(Optimizer):
-            owned |= {id(p) for group in one.param_groups for p in group["params"]}
+        for one in () if is_frozen else torch_live.here.live(Optimizer):
+            owned |= {id(p) for p in _parameters(one)}
         found = {
             name: (weakref.ref(p), p._version)
             for name, p in others
             if p.grad is not None and id(p) not in owned
         }
-        if not found or self._complete.has(optimizer):
+        if not found or is_frozen or self._complete.has(optimizer):
             return found
         idle = [p for p, grad in zip(own, gradients, strict=False) if grad is None]
         return found if any(p.requires_grad and _is_in_no_module(p) for p in idle) else {}
@@ -101,6 +106,14 @@ class Unowned:
 
 def _trainable(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _is_frozen(parameters: Sequence[Tensor]) -> bool:
+    return not any(p.requires_grad for p in parameters)
 
 
 def _is_in_no_module(parameter: Tensor) -> bool:

@@ -236,8 +236,8 @@ class Layout(Trainable):
         stay, and what is tied is written once. Rank 0 writes, and needs room for one whole weight
         beside its own parts.
 
-        Of a model of PEFT its adapters are written, as PEFT does: `PeftModel.from_pretrained` reads
-        the folder.
+        Of a model with adapters of PEFT these are written, as PEFT does:
+        `PeftModel.from_pretrained` reads the folder.
 
         Args:
             folder: Made where it is not there; weights in it are replaced once all are written.
@@ -251,7 +251,7 @@ class Layout(Trainable):
                 same on all ranks, and says what of it is as it was.
         """
         there = Path(folder).expanduser()
-        if save_adapters.is_peft(self.model):
+        if save_adapters.has_adapters(self.model):
             write = save_adapters.save_merged if merged else save_adapters.save
             write(self, self.skeleton, there)
             return

@@ -1,4 +1,6 @@
-"""Calls of a PEFT model that a layout cannot follow: refused in words, where they are made.
+"""Calls of PEFT that a layout cannot follow: refused in words, where they are made.
+
+They are those of a model of PEFT, and of one of transformers, which takes adapters itself.
 
 `set_adapter`, `enable_adapter_layers` and `disable_adapter` it follows, and so it does merging
 where a rank has all layers.
@@ -27,21 +29,21 @@ _STAGES = ("a rank has the layers of its stages only", _MERGED)
 
 
 def refuse(model: nn.Module, shape: MeshShape, layout: str) -> None:
-    """Have such calls of a spread model refused; other models are left as they are.
+    """Have such calls of a spread model refused; models without them are left as they are.
 
     Args:
         model: Spread.
         shape: Sizes of the axes.
         layout: Its name, for the errors.
     """
-    if not save_adapters.is_peft(model):
-        return
     refused: dict[str, tuple[str, str]] = {}
-    if shape.is_cut:
-        refused |= {"add_adapter": _NEW, "save_pretrained": _SAVED}
-    if max(shape.tp, shape.pp, shape.ep) > 1:
+    if save_adapters.takes_adapters(model) and shape.is_cut:
+        refused |= {"add_adapter": _NEW, "load_adapter": _NEW}
+    if save_adapters.has_adapters(model) and shape.is_cut:
+        refused |= {"save_pretrained": _SAVED}
+    if save_adapters.is_peft(model) and max(shape.tp, shape.pp, shape.ep) > 1:
         refused |= {"merge_and_unload": _UNLOADED, "unload": _UNLOADED}
-    if shape.pp > 1:
+    if save_adapters.is_peft(model) and shape.pp > 1:
         refused |= {"merge_adapter": _STAGES}
     for call, (why, do) in refused.items():
         model.__dict__[call] = partial(_raise, call, layout, why, do)

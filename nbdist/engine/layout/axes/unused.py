@@ -180,9 +180,9 @@ def _refuse_strangers(reducer: Any, trained: dict[str, nn.Parameter]) -> None:
 def _refuse_whole(model: nn.Module, optimizer: Optimizer) -> None:
     """Refuse parameters that are whole in a model of which ranks have parts: they came later."""
     own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    is_cut = {name: isinstance(p, DTensor) for name, p in model.named_parameters() if id(p) in own}
+    is_cut = {name: isinstance(p, DTensor) for name, p in model.named_parameters()}
     if any(is_cut.values()):
-        _refuse_new([name for name, cut in is_cut.items() if not cut])
+        _refuse_new([n for n, p in model.named_parameters() if id(p) in own and not is_cut[n]])
 
 
 def _refuse_new(strangers: list[str]) -> None:

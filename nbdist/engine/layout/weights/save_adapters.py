@@ -1,9 +1,10 @@
-"""Write the adapters of a PEFT model as PEFT does, or its base with them merged, from any layout.
+"""Write a model's adapters as PEFT does, or its base with them merged, from any layout.
 
     every rank   its parts, one tensor at a time ─▶ rank 0, which keeps what is written
-    rank 0       the plain model, without weights, and these: PEFT's own `save_pretrained`
+    rank 0       the plain model, without weights, and these: its own `save_pretrained`
 
-So files, names and configurations are PEFT's own, and plain PEFT loads them.
+So files, names and configurations are PEFT's own, and plain PEFT loads them. A model of
+transformers that got its adapters by `add_adapter` writes the one in use, in the same form.
 """
 
 import copy
@@ -26,6 +27,16 @@ def is_peft(model: nn.Module) -> bool:
     """Return whether a model is one of PEFT, which saves its adapters and not its base."""
     parts = ("peft_config", "get_base_model", "save_pretrained")
     return all(hasattr(model, part) for part in parts)
+
+
+def takes_adapters(model: nn.Module) -> bool:
+    """Return whether a model can be given adapters: one of PEFT, or one of transformers."""
+    return all(callable(getattr(model, call, None)) for call in ("add_adapter", "load_adapter"))
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Return whether a model that can be given adapters has some, which alone it would save."""
+    return takes_adapters(model) and bool(getattr(model, "peft_config", None))
 
 
 def save(spread: LayoutFacts, plain: nn.Module | None, folder: Path) -> None:
@@ -69,6 +80,12 @@ def save_merged(spread: LayoutFacts, plain: nn.Module | None, folder: Path) -> N
             not write; on all ranks.
     """
     bare: Any = _known(plain)
+    if not is_peft(bare):
+        raise CheckpointError(
+            f"A {type(bare).__name__} that got its adapters by add_adapter cannot be merged.",
+            do="layout.save_pretrained(folder), which writes the adapter; or give it by "
+            "peft.get_peft_model before parallelize",
+        )
     base = bare.get_base_model()
     if not callable(getattr(base, "save_pretrained", None)):
         raise CheckpointError(

@@ -105,3 +105,15 @@ def test_of_an_optimizer_that_was_made_for_a_part_nothing_is_told(training: Trai
     training.optimizer = training.make(training.model[1])
     training.complete.made(training.optimizer)
     assert training.told() == [{}, {}]
+
+
+def test_an_optimizer_whose_parts_are_all_frozen_is_told_though_another_has_the_rest(
+    training: Training,
+) -> None:
+    stepping = training.make(training.model[0])
+    other = training.make(training.model[1])
+    training.model[0].requires_grad_(False)
+    training.optimizer = stepping
+    assert training.told() == [{}, {**NEW_HEAD, "frozen": 1.0}]
+    training.optimizer = other
+    assert training.told() == [{}, {}]

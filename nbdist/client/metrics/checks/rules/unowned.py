@@ -19,6 +19,12 @@ def _has_no_optimizer(seen: Seen) -> str:
     more = f" and {count - 1} more" if count > 1 else ""
     on = "" if len(ranks) == len(seen.last.by_rank) else f" on {name_ranks(ranks)}"
     get, them = ("get", "them") if more else ("gets", "it")
+    if seen.last.of("frozen"):
+        return (
+            f"{name}{more} {get} gradients{on}, and the optimizer that steps has only what is "
+            f"frozen: until step {seen.last.number:,} nothing has changed {them}. Another adapter "
+            "or part is trained now than when it was made: step the one that was made for it."
+        )
     return (
         f"{name}{more} {get} gradients{on}, and no optimizer has {them}: until step "
         f"{seen.last.number:,} nothing has changed {them}. The model has got or thawed {them} "

@@ -293,7 +293,8 @@ def _empty(
     Args:
         model: Its parameters.
         kept: Names of the parameters that stay.
-        elsewhere: Names of modules that do not run here: their buffers are removed too.
+        elsewhere: Names of modules that do not run here: their buffers are removed too, but those
+            of modules that are also in others, as VeRA's matrices are in all layers.
         device_type: Where weights on meta will be.
     """
     stay = {id(model.get_parameter(name)) for name in kept}
@@ -302,12 +303,23 @@ def _empty(
             if parameter is not None and id(parameter) not in stay:
                 del module._parameters[name]
                 vars(module)[name] = _shape_of(parameter, device_type)
+    roots = {id(model.get_submodule(path)) for path in elsewhere}
+    here = _reached(model, roots, set())
     for path in elsewhere:
         for module in model.get_submodule(path).modules():
             for name, buffer in list(module._buffers.items()):
-                if buffer is not None:
+                if buffer is not None and id(module) not in here:
                     del module._buffers[name]
                     vars(module)[name] = _shape_of(buffer, device_type)
+
+
+def _reached(module: nn.Module, without: set[int], seen: set[int]) -> set[int]:
+    """Return the ids of the modules in `module`, those that are in `without` alone left out."""
+    if id(module) not in without and id(module) not in seen:
+        seen.add(id(module))
+        for child in module.children():
+            _reached(child, without, seen)
+    return seen
 
 
 def _shape_of(tensor: torch.Tensor, device_type: str) -> torch.Tensor:
