@@ -3,7 +3,7 @@
 Accelerate's `prepare` wraps every model in DDP. For a model "that already owns placement and
 gradient reduction" transformers' Trainer calls `prepare_model(..., evaluation_mode=True)`, which
 brings autocast and compilation alone; we do the same for models that have a layout. Tried with
-accelerate 1.15, transformers 5.23, deepspeed 0.19.8.
+accelerate 1.15, transformers 5.23, trl 1.13, deepspeed 0.19.8.
 """
 
 import functools
@@ -51,7 +51,8 @@ def adapt(is_spread: IsSpread, ask_loader: AskLoader, ask_saving: AskSaving, ask
     """Adapt Accelerate, transformers and DeepSpeed, now or when they are imported.
 
     Args:
-        is_spread: Called with each model that Accelerate prepares; True leaves it as it is.
+        is_spread: Called with each model that Accelerate prepares; True leaves it as it is. Also
+            with the one that a Trainer is made for, of transformers or TRL, for what it raises.
         ask_loader: Called with each optimizer for which Accelerate shares out a DataLoader.
         ask_saving: Called before a Trainer that writes checkpoints trains a model.
         ask: Called before DeepSpeed takes a model.
@@ -63,7 +64,9 @@ def adapt(is_spread: IsSpread, ask_loader: AskLoader, ask_saving: AskSaving, ask
         _refuse_plugin(module.Accelerator)
 
     on_import.here.adapt("accelerate.accelerator", adapt_accelerate)
-    on_import.here.adapt("transformers.trainer", lambda it: _adapt_trainer(it.Trainer, ask_saving))
+    on_import.here.adapt(
+        "transformers.trainer", lambda it: _adapt_trainer(it.Trainer, is_spread, ask_saving)
+    )
     on_import.here.adapt("deepspeed.runtime.engine", lambda it: _adapt_deepspeed(it, ask))
 
 
@@ -140,8 +143,17 @@ def _refuse_plugin(accelerator: Any) -> None:
     accelerator.__init__ = __init__
 
 
-def _adapt_trainer(trainer: Any, ask: AskSaving) -> None:
+def _adapt_trainer(trainer: Any, is_spread: IsSpread, ask: AskSaving) -> None:
     native = trainer.train
+
+    # Before any constructor: those of TRL take a model's forward apart before they come to this
+    # one's, and what Accelerate would refuse fails there in words of their own.
+    def __new__(cls: type, model: Any = None, *_: Any, **__: Any) -> Any:
+        if isinstance(model, nn.Module):
+            is_spread(model)
+        return object.__new__(cls)
+
+    trainer.__new__ = staticmethod(__new__)
 
     @functools.wraps(native)
     def train(self: Any, *args: Any, **keywords: Any) -> Any:
