@@ -3,20 +3,22 @@
 Made anew by `NBDIST_WRITE_LAYOUT_TABLE=1 python -m pytest -m "" tests/models/test_layouts.py`.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 FILE = Path(__file__).with_suffix(".md")
-LAYOUTS: Final = ("ddp", "zero1", "zero2", "zero3", "tp=2", "pp=2", "cp=2")
+_WORDS: Final = ("ddp", "zero1", "zero2", "zero3")
+LAYOUTS: Final = (*_WORDS, "tp=2", "pp=2", "cp=2", "fsdp=2 tp=2", "pp=2 tp=2")
 # What `make test` proves of it; the rest is of `make test-all`.
 EVERY_TIME: Final = (("gpt2", "pp=2"), ("mixtral", "pp=2"), ("mixtral", "cp=2"), ("t5", "ddp"))
 PROVEN: Final = ("bit-equal", "noise floor")
 _HEAD = """# The library's models under every layout
 
-One step under each layout on two ranks, against one process on the same parts of the batch
-(`layout.verify`). No example is given: inputs are found.
+One step under each layout on two or four ranks, against one process on the same parts of the batch
+(`layout.verify`). Inputs are found; where they are not, the model is given an `example=`.
 
 - **bit-equal**, **noise floor**: every gradient, buffer and loss is as in one process, to the bit
   or within the round-off that is measured beside it.
@@ -25,6 +27,11 @@ One step under each layout on two ranks, against one process on the same parts o
 Made by `test_layouts.py`, which compares each run with this file, on torch {torch}, gloo, CPUs.
 
 """
+
+
+def ranks_of(layout: str) -> int:
+    """Return on how many ranks a layout is tried: on two if it does not say."""
+    return math.prod(int(size) for size in re.findall(r"=(\d+)", layout)) if "=" in layout else 2
 
 
 def written(cells: Mapping[tuple[str, str], str], torch: str) -> str:
@@ -60,6 +67,6 @@ def differences(
 ) -> Iterable[str]:
     """Yield what is no longer as the table says; round-off may happen to be nothing."""
     for key, cell in found.items():
-        now, then = (one.partition(":")[0] for one in (cell, table.get(key, "-")))
+        now, then = (re.split("[:,]", one)[0] for one in (cell, table.get(key, "-")))
         if now != then and not {now, then} <= set(PROVEN):
             yield f"{' '.join(key)} is {cell}, and was {then}"

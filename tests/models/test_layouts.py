@@ -8,9 +8,16 @@ from importlib.util import find_spec
 import pytest
 
 import nbdist
-from tests.models.layout_table import EVERY_TIME, FILE, LAYOUTS, differences, read, written
+from tests.models.layout_table import (
+    EVERY_TIME,
+    FILE,
+    LAYOUTS,
+    differences,
+    ranks_of,
+    read,
+    written,
+)
 from tests.models.library import MODELS
-from tests.models.of_transformers import TRANSFORMERS
 
 WRITES = bool(os.environ.get("NBDIST_WRITE_LAYOUT_TABLE"))
 PROVE = """
@@ -32,14 +39,20 @@ def weighed(out, _y):
     out = out[0] if isinstance(out, tuple) else out
     each = out.flatten(1) if out.dim() else out.view(1, 1)
     return (each * torch.arange(1, each.shape[1] + 1).sin()).mean()
-def proven():
+asks = {"tp": nbdist.TensorParallel, "cp": nbdist.ContextParallel, "pp": nbdist.Pipeline}
+few = {key: one[:2] for key, one in x.items()} if isinstance(x, dict) else x[:2]
+def proven(*given):
     try:
-        layout = nbdist.parallelize(model, text)
+        layout = nbdist.parallelize(model, text, *given)
         proof = layout.verify((x, None), weighed, steps=1)
     except nbdist.LayoutError as error:
-        return "refused: " + " ".join(error.what.split())
+        what = " ".join(error.what.split())
+        if "any input that was tried" in what and not given:
+            return proven(*(ask(example=few) for axis, ask in asks.items() if f"{axis}=" in text))
+        return "refused: " + what
     if proof.ok:
-        return "bit-equal" if proof.is_bit_equal else "noise floor"
+        how = ", with an example" if given else ""
+        return ("bit-equal" if proof.is_bit_equal else "noise floor") + how
     return "WRONG: " + proof.verdict
 proven()
 """
@@ -47,8 +60,10 @@ CELLS = [
     pytest.param(
         *(model, layout), marks=[] if (model, layout) in EVERY_TIME else [pytest.mark.slow]
     )
+    for ranks in (2, 4)
     for model in MODELS
     for layout in LAYOUTS
+    if ranks_of(layout) == ranks
 ]
 
 
@@ -67,8 +82,10 @@ def found() -> Iterator[dict[tuple[str, str], str]]:
 def test_a_model_is_proven_or_refused_as_the_table_says(
     session: nbdist.Session, found: dict[tuple[str, str], str], model: str, layout: str
 ) -> None:
-    if model in TRANSFORMERS and find_spec("transformers") is None:
-        pytest.skip("transformers is not installed (pip install -c constraints.txt '.[test]')")
+    if find_spec(MODELS[model].library) is None:
+        pytest.skip(f"{MODELS[model].library} is missing: pip install -c constraints.txt '.[test]'")
+    if session.world_size != ranks_of(layout):
+        session.scale(ranks_of(layout))
     params = {"name": model, "text": layout}
     cell = session.run(PROVE, params=params, track=False, timeout_s=110)[0].value
     found[model, layout] = str(cell)
@@ -76,6 +93,10 @@ def test_a_model_is_proven_or_refused_as_the_table_says(
     if not WRITES:
         one = {(model, layout): str(cell)}
         assert list(differences(one, read(FILE.read_text("utf-8")))) == []
+
+
+def test_a_layout_is_tried_on_as_many_ranks_as_it_names() -> None:
+    assert [ranks_of(one) for one in ("zero3", "tp=2", "pp=2 tp=2")] == [2, 2, 4]
 
 
 def test_the_table_has_every_model_and_layout() -> None:

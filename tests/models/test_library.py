@@ -7,7 +7,6 @@ import pytest
 import nbdist
 from tests.models.conftest import Said
 from tests.models.library import MODELS
-from tests.models.of_transformers import TRANSFORMERS
 
 STEPS = 12
 LAYOUTS = ("ddp", "zero3")
@@ -49,8 +48,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]  # some two minutes, a
 def test_of_a_library_model_that_is_trained_soundly_no_rule_says_anything(
     session: nbdist.Session, said: Said, name: str, layout: str
 ) -> None:
-    if name in TRANSFORMERS and find_spec("transformers") is None:
-        pytest.skip("transformers is not installed (pip install -c constraints.txt '.[test]')")
+    if find_spec(MODELS[name].library) is None:
+        pytest.skip(f"{MODELS[name].library} is missing: pip install -c constraints.txt '.[test]'")
     assert said(code(name, f"nbdist.parallelize(model, {layout!r})")) == {}
     cost = session.checks().cost
     assert cost is not None

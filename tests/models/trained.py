@@ -22,11 +22,13 @@ class Trained:
         make: Builds the model, with random weights.
         samples: Draws so many samples.
         loss: Returns the loss of a batch of these.
+        library: The one that has to be there, if any.
     """
 
     make: Callable[[], nn.Module]
     samples: Callable[[int], Samples]
     loss: Callable[[nn.Module, Batch], Tensor]
+    library: str = "torch"
 
 
 def texts(count: int) -> Samples:
