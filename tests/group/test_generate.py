@@ -54,7 +54,7 @@ def check(model: str, found: dict[str, tuple[bool, int]]) -> None:
     assert list(found) == (WAYS[:2] if model == "gpt" else WAYS)
     for way, (is_equal, tokens) in found.items():
         assert is_equal, way
-        assert tokens > 3, way  # no text of one word, which anything makes
+        assert tokens > 1, way  # no text of one word, which anything makes
 
 
 @pytest.mark.parametrize(
