@@ -62,7 +62,7 @@ def _replicated() -> Iterator[tuple[Layout | DistributedDataParallel, str]]:
     for layout in live_layouts():
         reducer = torch_modules.reducer_of(layout.model)
         reducers.add(id(reducer))
-        own = f"layout {layout.number}" if reducer is None else identity.here.of(reducer)
+        own = layout.name_on_ranks if reducer is None else identity.here.of(reducer)
         if own:
             yield layout, _short(own)
     for ddp in torch_modules.live_ddps():

@@ -30,6 +30,7 @@ from nbdist.engine.layout.verify import preconditions, verify
 from nbdist.engine.layout.verify.report import Looked, Proof
 from nbdist.engine.layout.weights import full_tensors, load, save_adapters, save_pretrained
 from nbdist.engine.layout.weights.gather import state_of
+from nbdist.engine.tap import counters
 from nbdist.shared.errors import CheckpointError, LayoutError
 from nbdist.shared.text import name_bytes
 
@@ -82,6 +83,7 @@ class Layout(Trainable):
         self._axes = axes
         self._forgetting = dict(forgetting)
         self._number = here.next_number()
+        self._made_at = counters.moment(dist.group.WORLD)
         if self.shape.is_cut:
             self.model.register_load_state_dict_pre_hook(_before_load)
         self._begin()
@@ -111,6 +113,16 @@ class Layout(Trainable):
         if self._skeleton is not None:
             adapted.follow(self._skeleton, self.model)
         return self._skeleton
+
+    @property
+    def name_on_ranks(self) -> str:
+        """A name that is the same on all ranks, also on one that has replaced another.
+
+        It is of the collectives that had been made, as those of other wrapped models are: what a
+        rank has lost it does not count. Where nothing counts them, the number of the layout.
+        """
+        generation, collectives = self._made_at
+        return f"layout {generation}/{collectives or f'number {self._number}'}"
 
     @property
     def number(self) -> int:
