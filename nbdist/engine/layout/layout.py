@@ -83,7 +83,8 @@ class Layout(Trainable):
         self._axes = axes
         self._forgetting = dict(forgetting)
         self._number = here.next_number()
-        self._made_at = counters.moment(dist.group.WORLD)
+        world = dist.group.WORLD
+        self._made_at = (0, 0) if world is None else counters.moment(world)
         if self.shape.is_cut:
             self.model.register_load_state_dict_pre_hook(_before_load)
         self._begin()
