@@ -11,9 +11,17 @@ from typing import Final
 
 FILE = Path(__file__).with_suffix(".md")
 _WORDS: Final = ("ddp", "zero1", "zero2", "zero3")
-LAYOUTS: Final = (*_WORDS, "tp=2", "pp=2", "cp=2", "fsdp=2 tp=2", "pp=2 tp=2")
+LAYOUTS: Final = (*_WORDS, "tp=2", "pp=2", "cp=2", "ep=2", "fsdp=2 tp=2", "pp=2 tp=2")
 # What `make test` proves of it; the rest is of `make test-all`.
-EVERY_TIME: Final = (("gpt2", "pp=2"), ("mixtral", "pp=2"), ("mixtral", "cp=2"), ("t5", "ddp"))
+EVERY_TIME: Final = (
+    ("gpt2", "tp=2"),
+    ("gpt2", "pp=2"),
+    ("mixtral", "pp=2"),
+    ("mixtral", "cp=2"),
+    ("mixtral", "ep=2"),
+    ("t5", "ddp"),
+    ("vit", "pp=2 tp=2"),
+)
 PROVEN: Final = ("bit-equal", "noise floor")
 _HEAD = """# The library's models under every layout
 

@@ -39,7 +39,8 @@ def weighed(out, _y):
     out = out[0] if isinstance(out, tuple) else out
     each = out.flatten(1) if out.dim() else out.view(1, 1)
     return (each * torch.arange(1, each.shape[1] + 1).sin()).mean()
-asks = {"tp": nbdist.TensorParallel, "cp": nbdist.ContextParallel, "pp": nbdist.Pipeline}
+asks = {"tp": nbdist.TensorParallel, "cp": nbdist.ContextParallel, "pp": nbdist.Pipeline,
+        "ep": nbdist.ExpertParallel}
 few = {key: one[:2] for key, one in x.items()} if isinstance(x, dict) else x[:2]
 def proven(*given):
     try:
