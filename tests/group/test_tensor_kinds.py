@@ -19,7 +19,6 @@ CASES = [
     ("interleaved", 2, "tp=2", PLAIN),
     ("related", 2, "tp=2", PLAIN),
     ("scaled", 2, "tp=2", PLAIN),
-    ("scaled", 2, "tp=2", BOTH),
     ("crossed", 2, "tp=2", PLAIN),
     ("gpt2", 2, "tp=2", PLAIN),
     ("mixtral", 2, "tp=2", PLAIN),
