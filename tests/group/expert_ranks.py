@@ -416,6 +416,11 @@ def refusals() -> dict[str, str]:
     refused("no inputs", nn.ModuleList([Mixture()]))
     refused("example", Net(), ExpertParallel(example=torch.zeros(2, D)))
     refused("compiled part", in_part)
+    adapted = Net()
+    experts: Any = adapted.blocks[0].experts
+    name = next(name for name, _ in experts.named_parameters())
+    nn.utils.parametrize.register_parametrization(experts, name, nn.Identity())
+    refused("made anew", adapted)
     refused("compiled", whole)
     refused("offload", Net(), Offload())
     refused("reduce", Net(), Precision("fp32", reduce="bf16"))

@@ -525,6 +525,17 @@ def gradients_sample_by_sample() -> float:
     return difference({n: g.full_tensor() for n, g in grads.items()}, theirs)
 
 
+def unknown_words() -> str:
+    """Return what a model says of a word that its table does not have, and a tokenizer may."""
+    model = make("gpt", torch.float32)
+    parallelize(model, "tp=2")
+    try:
+        model(torch.full((1, T), V + 3))
+    except IndexError as error:
+        return str(error)
+    return "nothing"
+
+
 def steps_on_uneven_shares(cases: list[tuple[str, TensorParallel]]) -> list[tuple[float, float]]:
     """Share seven samples; compare gradients and losses with one process on all, in fp64."""
     x, y = (t[:7] for t in batch(0))

@@ -169,6 +169,7 @@ def test_a_proof_tells_experts_whose_gradients_were_summed_and_not_averaged() ->
         ("three", ["blocks.0.experts has 3 experts", "a divisor of 3: 3"]),
         ("no inputs", ["does not run with any input that was tried", "ExpertParallel(example="]),
         ("example", ["does not run with the example"]),
+        ("made anew", ["made anew in each forward", "leave target_parameters out"]),
         ("compiled part", ["blocks.1 is compiled", "leave torch.compile out"]),
         ("compiled", ["The model is compiled"]),
         ("offload", ["Offload does not go with ep"]),

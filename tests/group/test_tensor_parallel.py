@@ -75,6 +75,7 @@ CALLS: dict[int, list[tuple[str, tuple[Any, ...]]]] = {
         ("looks_like_the_users_model", ()),
         ("plans", ()),
         ("gradients_sample_by_sample", ()),
+        ("unknown_words", ()),
         ("refusals", ()),
         ("makes_a_table_once", ()),
         ("survives_an_interrupt", ()),
@@ -278,6 +279,11 @@ def test_parts_of_a_batch_add_up_to_its_gradient_and_are_clipped_as_one(
 
 def test_one_gradient_of_two_parameters_is_added_to_each_once() -> None:
     assert max(given(2, "gradients_sample_by_sample")) <= 1e-15
+
+
+def test_a_word_that_no_rank_has_is_refused_by_all() -> None:
+    expected = "index out of range: Embedding has 36 rows, and was given 39 to 39"
+    assert all(expected in said for said in given(2, "unknown_words"))
 
 
 def test_a_step_counts_every_sample_once_though_shares_differ() -> None:

@@ -50,6 +50,7 @@ def generate(
     called = _called(model)
     refused.refuse_layout(shape, layout.policies)
     refused.refuse_options(shape, options, getattr(called, "generation_config", None))
+    refused.refuse_count(max_new_tokens)
     given = _as_keywords(inputs, called, layout.mesh.device_type)
     _refuse_unlike(shape, given, {"max_new_tokens": max_new_tokens, "seed": seed, **options})
     streamer = None
@@ -195,7 +196,7 @@ def _as_keywords(inputs: Any, model: nn.Module, device_type: str) -> dict[str, A
     if isinstance(inputs, Mapping):
         given = dict(inputs)
     else:
-        ids = torch.as_tensor(inputs)
+        ids = refused.as_ids(inputs)
         given = {
             getattr(model, "main_input_name", "input_ids"): ids if ids.dim() > 1 else ids[None]
         }

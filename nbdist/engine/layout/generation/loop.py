@@ -34,7 +34,7 @@ class Choice:
         max_new_tokens: The most that are made.
         do_sample: Whether it is drawn, or the most likely one.
         temperature: By which logits are divided before.
-        top_k: Of how many it is drawn; None: of all.
+        top_k: Of how many it is drawn; None or 0: of all.
         eos_token_id: Ends a sequence; None: nothing does.
         pad_token_id: What follows its end; None: `eos_token_id`.
     """
@@ -46,12 +46,26 @@ class Choice:
     eos_token_id: int | None = None
     pad_token_id: int | None = None
 
+    def __post_init__(self) -> None:
+        wrong = {
+            "temperature": self.do_sample and not self.temperature > 0,
+            "top_k": self.top_k is not None and self.top_k < 0,
+        }
+        for name, is_wrong in wrong.items():
+            if is_wrong:
+                raise LayoutError(
+                    f"layout.generate got {name}={getattr(self, name)!r}.",
+                    do="give a number above 0; do_sample=False takes the most likely token"
+                    if name == "temperature"
+                    else "give of how many tokens it is drawn; 0 or None: of all",
+                )
+
     def next_of(self, logits_BV: Tensor) -> Tensor:
         """Return the next token of each sequence, (B,)."""
         if not self.do_sample:
             return logits_BV.argmax(-1)
         scores_BV = logits_BV.float() / self.temperature
-        if self.top_k is not None:
+        if self.top_k:
             least = scores_BV.topk(min(self.top_k, scores_BV.shape[-1])).values[:, -1:]
             scores_BV = scores_BV.masked_fill(scores_BV < least, -torch.inf)
         return torch.multinomial(scores_BV.softmax(-1), 1).squeeze(1)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.policies.policies import Policies
 from nbdist.shared.errors import LayoutError
@@ -68,3 +70,46 @@ def refuse_options(shape: MeshShape, options: Mapping[str, Any], defaults: Any) 
                 why=why,
                 do="leave it out",
             )
+
+
+def refuse_count(max_new_tokens: object) -> None:
+    """Refuse what is no number of tokens.
+
+    Raises:
+        LayoutError: It is none.
+    """
+    is_count = isinstance(max_new_tokens, int) and not isinstance(max_new_tokens, bool)
+    if not is_count or max_new_tokens < 1:  # type: ignore[operator]
+        raise LayoutError(
+            f"layout.generate got max_new_tokens={max_new_tokens!r}.",
+            do="give a whole number of tokens, 1 or more",
+        )
+
+
+def as_ids(inputs: Any) -> torch.Tensor:
+    """Return prompts as a tensor: ids (sequence) or (batch, sequence), or what a model takes else.
+
+    Raises:
+        LayoutError: They are text, ragged, or nothing.
+    """
+    given = [inputs] if isinstance(inputs, str) else inputs
+    if isinstance(given, list | tuple) and any(isinstance(one, str) for one in given):
+        raise LayoutError(
+            "layout.generate got text, and takes ids.",
+            do='layout.generate(tokenizer(text, return_tensors="pt"), ..., tokenizer=tokenizer)',
+        )
+    try:
+        ids = torch.as_tensor(inputs)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise LayoutError(
+            "layout.generate got prompts that are no tensor.",
+            why=f"{type(error).__name__}: {error}",
+            do="give ids (sequence) or (batch, sequence); pad prompts of other lengths on the "
+            'left: tokenizer(texts, padding=True, return_tensors="pt")',
+        ) from error
+    if not ids.numel() or not ids.dim():
+        raise LayoutError(
+            "layout.generate got no prompt: " + (f"{inputs!r}." if ids.numel() else "it is empty."),
+            do="give at least one id, such as that of a text's beginning",
+        )
+    return ids

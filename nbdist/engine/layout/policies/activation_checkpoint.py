@@ -8,8 +8,10 @@ the same as torchtitan.
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -136,9 +138,7 @@ class Checkpointed(Around):
             return _uncompiled(self, args, keywords)
         if not torch.is_grad_enabled():
             return self.inner(*args, **keywords)
-        for name, nothing in _CACHES.items():
-            if keywords.get(name):
-                keywords[name] = nothing
+        args, keywords = self._without_caches(args, keywords)
         if torch.compiler.is_compiling():
             # The compiler has its own checkpoint, in which a block's buffers change once. Of
             # contexts it accepts only a partial: it has not traced a plain function yet.
@@ -153,11 +153,24 @@ class Checkpointed(Around):
             self.inner, *args, use_reentrant=False, context_fn=self._contexts, **keywords
         )
 
+    def _without_caches(
+        self, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        keywords = {name: _without_cache(name, value) for name, value in keywords.items()}
+        if all(arg is None or isinstance(arg, torch.Tensor) for arg in args):  # as nearly all are
+            return args, keywords
+        names = list(inspect.signature(self.__wrapped__).parameters)[: len(args)]
+        return tuple(_without_cache(*one) for one in zip_longest(names, args)), keywords
+
     def _contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         forward, again = _selective() if self._is_selective else (nullcontext(), nullcontext())
         return forward, _Recomputation(
             tuple(self._module.buffers()) if self._has_buffers else (), again
         )
+
+
+def _without_cache(name: str | None, value: Any) -> Any:
+    return _CACHES.get(name or "", value) if value is not None else None
 
 
 def _call(block: Checkpointed, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

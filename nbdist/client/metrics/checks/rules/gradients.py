@@ -47,10 +47,11 @@ OPTIMIZER_WITHOUT_GRADIENTS = Rule(
 
 
 def _never_averages(seen: Seen) -> str:
-    if seen.last.parts < 2 or seen.last.number < ENOUGH or seen.collectives != 0:
+    made = seen.last.number - seen.steps[0].number + 1
+    if seen.last.parts < 2 or made < ENOUGH or seen.collectives != 0:
         return ""
     return (
-        f"Gradients are not averaged: {seen.last.number} steps, and no rank has sent anything. The "
+        f"Gradients are not averaged: {made} steps, and no rank has sent anything. The "
         "layout's hooks are bypassed; call the model itself, model(x), not model.module, "
         "model.forward or its parts, and leave no_sync before the last backward of a step."
     )
@@ -64,8 +65,8 @@ UNSYNCED_GRADIENTS = Rule(
     Uses,
     _never_averages,
     remedy="Call the model itself: its parts and methods do not run the hooks that average.",
-    planted=both("step", (5,), collectives=0) + both("use", (5,), parts=2),
-    sound=both("step", (5,), collectives=1) + both("use", (5,), parts=2),
+    planted=both("step", (5,), collectives=0) + both("use", (1, 5), parts=2),
+    sound=both("step", (5,), collectives=1) + both("use", (1, 5), parts=2),
     example=training(_WRAPPED, backward="model.module(x).square().mean().backward()"),
     mended=training(_WRAPPED),
     sources=(

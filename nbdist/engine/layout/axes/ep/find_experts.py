@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.utils.parametrize import is_parametrized
 
 from nbdist.engine.layout.axes.ep import exchange
 from nbdist.engine.layout.axes.ep.experts import Called, Experts, with_count
@@ -74,6 +75,8 @@ def _calls(model: nn.Module, example: Any) -> tuple[int, dict[str, Called]]:
     for inputs in given:
         try:
             return tokens_in((inputs.args, inputs.keywords)) or 1, _run(model, inputs)
+        except LayoutError:
+            raise
         except Exception as error:
             first = first or error
     raise LayoutError(
@@ -91,11 +94,18 @@ def _run(model: nn.Module, inputs: Inputs) -> dict[str, Called]:
     found: dict[str, Called] = {}
 
     def recorder(name: str) -> Any:
-        def record(_module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        def record(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             called = Called.of(args, keywords)
             is_inside = any(name.startswith(outer + ".") for outer in found)
             if called is not None and not is_inside:
                 found.setdefault(name, called)
+                if is_parametrized(module):
+                    raise LayoutError(
+                        f"The weights of experts in {name} are made anew in each forward.",
+                        why="an adapter on them (PEFT's target_parameters) or a parametrization "
+                        "makes them of all experts, of which a rank of ep has some",
+                        do='leave target_parameters out, and adapt other layers; or use "zero3"',
+                    )
 
         return record
 

@@ -123,6 +123,8 @@ def apply(
             parallelize_module(layer, mesh, style, src_data_rank=None)
             if isinstance(cut.style, str):
                 layer.register_forward_hook(_own_output)
+            if cut.style == VOCAB:
+                layer.register_forward_pre_hook(_refuse_unknown)
     local_sizes.apply(model, plan.sizes)
     measured = plan.gradients
     if policy.sequence:  # beside these modules all see parts of the sequence
@@ -170,6 +172,27 @@ def _style(style: Any, policy: TensorParallel) -> ParallelStyle | None:
             output_layouts=Shard(-1) if stays_cut else Replicate(), use_local_output=not stays_cut
         )
     return None
+
+
+def _refuse_unknown(layer: nn.Module, args: tuple[Any, ...]) -> None:
+    """Refuse numbers beyond a table, of which no rank has the row and all would add zeros.
+
+    On a GPU nothing waits: the kernel stops, as that of a whole table does.
+
+    Raises:
+        IndexError: As a whole table does, on all ranks of the axis.
+    """
+    weight: Any = layer.weight
+    given, rows = args[0], weight.shape[0]
+    is_known = ((given >= 0) & (given < rows)).all()
+    if given.is_cuda:
+        torch._assert_async(is_known)
+    elif not torch.compiler.is_compiling() and not given.is_meta and not is_known:
+        raise IndexError(
+            f"index out of range: {torch_sharded.plain_name(layer)} has {rows} rows, and was "
+            f"given {int(given.min())} to {int(given.max())}. A tokenizer may have more words than "
+            "its model."
+        )
 
 
 def _own_output(_module: nn.Module, _args: object, output: torch.Tensor) -> torch.Tensor:

@@ -94,3 +94,37 @@ def test_a_cache_without_lengths_is_refused_under_pp() -> None:
 
     with pytest.raises(LayoutError, match="does not know a Mambas"):
         stages._length(Mambas())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ("hello", "got text, and takes ids"),
+        (["a", "b"], 'tokenizer(text, return_tensors="pt")'),
+        ([[1, 2, 3], [4, 5]], "pad prompts of other lengths"),
+        ([], "it is empty"),
+        (5, "got no prompt: 5"),
+    ],
+)
+def test_prompts_that_are_none_are_refused_in_words(inputs: Any, words: str) -> None:
+    with pytest.raises(LayoutError) as caught:
+        refused.as_ids(inputs)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("count", [-2, 0, 2.5, True])
+def test_a_number_of_tokens_is_a_whole_one(count: Any) -> None:
+    with pytest.raises(LayoutError, match="max_new_tokens"):
+        refused.refuse_count(count)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": -1.0}, {"top_k": -1}])
+def test_numbers_that_no_token_can_be_drawn_by_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(LayoutError, match=next(iter(options))):
+        loop.Choice(1, do_sample=True, **options)
+
+
+def test_a_top_k_of_0_is_none_as_transformers_has_it() -> None:
+    torch.manual_seed(0)
+    drawn = loop.Choice(1, do_sample=True, top_k=0).next_of(torch.zeros(200, 3))
+    assert drawn.unique().tolist() == [0, 1, 2]

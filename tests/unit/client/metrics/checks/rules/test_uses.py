@@ -6,6 +6,7 @@ from nbdist.client.metrics.checks.rules.fp16 import STEP_PAST_SCALER, UNSCALED_F
 from nbdist.client.metrics.checks.rules.gradients import (
     NEEDLESS_AVERAGING,
     OPTIMIZER_WITHOUT_GRADIENTS,
+    UNSYNCED_GRADIENTS,
 )
 from nbdist.client.metrics.checks.rules.samples import UNEQUAL_SAMPLES_IN_GROUP
 from nbdist.client.metrics.checks.rules.start import UNEQUAL_SHARDS
@@ -94,3 +95,12 @@ def test_no_sync_is_advised_only_where_the_cell_has_one_optimizer() -> None:
         twice(1.0)
     )
     assert NEEDLESS_AVERAGING.decide(twice(2.0)) == ""  # a GAN: the third backward is the other's
+
+
+def test_steps_of_a_model_before_it_do_not_count_where_nothing_was_sent_yet() -> None:
+    told = {rank: {"parts": 2.0} for rank in range(2)}
+    later = Seen([Step(5, told)], collectives=0.0)
+    assert UNSYNCED_GRADIENTS.decide(later) == ""
+    assert "5 steps, and no rank" in UNSYNCED_GRADIENTS.decide(
+        Seen([Step(5, told), Step(9, told)], collectives=0.0)
+    )
