@@ -131,3 +131,6 @@ def test_a_folder_that_experts_were_written_to_is_read_whole_and_into_experts(
         track=False,
     )
     assert ran[0].value == [True, True]
+    # Its own way writes what one rank has.
+    with pytest.raises(nbdist.RankError, match=r"layout\.save_pretrained\(folder\) on all ranks"):
+        session.run("layout.model.save_pretrained('own')", track=False)

@@ -1,6 +1,6 @@
-"""Calls of PEFT that a layout cannot follow: refused in words, where they are made.
+"""Calls of PEFT and transformers that a layout cannot follow, refused in words where they are made.
 
-They are those of a model of PEFT, and of one of transformers, which takes adapters itself.
+A model of transformers takes adapters itself, and saves what it holds.
 
 `set_adapter`, `enable_adapter_layers` and `disable_adapter` it follows, and so it does merging
 where a rank has all layers.
@@ -39,7 +39,7 @@ def refuse(model: nn.Module, shape: MeshShape, layout: str) -> None:
     refused: dict[str, tuple[str, str]] = {}
     if save_adapters.takes_adapters(model) and shape.is_cut:
         refused |= {"add_adapter": _NEW, "load_adapter": _NEW}
-    if save_adapters.has_adapters(model) and shape.is_cut:
+    if callable(getattr(model, "save_pretrained", None)) and shape.is_cut:
         refused |= {"save_pretrained": _SAVED}
     if save_adapters.is_peft(model) and max(shape.tp, shape.pp, shape.ep) > 1:
         refused |= {"merge_and_unload": _UNLOADED, "unload": _UNLOADED}

@@ -124,7 +124,8 @@ def apply(
             if isinstance(cut.style, str):
                 layer.register_forward_hook(_own_output)
             if cut.style == VOCAB:
-                layer.register_forward_pre_hook(_refuse_unknown)
+                # Before the style's own, which makes a DTensor of what is given.
+                layer.register_forward_pre_hook(_refuse_unknown, prepend=True)
     local_sizes.apply(model, plan.sizes)
     measured = plan.gradients
     if policy.sequence:  # beside these modules all see parts of the sequence
