@@ -31,7 +31,8 @@ def test_the_public_names_of_nbdist_complete_in_cells_of_the_ranks(notebook: Ker
 def test_words_of_layouts_and_values_of_options_complete(notebook: Kernel) -> None:
     begun = '%%distributed\nnbdist.parallelize(model, "'
     names = ["ddp", "hsdp", "zero1", "zero2", "zero3"]
-    assert sorted(notebook.complete(begun)) == sorted([*names, "cp=", "dp=", "fsdp=", "pp=", "tp="])
+    axes = ["cp=", "dp=", "ep=", "fsdp=", "pp=", "tp="]
+    assert sorted(notebook.complete(begun)) == sorted([*names, *axes])
     assert notebook.complete(f"{begun}dp=1 t") == ["tp="]
     assert notebook.complete("%dist start --device ") == ["cpu", "cuda"]
     (notebook.folder / "train").mkdir()

@@ -78,7 +78,8 @@ def _norms(kind: str) -> Any:
         norms.append(_whole(norm).item())
         before = tap.counts()
         optimizer.step()
-        assert tap.counts() == before
+        # At its first step on shards an optimizer is tried on small tensors, which are gathered.
+        assert len(norms) == 1 or tap.counts() == before
         optimizer.zero_grad()
     return norms, watch.rows(), watch.facts
 
