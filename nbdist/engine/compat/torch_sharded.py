@@ -32,6 +32,11 @@ def as_own(tensor: torch.Tensor) -> torch.Tensor:
     return torch.ops.aten._unsafe_view(tensor, tensor.shape)  # type: ignore[no-any-return]
 
 
+def assert_there(holds: torch.Tensor) -> None:
+    """Have a GPU stop with an assertion where this is false, when it comes to it: nothing waits."""
+    torch._assert_async(holds)
+
+
 def forget_results() -> None:
     """Forget which result operators on DTensors have: each is remembered with the mesh it had.
 
@@ -54,7 +59,8 @@ def _broken() -> list[str]:
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
     from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
-    broken = lacking(_composable_state, ["_module_state_mapping"], "composable state")
+    broken = lacking(torch, ["_assert_async"], "torch")
+    broken += lacking(_composable_state, ["_module_state_mapping"], "composable state")
     broken += lacking(
         FSDPParamGroup,
         ["_to_sharded", "is_sharded", "post_backward", "reshard"],

@@ -187,7 +187,7 @@ def _refuse_unknown(layer: nn.Module, args: tuple[Any, ...]) -> None:
     given, rows = args[0], weight.shape[0]
     is_known = ((given >= 0) & (given < rows)).all()
     if given.is_cuda:
-        torch._assert_async(is_known)
+        torch_sharded.assert_there(is_known)
     elif not torch.compiler.is_compiling() and not given.is_meta and not is_known:
         raise IndexError(
             f"index out of range: {torch_sharded.plain_name(layer)} has {rows} rows, and was "
