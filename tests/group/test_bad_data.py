@@ -61,6 +61,13 @@ def test_a_worker_that_dies_each_time_is_one_error_at_the_last_boundary() -> Non
     assert "%dist retry" in do
 
 
+def test_a_worker_killed_while_it_holds_a_lock_of_all_is_replaced(tmp_path: Path) -> None:
+    once = str(tmp_path / "killed")
+    (seen,) = run_ranks(1, RANKS + "dies_at", "kill with a lock", once)
+    assert [i for batch in seen["seen"] for i in batch] == list(range(24))
+    assert (seen["told"], len(seen["lines"])) == ("", 1)
+
+
 def test_a_worker_that_hangs_once_is_replaced_when_the_loader_has_a_timeout(tmp_path: Path) -> None:
     (seen,) = run_ranks(1, RANKS + "dies_at", "hang", str(tmp_path / "hung"))
     assert [i for batch in seen["seen"] for i in batch] == list(range(24))

@@ -27,7 +27,10 @@ def check() -> list[str]:
     wanted: list[tuple[Any, tuple[str, ...]]] = [
         (dataloader, ("_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter")),
         (dataloader._SingleProcessDataLoaderIter, ("_next_data",)),
-        (dataloader._MultiProcessingDataLoaderIter, ("_next_data", "_shutdown_workers")),
+        (
+            dataloader._MultiProcessingDataLoaderIter,
+            ("_next_data", "_shutdown_workers", "_mark_worker_as_unavailable"),
+        ),
         (DataLoader, ("_get_iterator",)),
         (pin_memory, ("pin_memory",)),
         (signal_handling, ("_error_if_any_worker_fails", "_set_SIGCHLD_handler")),
@@ -138,6 +141,23 @@ class _OfWorkers(dataloader._MultiProcessingDataLoaderIter):
         finally:
             self.nbdist_waits = False
         return _open(self, made, asked_ns)
+
+    # A worker that is killed may hold the lock of the event that all share: whoever asks or sets it
+    # then waits without an end. So this process takes another event, and the other workers end.
+
+    def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:
+        if not shutdown and dead_workers(self):
+            self._workers_done_event = torch.multiprocessing.Event()
+        super()._mark_worker_as_unavailable(worker_id, shutdown)
+
+    def _shutdown_workers(self) -> None:
+        if dead_workers(self):
+            self.nbdist_waits = False  # for the deaths that follow
+            for one in self._workers:
+                one.kill()
+                one.join()
+            self._workers_done_event = torch.multiprocessing.Event()
+        super()._shutdown_workers()
 
 
 def _open(iterator: Any, made: Any, asked_ns: int) -> Any:
