@@ -77,7 +77,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     return found
 
 
-@pytest.mark.parametrize("trainer", ["sft", "dpo"])
+@pytest.mark.parametrize("trainer", ["sft", pytest.param("dpo", marks=pytest.mark.slow)])
 def test_a_trainer_has_the_losses_of_one_process_on_its_own_and_on_layouts(
     trainer: str, ranks: nbdist.Session, session: nbdist.Session, alone: dict[str, list[float]]
 ) -> None:
