@@ -53,6 +53,7 @@ STEP_KEYS = frozenset(
         *("making_cpu_s", "batches", "loader"),
         *("samples", "tokens", "bytes", "collectives", "replays", "total", "epoch_began"),
         "training_began",
+        *("expert_tokens", "expert_even"),
         *("rss_bytes", "cuda_bytes", "cuda_reserved_bytes", "cuda_peak_bytes", "grad_share"),
     }
 )
@@ -94,12 +95,13 @@ class Record:
     """One row of metrics.
 
     `kind` is "step" (one optimizer step, seen by the hooks), "log" (`nbdist.log`), "calls" (a
-    step's collectives, in `detail`), "links" (what the sockets to other ranks tell, see
-    `engine/group/links/link_stats.py`), "device" (each second, of process and GPU), "optimizer"
-    (one makes its first step in the cell), "loader" (a loop over one begins), "alike" or "use" (now
-    and then: what must be equal on all ranks, and how a model is used, see `engine/checks`), "left"
-    (at a cell's end: what it has left undone, or changed in the process). `step` counts
-    optimizer steps on this rank since the cell began, from 1; 0 before the first. `time_ns`
+    step's collectives, in `detail`), "experts" (now and then, of a layout with ep), "links" (what
+    the sockets to other ranks tell, see `engine/group/links/link_stats.py`), "device" (each second,
+    of process and GPU), "optimizer" (one makes its first step in the cell), "loader" (a loop over
+    one begins), "alike" or "use" (now and then: what must be equal on all ranks, and how a model is
+    used, see `engine/checks`), "left" (at a cell's end: what it has left undone, or changed in the
+    process). `step` counts optimizer steps on this rank since the cell began, from 1; 0 before the
+    first. `time_ns`
     is the rank's wall clock (`time.time_ns`) when the row was made. `values` holds plain floats. A
     step row has, where known: `loss`; `step_s`; `samples`, `tokens`, `bytes` (sent into
     collectives), `collectives` (a count); `replays` (of CUDA graphs, a count: of a step that is
@@ -126,6 +128,11 @@ class Record:
     `order` (a number of what decides its batches: the same on all ranks), `prompt` and `line` (of
     the cell that made it; 0 where not known), `workers`, `pinned` and `persistent` (0 or 1),
     `cores` (that this rank may use, its share where several ranks are on the machine).
+
+    Under ep a step row has `expert_tokens`, how many tokens came to this rank's experts in forwards
+    that train, added up over mixtures (a token counts once for each of its experts), and
+    `expert_even`, how many that were, had all ranks of ep as many. An experts row has the tokens of
+    one step, of each expert of this rank, by "MIXTURE:EXPERT": the module and the expert's number.
 
     An "alike" row holds fingerprints by name and part of a tensor. That of a cell's end (step
     `CELL_END`) has "MODEL:" before each name, or "MODEL|RANKS:" where not all ranks hold it.

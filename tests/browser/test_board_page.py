@@ -504,6 +504,21 @@ def test_prints_are_shown_with_their_colours_and_nothing_of_them_is_run(opened: 
     assert color == "rgb(204, 51, 51)"
 
 
+def test_each_expert_has_a_cell_in_the_strip_of_its_mixture(opened: Open) -> None:
+    telemetry = training(2, 80)
+    for rank in (0, 1):
+        tokens = {f"layers.{layer}.mlp:{2 * rank + i}": 7.0 + i for layer in (0, 1) for i in (0, 1)}
+        telemetry.receive(Batch(rank, (Record(rank, 1000, "experts", 80, 80, tokens),)))
+    board = opened(telemetry, view="ranks")
+    cells = board.page.locator(".nb-strips .nb-piece").evaluate_all("all => all.map(e => e.title)")
+    assert len(cells) == 8
+    assert cells[3] == "expert 3 on rank 1: 8 tokens"
+    assert board.page.locator(".nb-strips .nb-value").first.inner_text() == (
+        "most 8: rank 0, expert 1"
+    )
+    assert board.page.locator(".nb-strips .nb-next-rank").count() == 2
+
+
 @pytest.mark.parametrize("width", [600, 1000, 2000])
 def test_nothing_is_cut_and_nothing_scrolls(opened: Open, width: int) -> None:
     telemetry = training(8, 80)

@@ -27,6 +27,7 @@ from nbdist.engine.layout.policies.efficiency import (
 )
 from nbdist.engine.layout.policies.policies import ExpertParallel, Pipeline
 from nbdist.engine.tap import tap
+from nbdist.engine.training import expert_load
 from nbdist.shared.errors import LayoutError
 from tests.group.layout_ranks import difference, state_of
 
@@ -335,6 +336,26 @@ def bytes_sent() -> dict[str, float]:
             isinstance(p, DTensor) and p.placements[0].is_replicate()
             for p in layout.model.parameters()
         ),
+    }
+
+
+def loads() -> dict[str, Any]:
+    """Return what a step tells of experts, a second one of two parts, and one without training."""
+    layout = parallelize(make("one-sided"), "ep=2", *POLICIES["checkpoint"])
+    expert_load.here.begin_cell()
+    x, y = _part(0)
+    loss_of(layout.model(x), y).backward()
+    step, experts = expert_load.here.take(10**18)
+    for part in layout.accumulate(2):
+        loss_of(layout.model(_part(part)[0]), y).backward()
+    again = expert_load.here.take(10**18 + 1)
+    layout.model.eval()
+    loss_of(layout.model(x), y).backward()
+    return {
+        "step": step,
+        "experts": experts,
+        "again": again,
+        "evaluated": expert_load.here.take(10**18 + 2),
     }
 
 

@@ -50,6 +50,7 @@ CALLS: dict[int, list[tuple[str, tuple[Any, ...]]]] = {
         ("unequal_shares", ()),
         ("in_two_backwards", ()),
         ("bytes_sent", ()),
+        ("loads", ()),
         ("proofs", ()),
         ("refusals", ()),
         ("called_in_another_way", ()),
@@ -127,6 +128,19 @@ def test_the_tokens_of_each_expert_are_told_and_are_all_that_there_were() -> Non
     assert sum(counts) == 2 * TOKENS * CHOSEN * MIXTURES
 
 
+def test_a_step_tells_of_forwards_that_train_each_once_and_what_an_even_share_is() -> None:
+    even = TOKENS * CHOSEN * MIXTURES
+    for rank, seen in enumerate(given(2, "loads")):
+        share = 2 if rank == 0 else 0  # tokens go to the first rank's experts alone
+        assert seen["step"] == {"expert_tokens": share * even, "expert_even": even}
+        assert list(seen["experts"]) == [
+            f"blocks.{block}.experts:{2 * rank + expert}" for block in (0, 1) for expert in (0, 1)
+        ]
+        assert sum(seen["experts"].values()) == share * even
+        assert seen["again"] == ({"expert_tokens": 2 * share * even, "expert_even": 2 * even}, {})
+        assert seen["evaluated"] == ({}, {})
+
+
 @pytest.mark.parametrize("claim", ["trained", "shards", "back", "outputs"])
 def test_whole_weights_go_out_into_shards_and_back(claim: str) -> None:
     assert all(seen[claim] for seen in given(2, "whole_again"))
@@ -140,7 +154,7 @@ def test_every_sample_counts_once(how: str) -> None:
 def test_bytes_of_exchanges_are_those_that_explain_tells() -> None:
     ranks = given(2, "bytes_sent")
     rows = TOKENS * CHOSEN * MIXTURES * (2 * WIDTH + 1) * DOUBLE  # there with a weight, and back
-    counts = EXPERTS * MIXTURES * WHOLE_NUMBER
+    counts = (EXPERTS + len(ranks)) * MIXTURES * WHOLE_NUMBER  # each also tells how many in all
     averaged = (ranks[0]["whole"] + ranks[0]["whole tensors"]) * DOUBLE
     # Rows that a rank sends to itself count here, and are half of them if tokens choose evenly.
     assert sum(seen["forward"] for seen in ranks) == 2 * (rows + counts)

@@ -93,6 +93,11 @@ def test_a_plain_loop_trains_without_a_word_and_what_it_saved_goes_on_as_shards(
         "before = layout.state_dict()"
     )
     assert words == {}
+    assert session.trained is not None
+    told = session.trained.telemetry
+    tokens = sum(sum(values.values()) for _, values in told.experts.values())
+    # Two ranks with 8 texts of 12 tokens, two experts each in two mixtures.
+    assert tokens == sum(told.first_values("expert_tokens").values()) == 2 * 8 * 12 * 2 * 2
     ran = session.run(
         "found = {}\n"
         "for text in ('zero3', 'ep=2', 'ddp'):\n"

@@ -103,6 +103,7 @@ class Telemetry:
         latest: Rank to its newest values, `step` among them. A rank's dict is replaced, never
             changed, so it may be read from any thread.
         facts: Rank to the facts it has reported, replaced likewise.
+        experts: Rank to the step and the values of its newest row of experts.
         first_record: Set when the first step or logged value has arrived: from now on the cell is a
             run. Collectives and links alone, as of a cell with a `dist.barrier()`, make none.
         count: Records received, each counted once.
@@ -124,6 +125,7 @@ class Telemetry:
         self.detail = detail
         self.latest: dict[int, dict[str, float]] = {}
         self.facts: dict[int, dict[str, str]] = {}
+        self.experts: dict[int, tuple[int, dict[str, float]]] = {}
         self.first_record = threading.Event()
         self.count = 0
         self.trained_s = 0.0
@@ -216,9 +218,12 @@ class Telemetry:
         # Each series once: measured steps and others take turns, and so do their keys.
         columns: dict[str, tuple[list[float], list[float]]] = {}
         for (kind, keys), group in groupby(records, lambda r: (r.kind, tuple(r.values))):
+            rows = list(group)
+            if kind == "experts":
+                told = rows[-1].step, rows[-1].values
+                self.experts[rank] = max(told, self.experts.get(rank, told), key=itemgetter(0))
             if kind not in RUN_KINDS and kind != "device":
                 continue
-            rows = list(group)
             if kind == "device":
                 steps: Sequence[float] = [record.time_ns / 1e9 for record in rows]
             else:

@@ -1,7 +1,8 @@
 """One step of many ranks as the few numbers that runs are sorted and compared by. Pure.
 
 - `loss`: the mean over the ranks;
-- `grad_norm`: of the whole gradient, where ranks tell their shares of it.
+- `grad_norm`: of the whole gradient, where ranks tell their shares of it;
+- `expert_imbalance`: the tokens of the rank whose experts got most, in times of an even share.
 
 What recent steps were like, such as `step_ms` and `comm_pct`, is `metrics.recent`'s.
 """
@@ -45,6 +46,9 @@ def flat_values(by_rank: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
     if shares and len(shares) == len(rows):
         squared = sum(shares)
         values["grad_norm"] = math.sqrt(squared) if squared >= 0 else math.nan
+    loads = [r["expert_tokens"] / r["expert_even"] for r in rows if r.get("expert_even")]
+    if loads:
+        values["expert_imbalance"] = max(loads)
     return values
 
 

@@ -40,6 +40,7 @@ from nbdist.engine.kernel.cost_clock import clock
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.tap import tap
 from nbdist.engine.tap.sampling import Measuring
+from nbdist.engine.training import expert_load
 from nbdist.engine.training.gradients import Shares
 from nbdist.engine.training.parts import PartTimer, with_stream
 from nbdist.engine.training.resources import Memory, Processor
@@ -124,6 +125,7 @@ class Cell:
         self._count_of_passes = 0
         self._held: deque[_Held] = deque()
         self._replays = graphs.replays  # when the step began
+        expert_load.here.begin_cell()
         self.replayed = 0  # steps that were replays of a CUDA graph, or held some
 
     def _begin(self, now_ns: int, *, is_whole: bool) -> None:
@@ -139,6 +141,7 @@ class Cell:
         """Forget what was seen of the current step; it begins with its next sign."""
         self._has_begun = self._is_whole = False
         tap.take()
+        expert_load.here.forget()
 
     # -- what the hooks see
 
@@ -326,6 +329,11 @@ class Cell:
             self.replayed += 1
         if self._iterator is not None:
             values |= self._amounts()
+        load, by_expert = expert_load.here.take(now_ns)
+        if load:
+            values |= load
+            if by_expert:
+                self._recorder.add("experts", self.step, by_expert)
         if self.is_measured and self._machine is not None:
             self._machine.pace.note(values)
         self._keep(values)

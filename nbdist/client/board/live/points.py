@@ -39,6 +39,7 @@ LINES = {
     "data_s": ("part.data", 1e3),
     "optimizer_s": ("part.optimizer", 1e3),
     "grad_share": ("grad_share", 1.0),
+    "expert_tokens": ("experts", 1.0),
 }
 _OF_SCENE = {"log.loss": ("loss", 1.0), "step_s": ("step", 1e3), "comm_s": ("comm", 1e3)}
 Header = tuple[str, int, int, int, int, int]

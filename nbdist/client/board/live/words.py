@@ -61,6 +61,7 @@ def words_of(scene: "Scene", progress: str) -> dict[str, Any]:
         "stack": _stack(scene.stack),
         "own": _own(scene),
         "links": _links(scene),
+        "experts": _experts(scene),
         "line": _line(scene),
         "marks": [list(mark) for mark in scene.marks],
     }
@@ -107,6 +108,18 @@ def _links(scene: "Scene") -> list[list[Any]]:
         for target, rate in sorted(targets.items())
         if rate > 0
     ]
+
+
+def _experts(scene: "Scene") -> dict[str, Any] | None:
+    """Return the tokens of each rank's experts, a row for each mixture; null: not known."""
+    experts = scene.experts
+    if experts is None:
+        return None
+    rows = [
+        [name, [None if value != value else value for value in tokens.tolist()]]
+        for name, tokens in experts.shown.items()
+    ]
+    return {"title": experts.title, "of": [list(of) for of in experts.of], "rows": rows}
 
 
 def _line(scene: "Scene") -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ look.py reads it from a cell's telemetry; board/figure.py draws it, text.py, sen
 tables.py beside that say it. Times are in milliseconds, as people read them.
 """
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ BOTH = "compute and communication"  # a part of steps whose communication was no
 ALL = -1  # the rank of a line that is of all of them
 SEEN = 4e-3  # share of the longest step from which a part is seen: half a pixel
 IDLE_STEPS = 10  # so many a training may be quiet, and `IDLE_S`
+MOST_MIXTURES = 12  # of experts that are shown
 EXPOSED = "transfer", "waiting", "communication"  # parts of a step that are not a rank's own work
 REPORT_S = 0.75  # ranks send records every half second, a busy machine later
 
@@ -58,7 +60,8 @@ class Row:
 
     `memory_bytes` is that of the process, `cuda_bytes` what is allocated on its device now,
     `cuda_peak_bytes` the most that was, and `cuda_reserved_bytes` what torch holds there.
-    `of_device` has the values of the newest record of kind "device", by its names.
+    `of_device` has the values of the newest record of kind "device", by its names. Under ep
+    `expert_tokens` came to its experts in the newest step, `expert_load` times an even share.
     """
 
     rank: int
@@ -77,6 +80,8 @@ class Row:
     cuda_peak_bytes: float | None = None
     cuda_reserved_bytes: float | None = None
     of_device: Mapping[str, float] = field(default_factory=dict)
+    expert_tokens: float | None = None
+    expert_load: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,6 +111,63 @@ class Stack:
         return tuple(name for name, part in self.parts.items() if part.max(initial=0.0) > least)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertTokens:
+    """How many tokens came to each expert of each rank in one step.
+
+    `of` has each column's rank and expert, in order; `mixtures` the tokens of each column by the
+    name of the mixture, nan where a rank has none of it or has not said. `step` is the newest of
+    those that ranks tell of: they do so about once a second.
+    """
+
+    step: int
+    of: tuple[tuple[int, int], ...]
+    mixtures: Mapping[str, Floats]
+
+    @property
+    def columns(self) -> list[str]:
+        """Return a name for each column, as 1:5 for rank 1's expert 5."""
+        return [f"{rank}:{expert}" for rank, expert in self.of]
+
+    @property
+    def title(self) -> str:
+        """Return what is shown, with what the names of all mixtures have in common."""
+        begin, end = self._common
+        first, middle = next(iter(self.mixtures)).split("."), ["*"]
+        name = ".".join([*first[:begin], *middle, *first[len(first) - end :]])
+        count, shown = len(self.mixtures), len(self.shown)
+        more = f" (the {shown} most uneven of {count})" if shown < count else ""
+        return f"tokens of each expert in step {self.step:,}: {name}{more}"
+
+    @property
+    def shown(self) -> dict[str, Floats]:
+        """Return the mixtures, of many the most uneven, by what tells their names apart."""
+        begin, end = self._common
+
+        def unevenness(name: str) -> float:
+            tokens = self.mixtures[name]
+            return float(np.nanmax(tokens) / max(float(np.nanmean(tokens)), 1e-9))
+
+        chosen = sorted(self.mixtures, key=unevenness, reverse=True)[:MOST_MIXTURES]
+        parts = {name: name.split(".") for name in self.mixtures if name in chosen}
+        return {
+            ".".join(of[begin : len(of) - end]): self.mixtures[name] for name, of in parts.items()
+        }
+
+    @property
+    def _common(self) -> tuple[int, int]:
+        """Return how many parts all names begin with alike, and how many they end with."""
+        names = [name.split(".") for name in self.mixtures]
+        most = min(map(len, names)) - 1
+
+        def alike(ordered: list[list[str]]) -> int:
+            levels = zip(*ordered, strict=False)
+            return sum(1 for _ in itertools.takewhile(lambda of: len(set(of)) == 1, levels))
+
+        begin = min(alike(names), most)
+        return begin, min(alike([name[::-1] for name in names]), most - begin)
+
+
 @dataclass(frozen=True, slots=True)
 class Epoch:
     """Progress of the current pass over the loader: `done` of `steps`.
@@ -132,7 +194,7 @@ class Scene:
     (see part_history.py), only once the cell has ended. `outcome` is how the cell ended, finished,
     failed or interrupted; None while it runs. `idle_s` is for how long no step and no logged value
     had come when the scene was read. `paused_at` is the step after which a person has paused the
-    cell.
+    cell. `experts` is None where no layout with ep has trained.
     """
 
     panels: tuple[Panel, ...]
@@ -149,6 +211,7 @@ class Scene:
     outcome: str | None = None
     idle_s: float = 0.0
     paused_at: int | None = None
+    experts: ExpertTokens | None = None
 
     def panel(self, key: str) -> Panel:
         """Return the plot of `key`, which must be there."""

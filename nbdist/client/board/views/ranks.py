@@ -16,7 +16,7 @@ from nbdist.shared.text import counted, figure, name_bytes, name_ranks
 if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
     from nbdist.client.board.drawn.page import Page
     from nbdist.client.board.scales import Floats
-    from nbdist.client.board.scene.scene import Row, Scene
+    from nbdist.client.board.scene.scene import ExpertTokens, Row, Scene
 
 NAME, CAPTION = "ranks", "Speed and memory"
 HELP = "each rank's state, speed, memory and device"
@@ -29,6 +29,7 @@ LEFT_PX = 34
 STRIP_PX, STRIPS_LEFT_PX, STRIPS_WORDS_PX, ABOVE_PX, BELOW_PX = 36, 96, 258, 12, 36
 LANES_A_ROW, LANES_ABOVE_PX, LANES_BELOW_PX, LANES_RIGHT_PX = 3, 44, 30, 52
 LANES_WORDS_PX = 24
+EXPERTS_PX, EXPERTS_ABOVE_PX = 30, 28
 LANE_PX = {4: 22, 16: 15, 64: 6}  # how high a lane is, of so many at most
 
 Get = Callable[["Row"], float | None]
@@ -56,6 +57,12 @@ _OF_DEVICE = {
 
 def height(scene: "Scene", width: int) -> int:
     """Return the height of the page."""
+    experts = 0 if scene.experts is None else EXPERTS_ABOVE_PX + BELOW_PX
+    experts += 0 if scene.experts is None else EXPERTS_PX * len(scene.experts.shown)
+    return _height_above_experts(scene, width) + experts
+
+
+def _height_above_experts(scene: "Scene", width: int) -> int:
     rows = math.ceil(len(scene.devices) / _lanes_a_row(width))
     return _height_now(scene, width) + rows * _lanes_px(scene)
 
@@ -75,6 +82,30 @@ def compose(page: "Page", scene: "Scene") -> None:
     else:
         _cards(page, scene)
     _lanes(page, scene)
+    if scene.experts is not None:
+        _experts(page, scene, scene.experts)
+
+
+def _experts(page: "Page", scene: "Scene", experts: "ExpertTokens") -> None:
+    """Put a strip for each mixture, a cell for each expert of each rank."""
+    from nbdist.client.board.drawn.plots.strips import Strip, draw_strips
+
+    strips = [
+        Strip(
+            f"…{name[-13:]}" if len(name) > 14 else name,
+            palette.LINE_COLORS[0],
+            tokens,
+            "{:,.0f}".format,
+        )
+        for name, tokens in experts.shown.items()
+    ]
+    above = _height_above_experts(scene, page.width)
+    top = page.top + above + EXPERTS_ABOVE_PX / 2
+    page.write(MARGIN_PX, top, experts.title, size=TITLE_PT)
+    width = page.width - STRIPS_LEFT_PX - STRIPS_WORDS_PX
+    size = width, EXPERTS_PX * len(strips)
+    axes = page.axes(STRIPS_LEFT_PX, above + EXPERTS_ABOVE_PX, *size)
+    draw_strips(axes, page.theme, experts.columns, strips, "rank:expert")
 
 
 def _cards(page: "Page", scene: "Scene") -> None:
@@ -137,10 +168,19 @@ def sentence(scene: "Scene") -> str:
     if memory:
         most = max(memory, key=memory.__getitem__)
         text += f"; most memory: {name_bytes(memory[most])} on rank {most}"
-    text += _of_devices(scene)
+    text += _of_devices(scene) + _of_experts(scene)
     quiet = [row.rank for row in scene.rows if row not in scene.reporting]
     text += f"; {name_ranks(quiet)} silent." if quiet else "."
     return f"{text} {scene.gpu_unknown}" if scene.gpu_unknown else text
+
+
+def _of_experts(scene: "Scene") -> str:
+    """Return whose experts get most tokens."""
+    loads = {r.rank: r.expert_load for r in scene.rows if r.expert_load is not None}
+    if not loads:
+        return ""
+    most = max(loads, key=loads.__getitem__)
+    return f"; experts of rank {most} get {loads[most]:.2f} times an even share of the tokens"
 
 
 def _of_devices(scene: "Scene") -> str:
@@ -172,6 +212,8 @@ def table(scene: "Scene") -> ViewTable:
         if any(key in r.of_device for r in scene.rows)
     ]
     head += [name for _, name in known]
+    has_experts = any(row.expert_load is not None for row in scene.rows)
+    head += ["experts' tokens", "times an even share"] if has_experts else []
     rows = []
     for row in scene.rows:
         cells = [str(row.rank), row.device, scene.state(row), f"{row.step:,}"]
@@ -181,6 +223,11 @@ def table(scene: "Scene") -> ViewTable:
             of_cuda = (row.cuda_bytes, row.cuda_peak_bytes, row.cuda_reserved_bytes)
             cells += [or_dash(size, name_bytes) for size in of_cuda]
         cells += [_cell(row, key) for key, _ in known]
+        if has_experts:
+            cells += [
+                or_dash(row.expert_tokens, "{:,.0f}".format),
+                or_dash(row.expert_load, "{:.2f}".format),
+            ]
         rows.append(tuple(cells))
     caption = "Ranks now" if scene.outcome is None else "Ranks at the end of the cell"
     return ViewTable(caption, tuple(head), tuple(rows))

@@ -33,6 +33,12 @@ _ADVICE: Mapping[Cause, Advice] = {
         'nbdist.loader(..., weights="measured").',
         "ranks",
     ),
+    "experts": Advice(
+        "busy experts",
+        "have the loss balance the router, as the auxiliary loss of transformers' models "
+        "(output_router_logits=True) does; docs/layouts.md, Experts.",
+        "ranks",
+    ),
     "forward": Advice("forward", _LESS_WORK, "step"),
     "backward": Advice("backward", _LESS_WORK, "step"),
     "starved": Advice(

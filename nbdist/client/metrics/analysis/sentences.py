@@ -21,13 +21,20 @@ def of_work(slow: Slow) -> str:
         assert what is not None, "the cause says so"
         mine, theirs = slow.parts[what]
         return f"{who} gets bigger batches: {mine:.0f} {what} per step against {theirs:.0f}."
+    slower = f"{who} {_by_how_much(slow.share)}{', on average' if slow.on_average else ''}"
+    if slow.cause == "experts":
+        (mine, theirs), (tokens, others) = slow.parts["expert_load"], slow.parts["expert_tokens"]
+        return (
+            f"{slower}: it computes longer, as its experts get {_short(mine)} times an even share "
+            f"of the tokens, {_short(theirs)} times on the others ({tokens:,.0f} a step against "
+            f"{others:,.0f})."
+        )
     mine, theirs = slow.parts[slow.cause]
     if slow.cause == "starved":
         return (
             f"{who} shares its core: it was ready to run and had to wait "
             f"{_ms(mine)} of every {_ms(slow.step_ms)} step, {_ms(theirs)} on the others."
         )
-    slower = f"{who} {_by_how_much(slow.share)}{', on average' if slow.on_average else ''}"
     against = f"{_ms(mine)} per step, {_ms(theirs)} on the others"
     if slow.cause == "idle":
         against = f"{_ms(max(mine, 0.0))} per step, {_ms(max(theirs, 0.0))} on the others"

@@ -19,7 +19,16 @@ loop, such as evaluation, logging, zero_grad.
 """
 
 Cause = Literal[
-    "data", "batch", "forward", "backward", "starved", "idle", "optimizer", "other", "link"
+    "data",
+    "batch",
+    "experts",
+    "forward",
+    "backward",
+    "starved",
+    "idle",
+    "optimizer",
+    "other",
+    "link",
 ]
 
 

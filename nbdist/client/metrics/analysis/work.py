@@ -39,9 +39,10 @@ UNEVEN = 1 / 3  # of the mean, between it and the median: then some steps are mu
 _KEPT = MOST_STEPS + 1000  # steps; ranks' records come in batches, one rank's before another's
 _PARTS: tuple[Cause, ...] = ("data", "forward", "backward", "optimizer", "other")
 _LUMPS = ("cpu", "starved", "idle")  # not had in every step: the kernel gives a core for some ms
-_COLUMNS = ("own", "step", "comm", *_PARTS, *_LUMPS, "samples", "tokens")
-_TOLD = ("own", *_PARTS, *_LUMPS, "samples", "tokens")
-_UNIT = {"samples": 1.0, "tokens": 1.0}  # others are milliseconds of seconds
+_COUNTS = ("samples", "tokens", "expert_tokens", "expert_load")
+_COLUMNS = ("own", "step", "comm", *_PARTS, *_LUMPS, *_COUNTS)
+_TOLD = ("own", *_PARTS, *_LUMPS, *_COUNTS)
+_UNIT = dict.fromkeys(_COUNTS, 1.0)  # others are milliseconds of seconds
 _AT = {name: i for i, name in enumerate(_COLUMNS)}
 
 
@@ -330,7 +331,24 @@ def cause_of(parts: Mapping[str, tuple[float, float]], late_ms: float) -> Cause 
             most = part
     if more("idle") >= MOST_OF * late_ms > more(most):
         return "idle"
-    return most if more(most) >= LEAST_OF * late_ms else None
+    if more(most) < LEAST_OF * late_ms:
+        return None
+    return "experts" if _has_busier_experts(parts, late_ms, most, more("idle")) else most
+
+
+def _has_busier_experts(
+    parts: Mapping[str, tuple[float, float]], late_ms: float, most: Cause, more_idle_ms: float
+) -> bool:
+    """Return whether a rank computes longer for the tokens that its experts get.
+
+    They must be so many more that they can explain most of what it is late by, were experts all
+    that a rank computes.
+    """
+    mine, theirs = parts["expert_load"]
+    if most not in ("forward", "backward") or not (mine > 0 and mine >= BIGGER_BATCH * theirs):
+        return False
+    explained_ms = (mine / theirs - 1) * parts["own"][1] if theirs else late_ms
+    return explained_ms >= MOST_OF * late_ms > more_idle_ms
 
 
 def bigger_batch(parts: Mapping[str, tuple[float, float]]) -> str | None:
@@ -340,6 +358,12 @@ def bigger_batch(parts: Mapping[str, tuple[float, float]]) -> str | None:
         if mine >= BIGGER_BATCH * theirs > 0:
             return name
     return None
+
+
+def _load_of(values: Mapping[str, float]) -> float:
+    """Return how many times an even share of the tokens a rank's experts had; NaN without any."""
+    even = values.get("expert_even", 0.0)
+    return values["expert_tokens"] / even if even else float("nan")
 
 
 def _row(values: Mapping[str, float]) -> list[float]:
@@ -365,5 +389,7 @@ def _row(values: Mapping[str, float]) -> list[float]:
         "idle": own - cpu - (starved if starved == starved else 0.0),
         "samples": values.get("samples", nan),
         "tokens": values.get("tokens", nan),
+        "expert_tokens": values.get("expert_tokens", nan),
+        "expert_load": _load_of(values),
     }
     return [row[name] for name in _COLUMNS]

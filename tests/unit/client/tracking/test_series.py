@@ -190,6 +190,12 @@ def test_the_gradients_norm_needs_every_ranks_share() -> None:
     assert "grad_norm" not in flat_values({0: {"grad_share": 9.0}, 1: {"loss": 1.0}})
 
 
+def test_the_imbalance_of_experts_is_the_share_of_the_busiest_rank() -> None:
+    even = {"expert_even": 400.0}
+    ranks = {0: {"expert_tokens": 240.0, **even}, 1: {"expert_tokens": 560.0, **even}, 2: {}}
+    assert flat_values(ranks) == {"expert_imbalance": 1.4}  # rank 2's stage has no mixture
+
+
 def test_a_rank_without_a_loader_has_no_data_time() -> None:
     points = RunSeries((0, 1)).add([step(0, 1, data_s=0.0), step(1, 1, data_s=0.5)])
     assert values_of(points, "rank_data_ms/01") == [(1, 500.0)]

@@ -31,8 +31,14 @@ class Strip:
     write: Callable[[float], str]
 
 
-def draw_strips(axes: Axes, theme: Theme, ranks: Sequence[int], strips: Sequence[Strip]) -> None:
-    """Draw strips below each other, ranks from left to right."""
+def draw_strips(
+    axes: Axes,
+    theme: Theme,
+    ranks: Sequence[int | str],
+    strips: Sequence[Strip],
+    label: str = "rank",
+) -> None:
+    """Draw strips below each other, ranks, or what else `label` says, from left to right."""
     width_px = axes.bbox.width / axes.figure.dpi * 100
     most = min(16.0, width_px / (LETTER_PX * len(str(ranks[-1])) + 8))
     every = 1 << max(0, int(np.ceil(np.log2(len(ranks) / most))))
@@ -43,7 +49,7 @@ def draw_strips(axes: Axes, theme: Theme, ranks: Sequence[int], strips: Sequence
     axes.set_yticks(range(len(strips)), [strip.name for strip in strips])
     axes.grid(False)
     axes.spines["bottom"].set_visible(False)
-    axes.set_xlabel("rank", color=theme.text, fontsize=8, labelpad=1)
+    axes.set_xlabel(label, color=theme.text, fontsize=8, labelpad=1)
     beside = axes.get_yaxis_transform()
     for row, strip in enumerate(strips):
         words = note(1.015, row, extremes(ranks, strip), theme, transform=beside)
@@ -72,7 +78,7 @@ def _frames(count: int, ranks: int, theme: Theme) -> PathPatch:
     return PathPatch(outline, facecolor="none", edgecolor=theme.text, linewidth=0.8)
 
 
-def extremes(ranks: Sequence[int], strip: Strip) -> str:
+def extremes(ranks: Sequence[int | str], strip: Strip) -> str:
     """Return the middle and the extremes in words, with the ranks they are on."""
     known = np.flatnonzero(np.isfinite(strip.values))
     if not len(known):

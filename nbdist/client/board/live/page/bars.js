@@ -1,6 +1,6 @@
 // Bars as elements of the page: the parts of a step by rank, and one number by rank.
 
-import { figure } from "./numbers.js";
+import { figure, whole } from "./numbers.js";
 
 /** @typedef {{name: string, color: string, hatch: string, label: string}} Part */
 /** @typedef {{ranks: number[], parts: Record<string, number[]>, waits: Record<string, [number, number]>}} Stack */
@@ -91,6 +91,41 @@ export function plainBars(title, rows, written, colors) {
     row.append(make("span", "nb-name", name), bar, make("span", "nb-value", written(value)));
     element.append(row);
   }
+  return element;
+}
+
+/**
+ * The tokens of each rank's experts: a strip for each mixture, shaded up to its own most.
+ * @param {{title: string, of: [number, number][], rows: [string, (number | null)[]][]}} experts
+ * @param {string} color
+ */
+export function expertStrips({ title, of, rows }, color) {
+  const element = make("div", "nb-bars nb-strips");
+  element.append(make("div", "nb-head", title));
+  const part = Math.round(100 / of.length * 1e4) / 1e4;
+  for (const [name, tokens] of rows) {
+    const row = make("div", "nb-row");
+    const bar = make("div", "nb-bar");
+    const most = Math.max(...tokens.map((value) => value ?? 0));
+    tokens.forEach((value, place) => {
+      const [rank, expert] = of[place];
+      const piece = make("div", "nb-piece");
+      piece.style.width = `${part}%`;
+      if (place && of[place - 1][0] !== rank) piece.classList.add("nb-next-rank");
+      if (value !== null) {
+        const share = most ? value / most : 0;
+        piece.style.background = `color-mix(in srgb, ${color} ${10 + 90 * share}%, transparent)`;
+        piece.title = `expert ${expert} on rank ${rank}: ${whole(value)} tokens`;
+      }
+      bar.append(piece);
+    });
+    const [rank, expert] = of[Math.max(tokens.indexOf(most), 0)];
+    const said = `most ${whole(most)}: rank ${rank}, expert ${expert}`;
+    row.append(make("span", "nb-name", name), bar, make("span", "nb-value", said));
+    element.append(row);
+  }
+  const ranks = [...new Set(of.map(([rank]) => rank))].map((rank) => `rank ${rank}`);
+  element.append(make("div", "nb-under", `from left to right: ${ranks.join(", ")}`));
   return element;
 }
 

@@ -3,7 +3,7 @@
 import { figure, sizeOf, whole } from "./numbers.js";
 import { Lines, gradientNorm, valueAt } from "./lines.js";
 import { Plot } from "./plot.js";
-import { make, plainBars, stepBars } from "./bars.js";
+import { expertStrips, make, plainBars, stepBars } from "./bars.js";
 import { Timeline } from "./timeline.js";
 import { shownOf } from "./outputs.js";
 import { Notices } from "./notices.js";
@@ -467,7 +467,9 @@ class BoardPage {
       case "step":
         return has("step") ? [step] : [];
       case "ranks":
-        return [...(has("step") ? [step] : []), ...this.#devices()];
+        return [...(has("step") ? [step] : []),
+          ...(has("experts") ? [over("tokens for the rank's experts", "", 0, "experts")] : []),
+          ...this.#devices()];
       default:
         return [];
     }
@@ -487,6 +489,10 @@ class BoardPage {
     const { step } = this.parts;
     if (this.name === "verdicts") {
       step.replaceChildren(...this.#verdictBars());
+      return;
+    }
+    if (this.name === "ranks" && this.words.experts) {
+      step.replaceChildren(expertStrips(this.words.experts, this.frame.rows[0]));
       return;
     }
     if (!["overview", "loss", "step"].includes(this.name)) {

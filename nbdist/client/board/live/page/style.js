@@ -38,6 +38,9 @@ export const STYLE = `
 .nbdist-board .nb-row .nb-value { flex: none; min-width: 70px; }
 .nbdist-board .nb-bar { display: flex; flex: 1; height: 18px; min-width: 60px; }
 .nbdist-board .nb-piece { height: 100%; }
+.nbdist-board .nb-strips .nb-bar { outline: 1px solid color-mix(in srgb, currentColor 40%, transparent); }
+.nbdist-board .nb-next-rank { border-left: 2px solid currentColor; }
+.nbdist-board .nb-under { margin-left: 70px; }
 .nbdist-board table { border-collapse: collapse; margin: 4px 0; font: inherit; color: inherit; display: block; max-width: 100%;
   overflow-x: auto; }
 .nbdist-board caption { text-align: left; }

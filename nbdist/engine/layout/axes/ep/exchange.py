@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional as F
 
 from nbdist.shared.errors import LayoutError
 
@@ -34,20 +35,33 @@ class _Routes:
         sends: Rows for each rank.
         receives: Rows from each rank.
         expert: Of each row that comes (R, 1), counted from this rank's first.
-        counts: Rows that come for each of this rank's experts.
+        load: How much that is for this rank's experts.
     """
 
     order: Tensor
     sends: list[int]
     receives: list[int]
     expert: Tensor
+    load: "Load"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a rank's experts compute in one forward.
+
+    Attributes:
+        counts: Rows of each of them.
+        even: Rows that this rank would have, had all ranks as many.
+    """
+
     counts: list[int]
+    even: float
 
 
 def on_owners(
     compute: Compute, hidden: Tensor, index: Tensor, weight: Tensor, experts: int, mesh: DeviceMesh
-) -> tuple[Tensor, list[int]]:
-    """Return the sum of what its experts make of each token, and the rows of this rank's experts.
+) -> tuple[Tensor, Load]:
+    """Return the sum of what its experts make of each token, and the load of this rank's experts.
 
     Args:
         compute: Runs this rank's experts; gets at least one row.
@@ -78,7 +92,7 @@ def on_owners(
     made = _sent(compute(rows, expert, weights)[:arrived], receives, sends, group)
     places = torch.empty_like(routes.order)
     places[routes.order] = torch.arange(len(places), device=places.device)
-    return made[places].view(tokens, each, made.shape[1]).sum(1), routes.counts
+    return made[places].view(tokens, each, made.shape[1]).sum(1), routes.load
 
 
 def _routes(expert: Tensor, experts: int, mesh: DeviceMesh) -> _Routes:
@@ -89,18 +103,22 @@ def _routes(expert: Tensor, experts: int, mesh: DeviceMesh) -> _Routes:
             f"A token is for expert {len(counts) - 1}, and there are {experts}, from 0 on.",
             why="its rank is not known under ep",
         )
-    come = torch.empty_like(counts)
-    dist.all_to_all_single(come, counts, group=mesh.get_group())
     ranks, own = mesh.size(), experts // mesh.size()
-    both = torch.stack([counts, come]).view(2, ranks, own).tolist()
-    sends, receives = ([sum(of_rank) for of_rank in side] for side in both)
+    # Behind a rank's counts stands all that it sends, so that each knows how much there is.
+    told = F.pad(counts.view(ranks, own), (0, 1), value=len(expert))
+    come = torch.empty_like(told)
+    dist.all_to_all_single(come, told, group=mesh.get_group())
+    sent, came = torch.stack([told, come]).tolist()
+    come = come[:, :own].flatten()
+    sends, receives = ([sum(of_rank[:own]) for of_rank in side] for side in (sent, came))
     numbers = torch.arange(own, device=expert.device).repeat(ranks)
+    *of_experts, everything = (sum(of_expert) for of_expert in zip(*came, strict=True))
     return _Routes(
         expert.argsort(stable=True),
         sends,
         receives,
         numbers.repeat_interleave(come, output_size=sum(receives)).unsqueeze(1),
-        [sum(of_expert) for of_expert in zip(*both[1], strict=True)],
+        Load(of_experts, everything / ranks),
     )
 
 
@@ -137,6 +155,6 @@ def row_bytes(hidden: Tensor, weight: Tensor, made: Tensor) -> int:
     return 2 * (there + made.shape[1] * made.element_size())
 
 
-def count_bytes(experts: int) -> int:
+def count_bytes(experts: int, ranks: int) -> int:
     """Return the bytes of counts in one forward."""
-    return experts * torch.int64.itemsize
+    return (experts + ranks) * torch.int64.itemsize

@@ -94,7 +94,7 @@ class ExpertAxis(Axis):
     def sent(self, shape: MeshShape) -> Sent:
         """Return the rows of tokens, were they for all experts alike, and averages of gradients."""
         others = (shape.ep - 1) / shape.ep
-        counts = sum(exchange.count_bytes(experts.of) for _, experts in self._here)
+        counts = sum(exchange.count_bytes(experts.of, shape.ep) for _, experts in self._here)
         return Sent(
             others * sum(found.token_bytes for found in self._found),
             each_step=self._backwards * (others * counts + self._average_bytes),

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.layout.axes.ep import exchange
 from nbdist.engine.layout.plan.wrap_forward import Around
+from nbdist.engine.training import expert_load
 from nbdist.shared.errors import LayoutError
 
 
@@ -137,7 +138,11 @@ class OnOwners(Around):
             with with_count(self._module, self._experts.sized, own):
                 return called.run(self.inner, hidden, index, weight)
 
-        made, self.counts = exchange.on_owners(
+        made, load = exchange.on_owners(
             compute, called.hidden, called.index, called.weight, self._experts.count, self._mesh
         )
+        self.counts = load.counts
+        if self._module.training and not torch_hooks.is_in_backward():  # else it runs again
+            first = self._mesh.get_local_rank() * len(load.counts)
+            expert_load.here.note(self._experts.name, first, load.counts, load.even)
         return made

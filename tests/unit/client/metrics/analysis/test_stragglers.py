@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+from nbdist.client.metrics.analysis.advice import advice_for
 from nbdist.client.metrics.analysis.stragglers import EVERY_S, StragglerDetector, StragglerReport
 from nbdist.client.metrics.analysis.values import Straggler
 from nbdist.shared.packed import Calls, Template
@@ -359,6 +360,37 @@ def test_a_bigger_batch_that_no_loader_tells_of_is_more_to_do_and_no_lack_of_a_c
     assert "it computes longer, backward takes 168 ms per step" in verdict.sentence
     assert verdict.within is None
     assert verdict.sentence.endswith(", as it has more to do or a slower core.")
+
+
+def with_experts(loads: list[float], own_s: list[float], idle_s: float = 0.0) -> Machine:
+    """Return steps of ranks with so many times an even share of tokens, which work so long."""
+    machine = Machine(len(loads))
+    for _ in range(60):
+        machine.step += 1
+        for rank, (load, work_s) in enumerate(zip(loads, own_s, strict=True)):
+            values = {"step_s": 0.5, "comm_s": 0.5 - work_s, "compute_s": work_s}
+            values |= {"forward_s": work_s / 3, "starved_s": 0.0}
+            values["cpu_s"] = work_s - (idle_s if load == max(loads) else 0.0)
+            machine.add("step", rank, values | {"expert_tokens": 400 * load, "expert_even": 400.0})
+    return machine
+
+
+def test_a_rank_whose_experts_get_more_tokens_is_named_with_its_share() -> None:
+    verdict = with_experts([0.6, 1.4], [0.1, 0.18]).verdict()
+    assert (verdict.rank, verdict.cause, verdict.within) == (1, "experts", None)
+    assert verdict.sentence == (
+        "Rank 1 is 80 % slower: it computes longer, as its experts get 1.4 times an even share of "
+        "the tokens, 0.6 times on the others (560 a step against 240)."
+    )
+    assert "balance the router" in advice_for(verdict).do
+    assert with_experts([0.0, 2.0], [0.01, 0.4]).verdict().cause == "experts"
+
+
+def test_experts_are_no_cause_where_they_explain_less_than_half() -> None:
+    # 22 % more tokens, and twice as slow; all of it idle; and no more tokens than the others.
+    assert with_experts([0.9, 1.1], [0.1, 0.2]).verdict().cause == "backward"
+    assert with_experts([0.6, 1.4], [0.1, 0.18], idle_s=0.08).verdict().within == "idle"
+    assert with_experts([1.0, 1.0], [0.1, 0.18]).verdict().cause == "backward"
 
 
 def test_load_that_all_ranks_have_is_silent() -> None:
