@@ -3,6 +3,7 @@
 # B batch, S sequence, T tokens, K experts a token, E experts, D model width, F width in an expert
 
 import gc
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 from nbdist.engine.compat.torch_hooks import local_part
 from nbdist.engine.data.batches import Shard
 from nbdist.engine.data.order.shards import data_shard
+from nbdist.engine.layout import publish as publishing
 from nbdist.engine.layout.axes.ep import parameters
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
@@ -25,10 +27,11 @@ from nbdist.engine.layout.policies.efficiency import (
     Offload,
     Precision,
 )
-from nbdist.engine.layout.policies.policies import ExpertParallel, Pipeline
+from nbdist.engine.layout.policies.policies import ExpertParallel, Pipeline, TensorParallel
 from nbdist.engine.tap import tap
 from nbdist.engine.training import expert_load
 from nbdist.shared.errors import LayoutError
+from tests.group import publish_ranks
 from tests.group.layout_ranks import difference, state_of
 
 STEPS, GLOBAL_BATCH = 3, 8
@@ -58,6 +61,19 @@ class Mixture(nn.Module):
     def one(self, x: Tensor, expert: int) -> Tensor:
         inside = F.silu(F.linear(x, self.up[expert], self.bias[expert]))
         return F.linear(inside, self.down[expert])
+
+
+class AtOnce(Mixture):
+    """Each token takes the weights of its experts: the forward decides by no number, as tp asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.bias
+
+    def forward(self, x_TD: Tensor, index_TK: Tensor, weight_TK: Tensor) -> Tensor:
+        inside_TKF = torch.einsum("td,tkfd->tkf", x_TD, self.up[index_TK])
+        made_TKD = torch.einsum("tkf,tkdf->tkd", F.silu(inside_TKF), self.down[index_TK])
+        return (made_TKD * weight_TK[:, :, None]).sum(1)
 
 
 class Dropping(Mixture):
@@ -107,6 +123,14 @@ class Block(nn.Module):
 class Net(nn.Module):
     """Two mixtures between an embedding and the head that is tied to it."""
 
+    tp_plan = {  # noqa: RUF012  # as transformers' classes have it
+        "blocks.*.experts": "moe_tp_experts",
+        "blocks.*.experts.up": "colwise",
+        "blocks.*.experts.down": "rowwise",
+        "token": "embedding_rowwise",
+        "head": "colwise_rep",
+    }
+
     def __init__(
         self,
         experts: Callable[[], nn.Module] = Mixture,
@@ -130,16 +154,16 @@ class Net(nn.Module):
         return self.head(x)
 
 
-def _without_gradient(*endings: str) -> Net:
-    model = Net()
+def _without_gradient(*endings: str, experts: Callable[[], nn.Module] = Mixture) -> Net:
+    model = Net(experts)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not name.rpartition(".")[0].endswith(endings))
     return model
 
 
-def _one_sided() -> Net:
+def _one_sided(experts: Callable[[], nn.Module] = Mixture) -> Net:
     """All tokens go to the first two experts, which are rank 0's."""
-    model = Net()
+    model = Net(experts)
     for block in model.blocks:
         block.get_parameter("router.bias").data += torch.tensor([9.0, 8.0, 0.0, 0.0])
     return model
@@ -153,12 +177,17 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "frozen experts": lambda: _without_gradient("experts"),
     "frozen router": lambda: _without_gradient("router"),
     "eight": lambda: Net(lambda: Mixture(8), 8),
+    "at once": lambda: Net(AtOnce),
+    "at once, one-sided": lambda: _one_sided(AtOnce),
+    "at once, frozen experts": lambda: _without_gradient("experts", experts=AtOnce),
+    "at once, frozen router": lambda: _without_gradient("router", experts=AtOnce),
 }
 POLICIES: dict[str, tuple[object, ...]] = {
     "": (),
     "checkpoint": (ActivationCheckpoint(),),
     "pipeline": (Pipeline(microbatches=2),),
     "bf16": (Precision("bf16"),),
+    "experts whole": (TensorParallel(plan={"token": "vocab", "head": "gather"}),),
 }
 
 
@@ -252,29 +281,58 @@ def _part(step: int) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def whole_again() -> dict[str, bool]:
+def whole_again(name: str, text: str) -> dict[str, bool]:
     """Return whether weights go out, into shards, and back bit for bit."""
-    layout = parallelize(make("net"), "ep=2")
+    layout = parallelize(make(name), text)
     layout.step(*_part(0), loss_of)
     torch.optim.SGD(layout.model.parameters(), lr=0.3).step()
     given = layout.state_dict()
-    shards = parallelize(lambda: make("net", seed=7), "zero3")
+    shards = parallelize(lambda: make(name, seed=7), "zero3")
     shards.load_from(layout)
-    back = parallelize(lambda: make("net", seed=8), "ep=2")
+    back = parallelize(lambda: make(name, seed=8), text)
     back.load_from(shards)
-    plain = make("net", seed=9)
+    plain = make(name, seed=9)
     if given:
         plain.load_state_dict(given)
         x, _ = batch(1)
     with torch.no_grad():
         x, _ = batch(1)
-        theirs = layout.model(x[: 2 + dist.get_rank()])
+        theirs = layout.model(x[: 2 + data_shard().index])
         expected = plain(x[:2]) if given else theirs
     return {
-        "trained": not given or difference(given, state_of(make("net"))) > 1e-3,
+        "trained": not given or difference(given, state_of(make(name))) > 1e-3,
         "shards": _same(shards.state_dict(), given),
         "back": _same(back.state_dict(), given),
         "outputs": not given or float((theirs - expected).abs().max()) < 1e-12,
+    }
+
+
+def published(text: str) -> dict[str, Any]:
+    """Return whether a program that is published of trained experts has all of them, bit for bit.
+
+    Rank 0 reads it as a server does: without the layout and without the model's class.
+    """
+    layout = parallelize(make("at once"), text)
+    layout.step(*_part(0), loss_of)
+    torch.optim.SGD(layout.model.parameters(), lr=0.3).step()
+    given = layout.state_dict()
+    with tempfile.TemporaryDirectory() as folder:
+        told = publish_ranks.into(folder)
+        publishing.publish(layout, "experts")
+        publishing.here.place = None
+        if not given:
+            return {"told": told == []}
+        program = torch.export.load(f"{told[0]['folder']}/data/model.pt2")
+    plain = make("at once", seed=9).eval()
+    plain.load_state_dict(given)
+    x, _ = batch(1)
+    with torch.no_grad():
+        made = program.module()(x)
+    return {
+        "names": {"model." + name for name in given} - program.state_dict.keys(),
+        "weights": all(torch.equal(given[n[6:]], t) for n, t in program.state_dict.items()),
+        "outputs": torch.equal(made, plain(x)),
+        "trained": difference(given, state_of(make("at once"))) > 1e-3,
     }
 
 
@@ -453,12 +511,20 @@ def refusals() -> dict[str, str]:
 
 def refusals_of_four() -> dict[str, str]:
     texts = {}
-    cases = {"tp": (), "cp": (), "pp": (Pipeline("zero-bubble"),)}
-    for axis, policies in cases.items():
+    whole = TensorParallel(plan={"token": "vocab", "head": "gather"}, sequence=True)
+    cases: dict[str, tuple[str, tuple[object, ...]]] = {
+        "sequence": ("tp", (TensorParallel(sequence=True),)),
+        "sequence, whole experts": ("tp", (whole,)),
+        "cp": ("cp", ()),
+        "pp": ("pp", (Pipeline("zero-bubble"),)),
+    }
+    for label, (axis, policies) in cases.items():
+        model = Net(AtOnce)
         try:
-            parallelize(Net(), f"{axis}=2 ep=2", *policies)
+            parallelize(model, f"{axis}=2 ep=2", *policies)
         except LayoutError as error:
-            texts[axis] = str(error)
+            texts[label] = str(error)
+            assert not any(isinstance(p, DTensor) for p in model.parameters())
     return texts
 
 

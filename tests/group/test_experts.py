@@ -30,6 +30,9 @@ TWO: list[Case] = [
 FOUR: list[Case] = [
     ("net", "dp=2 ep=2", ""),
     ("net", "fsdp=2 ep=2", ""),
+    ("at once", "ep=2 tp=2", ""),
+    ("at once", "ep=2 tp=2", "experts whole"),
+    ("at once, one-sided", "ep=2 tp=2", "checkpoint"),
 ]
 SLOW: list[Case] = [
     *(
@@ -38,24 +41,37 @@ SLOW: list[Case] = [
         for layout in ("dp=2 ep=2", "fsdp=2 ep=2", "fsdp=2 ep=2 zero2", "ep=4")
         for policy in ("", "checkpoint")
     ),
+    *(
+        (f"at once{kind}", "ep=2 tp=2", policy)
+        for kind in (", one-sided", ", frozen experts", ", frozen router")
+        for policy in ("", "checkpoint", "experts whole")
+    ),
 ]
 EIGHT: list[Case] = [
-    ("eight", layout, "") for layout in ("dp=2 fsdp=2 ep=2", "ep=8", "fsdp=4 ep=2", "dp=2 ep=4")
+    *(("eight", by, "") for by in ("dp=2 fsdp=2 ep=2", "ep=8", "fsdp=4 ep=2", "dp=2 ep=4")),
+    *(("at once, one-sided", f"{by}=2 ep=2 tp=2", "") for by in ("dp", "fsdp")),
+    ("at once, one-sided", "pp=2 ep=2 tp=2", "pipeline"),
 ]
 CALLS: dict[int, list[tuple[str, tuple[Any, ...]]]] = {
     2: [
         ("parity", (TWO,)),
         ("looks_like_the_users_model", ()),
-        ("whole_again", ()),
+        ("whole_again", ("net", "ep=2")),
         ("unequal_shares", ()),
         ("in_two_backwards", ()),
         ("bytes_sent", ()),
         ("loads", ()),
+        ("published", ("ep=2",)),
         ("proofs", ()),
         ("refusals", ()),
         ("called_in_another_way", ()),
     ],
-    4: [("parity", (FOUR,)), ("refusals_of_four", ())],
+    4: [
+        ("parity", (FOUR,)),
+        ("whole_again", ("at once", "ep=2 tp=2")),
+        ("published", ("ep=2 tp=2",)),
+        ("refusals_of_four", ()),
+    ],
 }
 
 
@@ -142,8 +158,16 @@ def test_a_step_tells_of_forwards_that_train_each_once_and_what_an_even_share_is
 
 
 @pytest.mark.parametrize("claim", ["trained", "shards", "back", "outputs"])
-def test_whole_weights_go_out_into_shards_and_back(claim: str) -> None:
-    assert all(seen[claim] for seen in given(2, "whole_again"))
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_whole_weights_go_out_into_shards_and_back(claim: str, ranks: int) -> None:
+    assert all(seen[claim] for seen in given(ranks, "whole_again"))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_is_published_of_experts_has_all_of_them_bit_for_bit(ranks: int) -> None:
+    first, *others = given(ranks, "published")
+    assert first == {"names": set(), "weights": True, "outputs": True, "trained": True}
+    assert all(other == {"told": True} for other in others)
 
 
 @pytest.mark.parametrize("how", ["unequal_shares", "in_two_backwards"])
@@ -198,11 +222,18 @@ def test_what_cannot_be_shared_out_is_refused_in_words(case: str, words: list[st
         assert [word for word in words if word not in texts[case]] == []
 
 
-@pytest.mark.parametrize("axis", ["tp", "cp", "pp"])
-def test_axes_that_ep_does_not_go_with_are_refused_in_words(axis: str) -> None:
-    named = {"pp": 'the schedule "zero-bubble"'}.get(axis, axis)
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("cp", "ep does not go with cp"),
+        ("pp", 'ep does not go with the schedule "zero-bubble"'),
+        ("sequence", "TensorParallel(sequence=True) cannot route parts of a sequence to blocks.0"),
+        ("sequence, whole experts", "TensorParallel(sequence=True) does not know blocks.0"),
+    ],
+)
+def test_what_ep_does_not_go_with_is_refused_in_words(case: str, words: str) -> None:
     for texts in given(4, "refusals_of_four"):
-        assert f"ep does not go with {named}" in texts[axis]
+        assert words in texts[case]
 
 
 def test_a_call_that_was_not_tried_is_refused_on_the_rank_that_makes_it() -> None:

@@ -2,6 +2,7 @@
 
 plan     each axis plans its changes, on the whole model, from the innermost outwards
 cut      blocks hold less, or compute differently
+hold     parameters are of one kind
          policies wrap blocks
 share    gradients are averaged, or shards made
 finish   wrappers of the whole model
@@ -66,6 +67,8 @@ def spread(
     layers = eight_bits.layers_of(model, policies.precision, shape.tp)
     for axis in axes:
         axis.cut(work)
+    for axis in axes:
+        axis.hold(work)
     local = _size(model, work.blocks)
     eight_bits.apply(model, layers, policies.precision, device_type)
     eight_bits.say(policies.precision, device_type)

@@ -96,6 +96,9 @@ class Axis:
     def cut(self, work: Spreading) -> None:
         """Change the parameters and the computation of blocks, before policies wrap them."""
 
+    def hold(self, work: Spreading) -> None:
+        """Change how parameters are held, when all axes have cut."""
+
     def share(self, work: Spreading) -> None:
         """Average gradients, or make shards, of this rank's parameters."""
 

@@ -17,9 +17,9 @@ from nbdist.engine.layout.plan.mesh import MeshShape
 
 _KINDS: tuple[type[Axis], ...] = (
     PipelineAxis,
+    ExpertAxis,  # tokens are exchanged within what tp sums
     TensorAxis,
     ContextAxis,
-    ExpertAxis,
     ShardAxis,
     ReplicaAxis,
 )

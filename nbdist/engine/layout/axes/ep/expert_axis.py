@@ -32,17 +32,16 @@ class ExpertAxis(Axis):
         raise _compiled("The model")
 
     def check_device(self, shape: MeshShape, device_type: str, backend: str) -> None:
-        """Refuse axes whose ranks have the same samples.
+        """Refuse cp.
 
         Raises:
-            LayoutError: The layout has one.
+            LayoutError: The layout has it.
         """
-        beside = next((axis for axis in ("tp", "cp") if shape.sizes[axis] > 1), None)
-        if beside is not None:
+        if shape.cp > 1:
             raise LayoutError(
-                f"ep does not go with {beside} yet.",
-                why=f"it sends each rank's own tokens, and ranks of {beside} have the same samples",
-                do='leave one out, as in "dp=-1 ep=2"; ep goes with dp, fsdp and pp',
+                "ep does not go with cp yet.",
+                why="it sends each rank's own tokens, and ranks of cp have parts of one sequence",
+                do='leave one out, as in "dp=-1 ep=2"; ep goes with dp, fsdp, pp and tp',
             )
 
     def check(self, model: nn.Module) -> None:
@@ -80,13 +79,16 @@ class ExpertAxis(Axis):
         self._found = find_experts.find(work.model, work.policies.experts.example, work.mesh["ep"])
 
     def cut(self, work: Spreading) -> None:
-        """Keep this rank's experts."""
-        mesh = work.mesh["ep"]
+        """Exchange tokens around the experts; what tp sums lies around that."""
         for found in self._found:
             module = work.model.get_submodule(found.name)
             if next(module.parameters(), None) is not None:  # else another stage's
-                self._here.append((found.name, OnOwners(module, found, mesh)))
+                self._here.append((found.name, OnOwners(module, found, work.mesh["ep"])))
+
+    def hold(self, work: Spreading) -> None:
+        """Keep this rank's experts."""
         modules = [work.model.get_submodule(name) for name, _ in self._here]
+        mesh = work.mesh["ep", "tp"] if work.shape.tp > 1 else work.mesh["ep"]
         units = [*work.blocks.values(), work.model]
         parameters.share_out(work.model, modules, mesh, units)
         self._average_bytes = parameters.average_bytes(work.model, mesh)

@@ -8,7 +8,8 @@ samples: its gradients are averaged, of a unit at once, as soon as its backward 
 """
 
 import gc
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ def share_out(
     Args:
         model: Its parameters are equal on all ranks of the mesh.
         experts: Modules whose parameters are cut in their first dim, into equal parts.
-        mesh: The axis `ep`.
+        mesh: The axis `ep`; beside tp, which has made DTensors of all, `ep` and `tp`.
         units: Blocks, and `model`: gradients of one are averaged together.
     """
     cut = {id(p) for module in experts for p in module.parameters()}
@@ -48,25 +49,76 @@ def share_out(
 
 
 def _held(parameter: nn.Parameter, mesh: DeviceMesh, *, is_cut: bool) -> nn.Parameter:
-    local, placement = parameter.detach(), Replicate() if not is_cut else Shard(0)
+    whole: Any = parameter.detach()
+    local = whole.to_local() if isinstance(whole, DTensor) else whole
+    of_tp = whole.placements if isinstance(whole, DTensor) else ()
     if is_cut:
-        local = local.chunk(mesh.size())[mesh.get_local_rank()].clone()
-    held = DTensor.from_local(local, mesh, [placement], run_check=False)
-    return nn.Parameter(held, requires_grad=parameter.requires_grad)
+        local = local.chunk(mesh.size(0))[mesh.get_local_rank(0)].clone()
+    form = _Form((Shard(0) if is_cut else Replicate(), *of_tp), whole.shape, whole.stride())
+    return nn.Parameter(form.of(local, mesh), requires_grad=parameter.requires_grad)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How a DTensor lies on a mesh: over ep, and beside it over tp."""
+
+    placements: tuple[Placement, ...]
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    @classmethod
+    def like(cls, held: Any) -> "_Form":
+        return cls(held.placements, held.shape, held.stride())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all ranks of ep hold the same."""
+        return self.placements[0].is_replicate()
+
+    def of(self, local: Tensor, mesh: DeviceMesh) -> DTensor:
+        """Return the DTensor of which `local` is this rank's part."""
+        return DTensor.from_local(
+            local, mesh, self.placements, run_check=False, shape=self.shape, stride=self.stride
+        )
+
+    def without_ep(self, local: Tensor, mesh: DeviceMesh) -> Tensor:
+        """Return what a forward computes with: `local`, beside tp as a DTensor of that axis."""
+        if mesh.ndim == 1:
+            return local
+        first, *rest = self.shape
+        shape = self.shape if self.is_whole else torch.Size([first // mesh.size(0), *rest])
+        return _Form(self.placements[1:], shape, self.stride).of(local, mesh["tp"])
+
+    def part_of(self, gradient: Any) -> Tensor | None:
+        """Return this rank's part of a gradient of what `without_ep` has returned."""
+        if isinstance(gradient, DTensor):
+            gradient = gradient.redistribute(placements=self.placements[1:]).to_local()
+        part: Tensor | None = gradient
+        return part
 
 
 class Averaged(Local):
-    """Puts local tensors in the places of DTensors while a forward runs, and averages gradients."""
+    """Puts what ranks of ep hold in the places of DTensors in a forward; averages gradients."""
 
     def _take(self, taken: list[tuple[nn.Module, str, nn.Parameter]]) -> None:
         found = [(module, name, module._parameters[name]) for module, name, _ in self._places]
-        held = [(m, n, p) for m, n, p in found if p is not None and isinstance(p, DTensor)]
-        trained = list({id(p): p for _, _, p in held if p.requires_grad}.values())
+        held = [(m, n, p) for m, n, p in found if p is not None and _is_held(p)]
+        each = list({id(p): p for _, _, p in held}.values())
+        trained = [p for p in each if p.requires_grad]
         local = dict(zip(map(id, trained), _local(trained), strict=True))
+        frozen = [p for p in each if not p.requires_grad]
+        local |= zip(map(id, frozen), _without_ep(frozen), strict=True)
         for module, name, parameter in held:
             taken.append((module, name, parameter))
-            own: Any = local.get(id(parameter))
-            module._parameters[name] = local_of(parameter) if own is None else own
+            module._parameters[name] = local[id(parameter)]  # type: ignore[assignment]
+
+
+def _is_held(parameter: Any) -> bool:
+    """Return whether ep holds a parameter: beside tp it is one of that axis in a forward."""
+    if not isinstance(parameter, DTensor):
+        return False
+    names = parameter.device_mesh.mesh_dim_names
+    return names is not None and names[0] == "ep"
 
 
 def _local(trained: list[Any]) -> tuple[Tensor, ...]:
@@ -76,40 +128,36 @@ def _local(trained: list[Any]) -> tuple[Tensor, ...]:
     return made
 
 
+def _without_ep(held: Sequence[Any]) -> tuple[Tensor, ...]:
+    return tuple(_Form.like(p).without_ep(p.detach().to_local(), p.device_mesh) for p in held)
+
+
 class _Average(torch.autograd.Function):
-    """DTensors of one mesh become this rank's tensors; their gradients the means over its ranks."""
+    """DTensors of one mesh become what forwards take; their gradients the means over ep."""
 
     @staticmethod
     def forward(ctx: Any, *held: Any) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        local = tuple(parameter.detach().to_local() for parameter in held)
-        ctx.placements = [parameter.placements for parameter in held]
-        ctx.mesh, ctx.like = (
-            held[0].device_mesh,
-            [torch.empty_like(t, device="meta") for t in local],
-        )
-        return local
+        ctx.forms, ctx.mesh = list(map(_Form.like, held)), held[0].device_mesh
+        ctx.like = [torch.empty_like(p.detach().to_local(), device="meta") for p in held]
+        return _without_ep(held)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[DTensor | None, ...]:
-        means = list(gradients)
-        is_whole = [placement.is_replicate() for (placement,) in ctx.placements]
-        whole = [place for place, is_it in enumerate(is_whole) if is_it]
-        for place, gradient in enumerate(gradients):
-            if not is_whole[place] and gradient is not None:
-                means[place] = gradient / ctx.mesh.size()
-        averaged = _averaged([gradients[i] for i in whole], [ctx.like[i] for i in whole], ctx.mesh)
+        forms, mesh = ctx.forms, ctx.mesh
+        means = [form.part_of(given) for form, given in zip(forms, gradients, strict=True)]
+        whole = [place for place, form in enumerate(forms) if form.is_whole]
+        averaged = _averaged([means[i] for i in whole], [ctx.like[i] for i in whole], mesh)
+        for place, mean in enumerate(means):
+            if not forms[place].is_whole and mean is not None:
+                means[place] = mean / mesh.size(0)
         for place, mean in zip(whole, averaged, strict=True):
             means[place] = mean
         return tuple(
-            _as_part(mean, ctx.mesh, placements)
-            for mean, placements in zip(means, ctx.placements, strict=True)
+            None if mean is None else form.of(mean, mesh)
+            for mean, form in zip(means, forms, strict=True)
         )
-
-
-def _as_part(mean: Tensor | None, mesh: DeviceMesh, placements: tuple[Placement]) -> DTensor | None:
-    return None if mean is None else DTensor.from_local(mean, mesh, placements, run_check=False)
 
 
 def _averaged(
@@ -131,10 +179,10 @@ def _averaged(
         for g, t in zip(gradients, like, strict=True)
     ]
     packed = torch.cat([*flat, has])
-    dist.all_reduce(packed, group=mesh.get_group())
+    dist.all_reduce(packed, group=mesh.get_group(0))
     *sums, had = packed.split([*(t.numel() for t in like), len(like)])
     return [
-        (total / mesh.size()).view(t.shape).to(t.dtype) if is_there else None
+        (total / mesh.size(0)).view(t.shape).to(t.dtype) if is_there else None
         for total, t, is_there in zip(sums, like, had.tolist(), strict=True)
     ]
 
@@ -148,4 +196,4 @@ def average_bytes(model: nn.Module, mesh: DeviceMesh) -> float:
     ]
     # Of each also whether this rank has a gradient.
     sent = sum((t.numel() + 1) * max(t.element_size(), torch.float32.itemsize) for t in whole)
-    return 2 * (mesh.size() - 1) / mesh.size() * sent
+    return 2 * (mesh.size(0) - 1) / mesh.size(0) * sent

@@ -217,14 +217,18 @@ def token_widths(plan: TensorPlan, model: "nn.Module") -> tuple[list[int], list[
     return summed, gathered
 
 
-def weight_bytes(plan: TensorPlan, model: "nn.Module", tp: int) -> float:
-    """Return the bytes of weights a rank sends in one forward and its backward; see `sections`."""
+def weight_bytes(plan: TensorPlan, model: "nn.Module", tp: int, ep: int = 1) -> float:
+    """Return the bytes of weights a rank sends in one forward and its backward; see `sections`.
+
+    Of experts each rank of ep has a part.
+    """
     sent = 0.0
     for cut in plan.cuts:
         for name, cut_in in cut.own.items():
             parameter = model.get_submodule(cut.module).get_parameter(name)
             share = sum(cut_in.leaving(tp, part) for part in range(tp)) / tp / cut_in.size
-            sent += share * parameter.numel() * parameter.element_size()
+            stacks = ep if cut.style == EXPERTS else 1
+            sent += share * parameter.numel() * parameter.element_size() / stacks
     return 2 * sent
 
 

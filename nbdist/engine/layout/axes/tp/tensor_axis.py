@@ -41,7 +41,7 @@ class TensorAxis(Axis):
             scatters = policy.sequence and dist.get_backend(axis.get_group()) == "gloo"
             logits = [] if policy.loss else gathered
             self._token_bytes = cuts.token_bytes(summed, logits, axis.size(), scatters=scatters)
-            self._weight_bytes = cuts.weight_bytes(plan, work.model, axis.size())
+            self._weight_bytes = cuts.weight_bytes(plan, work.model, axis.size(), work.shape.ep)
 
     def cut(self, work: Spreading) -> None:
         """Cut the weights that this rank has."""
