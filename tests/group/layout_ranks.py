@@ -524,10 +524,11 @@ class Adapted(nn.Module):
         return x @ (weight.numbers * weight.scale) / 100 + self.adapter(x)
 
 
-def quantized(layout: str) -> tuple[float, bool] | str:
+def quantized(layout: str, is_trained: bool = False) -> tuple[float, bool] | str:
     """Train beside a quantized weight; return how the loss changed, and if the weight did not."""
     torch.manual_seed(dist.get_rank())
     model = Adapted()
+    model.quantized.requires_grad_(is_trained)
     before = model.quantized.numbers.clone()
     try:
         spread = parallelize(model, layout)

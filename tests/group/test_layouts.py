@@ -200,14 +200,14 @@ def test_this_torch_has_what_layouts_need() -> None:
     assert run_ranks(1, RANKS + "self_test") == [[]]
 
 
-@pytest.mark.parametrize("layout", ["ddp", "zero1"])
+@pytest.mark.parametrize("layout", ["ddp", "zero1", "zero3"])
 def test_a_quantized_weight_comes_from_rank_0_and_what_is_beside_it_is_trained(layout: str) -> None:
     first, second = run_ranks(2, RANKS + "quantized", layout)
     assert first[0] == second[0] < 0
     assert (first[1], second[1]) == (True, False)
 
 
-def test_a_quantized_weight_that_cannot_be_cut_is_refused_in_words() -> None:
-    for told in run_ranks(2, RANKS + "quantized", "zero3"):
+def test_a_trained_quantized_weight_that_cannot_be_cut_is_refused_in_words() -> None:
+    for told in run_ranks(2, RANKS + "quantized", "zero3", True):
         assert "Parameter weight is a Int8Tensor, which fsdp cannot cut into shards." in told
         assert 'use "ddp"' in told

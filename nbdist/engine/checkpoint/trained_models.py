@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine.compat import torch_modules, torch_sharded
+from nbdist.engine.compat import torch_modules, torch_quantized, torch_sharded
 from nbdist.engine.layout.layout import Layout, layout_of, live_layouts
 from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.steps import keep
@@ -128,7 +128,7 @@ def model(name: str, module: nn.Module, optimizers: Iterable[Optimizer]) -> Trai
         )
     layout = layout_of(module)
     full_tensors.settle(module)
-    saved = {clean(key) for key in module.state_dict()}
+    saved = {clean(key) for key in torch_quantized.parts(module.state_dict())}
     every = full_tensors.names(module, duplicates=True)
     first: dict[int, str] = {}
     tensors: dict[str, torch.Tensor] = {}

@@ -137,18 +137,25 @@ class Explanation:
 
     def __repr__(self) -> str:
         axes = " x ".join(f"{axis}={n}" for axis, n in self.shape.axes.items())
-        whole = name_bytes(self.size.parameter_bytes)
+        whole = name_bytes(self.size.parameter_bytes + self.size.whole_bytes)
         lines = [
             f"layout {self.name}: {axes} on {self.shape.world_size} ranks, {self.backend}",
             f"model: {self.size.parameters:,} parameters, {whole}",
             f"a rank keeps {name_bytes(self.resident_bytes)} of parameters and gradients"
             + self._states(),
+            self._whole(),
             f"a rank sends {self._sent()}",
         ]
         lines += [self._idle(), *(axis.summary(self.shape) for axis in self.axes)]
         lines += [self._precision(), self._compresses(), self._forgets(), self._offloads()]
         lines += [axis.details() for axis in self.axes]
         return "\n".join(line for line in lines if line)
+
+    def _whole(self) -> str:
+        if not self.local.whole_bytes:
+            return ""
+        held = f"{self.local.whole_parameters:,} quantized parameters"
+        return f"of these {name_bytes(self.local.whole_bytes)} are {held}, kept whole"
 
     def _idle(self) -> str:
         """Name the axes in the text to which the other axes leave one rank."""

@@ -28,7 +28,7 @@ from nbdist.engine.layout.policies.activation_checkpoint import Checkpointed
 from nbdist.engine.layout.trainable import LossFunction, Trainable
 from nbdist.engine.layout.verify import preconditions, verify
 from nbdist.engine.layout.verify.report import Looked, Proof
-from nbdist.engine.layout.weights import full_tensors, load, save_adapters, save_pretrained
+from nbdist.engine.layout.weights import load, save_adapters, save_pretrained
 from nbdist.engine.layout.weights.gather import state_of
 from nbdist.engine.tap import counters
 from nbdist.shared.errors import CheckpointError, LayoutError
@@ -422,7 +422,7 @@ def _before_load(
     """Refuse what `load_state_dict` cannot load; torch calls it before."""
     layout = layout_of(model)
     if layout is not None:
-        held = full_tensors.names(model, duplicates=True)
+        held = dict(model.named_parameters(remove_duplicate=False))
         names = {name for stage in layout.stages for name in stage.parameters} if strict else set()
         load.refuse_whole(layout, state, prefix, sorted(names - held.keys()))
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from nbdist.engine.compat import torch_quantized
 from nbdist.engine.layout.axes.axis import Spreading
 from nbdist.engine.layout.axes.registry import axes_of, innermost_first
 from nbdist.engine.layout.layout import Layout
@@ -94,11 +95,15 @@ def spread(
 
 def _size(model: nn.Module, blocks: dict[str, nn.Module]) -> cost.ModelSize:
     """Return the size of a model's part on this rank."""
+    whole = {p for p in model.parameters() if torch_quantized.stays_whole(p)}
+    in_blocks = (set(block.parameters()) - whole for block in blocks.values())
     return cost.ModelSize(
-        parameter_bytes=_bytes(model.parameters()),
+        parameter_bytes=_bytes(set(model.parameters()) - whole),
         gradient_bytes=_bytes(p for p in model.parameters() if p.requires_grad),
-        block_bytes=sum(_bytes(block.parameters()) for block in blocks.values()),
+        block_bytes=sum(map(_bytes, in_blocks)),
         parameters=sum(p.numel() for p in model.parameters()),
+        whole_bytes=_bytes(whole),
+        whole_parameters=sum(p.numel() for p in whole),
     )
 
 
@@ -118,5 +123,5 @@ def _device_type(model: nn.Module) -> tuple[str, str]:
 
 
 def _bytes(parameters: Iterable[nn.Parameter]) -> int:
-    parts = (p.to_local() if isinstance(p, DTensor) else p for p in parameters)
-    return sum(part.numel() * part.element_size() for part in parts)
+    held = (p.to_local() if isinstance(p, DTensor) else p for p in parameters)
+    return sum(part.nbytes for one in held for part in torch_quantized.plain(one))

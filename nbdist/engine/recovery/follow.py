@@ -16,7 +16,7 @@ from weakref import ref
 import torch
 import torch.distributed as dist
 
-from nbdist.engine.compat import torch_modules, torch_shards
+from nbdist.engine.compat import torch_modules, torch_quantized, torch_shards
 from nbdist.engine.group import rendezvous
 from nbdist.engine.recovery import decide_follow, model_state, send_tensors
 from nbdist.engine.recovery.decide import Decision
@@ -263,23 +263,28 @@ def _read(one: Any) -> State:
     state = state_of(one)
     tensors = _tensors_in(state)
     places = {id(t): model_state.TensorPlace(at) for at, t in enumerate(tensors)}
-    return copy.deepcopy(state, dict(places)), [local(t).detach() for t in tensors]
+    return copy.deepcopy(state, dict(places)), _parts(tensors)
+
+
+def _parts(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return this rank's parts of tensors, live; of a quantized one what it consists of."""
+    return [p.detach() for one in tensors for p in torch_quantized.plain(local(one))]
 
 
 def _put(one: Any, frame: Any, tensors: list[torch.Tensor]) -> None:
     """Give an object a state that was read here or on another rank; its tensors stay its own."""
     live = _tensors_in(state_of(one))
     places = _found(frame, model_state.TensorPlace)
-    fits = [tuple(local(t).shape) for t in live] == [tuple(t.shape) for t in tensors]
-    memo: dict[int, Any] = {}
-    for place in places:
-        saved = tensors[place.number]
-        if fits:
-            with torch.no_grad():
-                local(live[place.number]).detach().copy_(saved)
-            memo[id(place)] = live[place.number]
-        else:
-            memo[id(place)] = saved.clone()
+    parts = _parts(live)
+    fits = [tuple(t.shape) for t in parts] == [tuple(t.shape) for t in tensors]
+    if not fits and len(parts) != len(live):
+        raise ValueError("its quantized weights have other sizes")
+    if fits:
+        with torch.no_grad():
+            for part, saved in zip(parts, tensors, strict=True):
+                part.copy_(saved)
+    held = live if fits else [saved.clone() for saved in tensors]
+    memo: dict[int, Any] = {id(place): held[place.number] for place in places}
     if isinstance(one, torch.amp.GradScaler):
         torch_modules.reset_grad_scaler(one)  # what it had begun is no part of this state
     if has_state(one):

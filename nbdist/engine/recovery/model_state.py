@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from nbdist.engine.compat import torch_quantized
 from nbdist.engine.recovery.wrapped_models import Unit, local, parameters_of
 from nbdist.engine.steps.optimizer_options import options_of, put_options
 from nbdist.engine.steps.optimizer_wrapper import ApartWrapper
@@ -131,6 +132,8 @@ def _wrappers(unit: Unit) -> list[ApartWrapper]:
 
 
 def _take(value: Any, tensors: list[torch.Tensor]) -> Any:
+    if torch_quantized.is_quantized(value):
+        return [_take(part, tensors) for part in torch_quantized.plain(value)]
     if isinstance(value, torch.Tensor):
         tensors.append(local(value).detach())
         return TensorPlace(len(tensors) - 1)
@@ -148,6 +151,10 @@ def _fill(saved: Any, live: Any, tensors: list[torch.Tensor]) -> Any:
             local(live).detach().copy_(tensor)
             return live
         return tensor.clone()
+    if torch_quantized.is_quantized(live):
+        for place, part in zip(saved, torch_quantized.plain(live), strict=True):
+            _fill(place, part, tensors)
+        return live
     if isinstance(saved, dict):
         live = live if isinstance(live, dict) else {}
         for key in set(live) - set(saved):

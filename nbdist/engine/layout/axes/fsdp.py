@@ -15,10 +15,9 @@ from torch.distributed.fsdp import FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map_only
 
-from nbdist.engine.compat import torch_hooks, torch_sharded
+from nbdist.engine.compat import torch_hooks, torch_quantized, torch_sharded
 from nbdist.engine.layout.axes import outside_calls
 from nbdist.engine.layout.axes.axis import Axis, Spreading
 from nbdist.engine.layout.plan import device_mesh
@@ -59,7 +58,8 @@ class ShardAxis(Axis):
                 do="register it after parallelize, by p.register_post_accumulate_grad_hook",
             )
         for name, parameter in model.named_parameters():
-            if is_traceable_wrapper_subclass(parameter) and not isinstance(parameter, DTensor):
+            stays_whole = torch_quantized.stays_whole(parameter)
+            if torch_quantized.is_quantized(parameter) and not stays_whole:
                 _check_cuts(name, parameter.detach())
 
     def share(self, work: Spreading) -> None:
@@ -94,7 +94,7 @@ def _check_cuts(name: str, quantized: torch.Tensor) -> None:
         raise LayoutError(
             f"Parameter {name} is a {type(quantized).__name__}, which fsdp cannot cut into shards.",
             why=f"{str(error).splitlines()[0][:160]}",
-            do='use "ddp", where each rank holds all of it',
+            do='use "ddp", where each rank holds all of it; or freeze it',
         ) from error
 
 
@@ -123,6 +123,7 @@ def apply(
     precision.keep_statistics(model, in_precision)
     model.register_forward_hook(_own_outputs)  # before fully_shard, whose hook looks at them
     units = precision.for_units(in_precision)
+    whole = {p for p in model.parameters() if torch_quantized.stays_whole(p)}
     for block in blocks:
         fully_shard(
             block,
@@ -130,6 +131,7 @@ def apply(
             reshard_after_forward=reshard_after_forward,
             mp_policy=units,
             offload_policy=offloaded,
+            ignored_params=whole,
         )
     fully_shard(
         model,
@@ -137,6 +139,7 @@ def apply(
         reshard_after_forward=None if reshard_after_forward else False,
         mp_policy=precision.for_root(in_precision),
         offload_policy=offloaded,
+        ignored_params=whole,
     )
     model.register_forward_hook(_give_back)  # after fully_shard's own
 

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from nbdist.engine.compat import torch_hooks, torch_modules, torch_reducers
+from nbdist.engine.compat import torch_hooks, torch_modules, torch_quantized, torch_reducers
 from nbdist.shared.errors import LayoutError
 
 _SHOWN = 4  # names in an error
@@ -180,9 +180,10 @@ def _refuse_strangers(reducer: Any, trained: dict[str, nn.Parameter]) -> None:
 def _refuse_whole(model: nn.Module, optimizer: Optimizer) -> None:
     """Refuse parameters that are whole in a model of which ranks have parts: they came later."""
     own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    is_cut = {name: isinstance(p, DTensor) for name, p in model.named_parameters()}
-    if any(is_cut.values()):
-        _refuse_new([n for n, p in model.named_parameters() if id(p) in own and not is_cut[n]])
+    named = dict(model.named_parameters())
+    if any(isinstance(p, DTensor) for p in named.values()):
+        whole = {n: p for n, p in named.items() if id(p) in own and not isinstance(p, DTensor)}
+        _refuse_new([name for name, p in whole.items() if not torch_quantized.stays_whole(p)])
 
 
 def _refuse_new(strangers: list[str]) -> None:

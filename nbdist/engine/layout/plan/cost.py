@@ -16,12 +16,17 @@ from nbdist.engine.layout.plan.mesh import MeshShape
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Bytes of a whole model's parameters, before it is spread."""
+    """Bytes of a whole model's parameters, before it is spread.
 
-    parameter_bytes: int
+    What is quantized and frozen stays whole on every rank that computes with it.
+    """
+
+    parameter_bytes: int  # but of what stays whole
     gradient_bytes: int  # of the parameters that are trained
-    block_bytes: int  # of the parameters inside blocks
+    block_bytes: int  # of the parameters inside blocks, but of what stays whole
     parameters: int  # a count
+    whole_bytes: int = 0  # of what stays whole
+    whole_parameters: int = 0  # a count
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ def wire(size: ModelSize, shape: MeshShape, compute: str, reduce: str) -> Wire:
     Only fsdp's units compute in parameters of a low precision, and then its gradients are of that,
     so that "fp32" means float32.
     """
-    element = size.parameter_bytes / max(size.parameters, 1)
+    element = size.parameter_bytes / max(size.parameters - size.whole_parameters, 1) or 1.0
     is_low = shape.fsdp > 1 and compute != "fp32"
     full = 4 / element if is_low else 1.0
     return Wire(
@@ -110,7 +115,7 @@ def two_level_bytes(
 
 def resident_bytes(size: ModelSize, shape: MeshShape) -> float:
     """Return the bytes of parameters and gradients a rank keeps between steps."""
-    return (size.parameter_bytes + size.gradient_bytes) / shape.shards
+    return size.whole_bytes + (size.parameter_bytes + size.gradient_bytes) / shape.shards
 
 
 def state_share(shape: MeshShape) -> float:

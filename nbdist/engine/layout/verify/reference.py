@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
+from nbdist.engine.compat import torch_quantized
 from nbdist.engine.layout.plan.inputs import join
 from nbdist.engine.layout.plan.random_numbers import seed_part
 from nbdist.engine.layout.verify.low_precision import Lowered
@@ -207,7 +208,8 @@ class Reference:
     def follow(self) -> None:
         """Let the model in float64 have the weights that an optimizer has left."""
         if self._double is not None:
-            _set(list(self._double.parameters()), list(self.model.parameters()))
+            both = (self._trained(model) for model in (self._double, self.model))
+            _set(*([p for _, p in trained] for trained in both))
 
     def _run(self, model: nn.Module, parts: Sequence[Part], step: int) -> dict[str, torch.Tensor]:
         """Compute gradients into `.grad`; return them, buffers and losses by name.
@@ -305,7 +307,8 @@ class Reference:
     @contextmanager
     def _moved(self) -> Iterator[None]:
         """Move weights by half a unit of their last place, up or down at random."""
-        trained = [p for p in self.model.parameters() if p.is_floating_point()]
+        own = [p for p in self.model.parameters() if not torch_quantized.is_quantized(p)]
+        trained = [p for p in own if p.is_floating_point()]
         tensors = [*trained, *self.model.buffers()]
         kept = [tensor.detach().clone() for tensor in tensors]
         with torch.no_grad():

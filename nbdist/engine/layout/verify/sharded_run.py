@@ -60,7 +60,8 @@ class ShardedRun:
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Return this rank's parts of the gradients by name, cut like parameters."""
-        return {name: _gradient(p) for name, p in self.model.named_parameters()}
+        trained = ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
+        return {name: _gradient(p) for name, p in trained}
 
     @torch.no_grad()
     def move(self, rate: float) -> None:

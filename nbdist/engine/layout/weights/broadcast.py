@@ -10,9 +10,8 @@ import hashlib
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from nbdist.engine.compat import torch_modules
+from nbdist.engine.compat import torch_modules, torch_quantized
 from nbdist.shared.errors import LayoutError
 
 _SOURCE = 0  # the rank whose weights count
@@ -77,14 +76,6 @@ def broadcast(model: nn.Module) -> None:
     """Give every rank rank 0's parameters and buffers, in place; not what is on meta."""
     everything = [*model.parameters(), *model.buffers()]
     held = [t.detach() for t in everything if t.numel() and not t.is_meta]
-    tensors = [part for tensor in held for part in _plain_parts(tensor)]
+    tensors = [part for tensor in held for part in torch_quantized.plain(tensor)]
     if tensors:
         torch_modules.broadcast_coalesced(tensors, _SOURCE)
-
-
-def _plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors that a quantized one (torchao's) consists of: its numbers, its scales."""
-    if not is_traceable_wrapper_subclass(tensor):
-        return [tensor]
-    names, _ = tensor.__tensor_flatten__()
-    return [part for name in names for part in _plain_parts(getattr(tensor, name))]

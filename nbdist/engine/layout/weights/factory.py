@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from nbdist.engine.compat import torch_quantized
 from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.weights import full_tensors, meta_copy
 from nbdist.engine.layout.weights.full_tensors import TensorFacts
@@ -88,7 +89,8 @@ def build(factory: Callable[[], Any], *, with_weights: bool = True) -> tuple[nn.
                 model = factory()
         if isinstance(model, nn.Module):
             if with_weights and dist.get_rank() == _SOURCE:
-                weights = {name: p.detach() for name, p in model.named_parameters()}
+                named = {name: p.detach() for name, p in model.named_parameters()}
+                weights = torch_quantized.parts(named)
             meta_copy.take_weights(model)
     except Exception as error:
         failed = error
@@ -109,8 +111,9 @@ def is_thin(shape: MeshShape) -> bool:
 def fill(model: nn.Module, weights: Mapping[str, torch.Tensor], device_type: str) -> None:
     """Give parameters on meta room, of this rank's parts, and rank 0's weights. Collective."""
     if any(p.is_meta for p in model.parameters()):
-        model._apply(lambda t: torch.empty_like(t, device=device_type) if t.is_meta else t)
-    held = dict(model.named_parameters())
+        room = torch_quantized.empty_like
+        model._apply(lambda t: room(t, device_type) if t.is_meta else t)
+    held = torch_quantized.parts(dict(model.named_parameters()))
     wanted = {name: TensorFacts(p.shape, p.dtype) for name, p in held.items()}
     for name, full in full_tensors.from_rank_0(wanted, weights, device_type):
         full_tensors.put(held[name], full)

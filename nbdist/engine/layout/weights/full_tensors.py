@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from nbdist.engine.compat import torch_hooks, torch_modules
+from nbdist.engine.compat import torch_hooks, torch_modules, torch_quantized
 from nbdist.engine.compat.checkpoints import tensor_bytes
 from nbdist.engine.layout.plan.mesh import MeshShape
 
@@ -59,24 +59,28 @@ class TensorFacts:
 
 
 def names(model: nn.Module, *, duplicates: bool = False) -> dict[str, torch.Tensor]:
-    """Return the parameters and buffers of a model by name; tied ones once, or by each name."""
+    """Return the parameters and buffers of a model by name; tied ones once, or by each name.
+
+    Of a quantized one it is what it consists of.
+    """
     found: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=not duplicates))
     found.update(model.named_buffers(remove_duplicate=not duplicates))
-    return found
+    return torch_quantized.parts(found)
 
 
 def places(
     model: nn.Module, *, duplicates: bool = False, meta: bool = False
 ) -> dict[str, TensorFacts]:
     """Return the facts of a model's tensors on this rank; of those on meta if asked."""
-    saved = model.state_dict().keys()
+    saved = torch_quantized.parts(model.state_dict())
+    buffers = dict(model.named_buffers(remove_duplicate=False))
     return {
         name: TensorFacts(
             tensor.shape,
             tensor.dtype,
             is_saved=name in saved,
             is_trained=tensor.requires_grad,
-            is_buffer=not isinstance(tensor, nn.Parameter),
+            is_buffer=name in buffers,
         )
         for name, tensor in names(model, duplicates=duplicates).items()
         if meta or not tensor.is_meta

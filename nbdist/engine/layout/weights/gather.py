@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from nbdist.engine.compat import torch_quantized
 from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.layout.weights.full_tensors import LayoutFacts
 
@@ -50,12 +51,9 @@ def _named(held: Mapping[str, torch.Tensor], model: nn.Module, plain: nn.Module)
         id(tensor): held[name] for name, tensor in full_tensors.names(plain).items() if name in held
     }
     names = full_tensors.names(plain, duplicates=True)
+    known = {name: by_identity[id(t)] for name, t in names.items() if id(t) in by_identity}
+    state = plain.state_dict()
+    whole = torch_quantized.joined(state, known)
     # What is no parameter or buffer (`get_extra_state`) is as rank 0 has it.
     own = model.state_dict()
-    found: dict[str, Any] = {}
-    for key in plain.state_dict():
-        if key in names and id(names[key]) in by_identity:
-            found[key] = by_identity[id(names[key])]
-        elif key in own:
-            found[key] = own[key]
-    return found
+    return {key: whole.get(key, own.get(key)) for key in state if key in whole or key in own}

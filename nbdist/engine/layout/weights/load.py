@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from nbdist.engine.compat import torch_quantized
 from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.layout.weights.full_tensors import LayoutFacts, TensorFacts
 from nbdist.shared.errors import LayoutError
@@ -46,7 +47,8 @@ def from_one(target: LayoutFacts, source: nn.Module | Mapping[str, torch.Tensor]
             )
         else:
             items = dict(source or {}).items()
-            held = {name: value for name, value in items if isinstance(value, torch.Tensor)}
+            found = {name: value for name, value in items if isinstance(value, torch.Tensor)}
+            held = torch_quantized.parts(found)
             given = {name: TensorFacts(t.shape, t.dtype) for name, t in held.items()}
         has_parts = any(_is_cut(tensor) for tensor in held.values())
     sent = [(given, has_parts)]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nbdist.engine.compat import torch_quantized
 from nbdist.shared.error_text import named
 
 LARGEST_BUFFER_BYTES = 1 << 20  # larger ones are left out; `full_tensors` can gather them
@@ -52,7 +53,7 @@ def materialise(model: nn.Module, device: torch.device | str) -> None:
             if parameter is None or not parameter.is_meta:
                 continue
             if id(parameter) not in made:
-                room = torch.empty_like(parameter.detach(), device=device)
+                room = torch_quantized.empty_like(parameter.detach(), device)
                 made[id(parameter)] = nn.Parameter(room, requires_grad=parameter.requires_grad)
             module._parameters[name] = made[id(parameter)]
         for name, buffer in module._buffers.items():
@@ -64,7 +65,8 @@ def materialise(model: nn.Module, device: torch.device | str) -> None:
 def on_meta(parameter: nn.Parameter) -> nn.Parameter:
     """Return a parameter without numbers, with the marks that a library has put on it."""
     empty = nn.Parameter(
-        torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad
+        torch_quantized.empty_like(parameter.detach(), "meta"),
+        requires_grad=parameter.requires_grad,
     )
-    vars(empty).update(vars(parameter))
+    vars(empty).update({k: mark for k, mark in vars(parameter).items() if k not in vars(empty)})
     return empty

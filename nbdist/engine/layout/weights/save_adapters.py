@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from nbdist.engine.compat import torch_quantized
 from nbdist.engine.kernel.agreement import each, from_rank_0
 from nbdist.engine.layout.weights import full_tensors, meta_copy
 from nbdist.engine.layout.weights.full_tensors import LayoutFacts
@@ -85,6 +86,13 @@ def save_merged(spread: LayoutFacts, plain: nn.Module | None, folder: Path) -> N
             f"A {type(bare).__name__} that got its adapters by add_adapter cannot be merged.",
             do="layout.save_pretrained(folder), which writes the adapter; or give it by "
             "peft.get_peft_model before parallelize",
+        )
+    if any(map(torch_quantized.is_quantized, bare.parameters())):
+        raise CheckpointError(
+            "Adapters cannot be merged into quantized weights here.",
+            why="what is merged has to be quantized anew, and its scales with it",
+            do="layout.save_pretrained(folder), which writes the adapters; PEFT loads them onto "
+            "the base in its own precision, and merges them there",
         )
     base = bare.get_base_model()
     if not callable(getattr(base, "save_pretrained", None)):

@@ -102,7 +102,7 @@ def _planned(table: Mapping[str, TensorFacts], plain: nn.Module, file_bytes: int
     extra = [key for key, value in state.items() if key not in held and value is not None]
     if extra:
         raise CheckpointError(
-            f"{extra[0]} is no parameter or buffer, and safetensors holds nothing else.",
+            f"{extra[0]} is no plain parameter or buffer, and safetensors holds nothing else.",
             do="layout.state_dict() and torch.save",
         )
     shards: list[dict[str, TensorFacts]] = [{}]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdist.engine.compat import torch_modules
+from nbdist.engine.compat import torch_modules, torch_quantized
 from nbdist.engine.steps.followers.find_followers import MOST_ITEMS, PLAIN, has_state, loose_tensors
 
 Mark = tuple[object, ...]
@@ -74,7 +74,7 @@ def _held(item: Any) -> Iterator[Any]:
 
 def _first(tensor: torch.Tensor) -> float | None:
     """Return a tensor's first value where that waits for no device."""
-    tensor = getattr(tensor, "_local_tensor", tensor)
+    tensor = torch_quantized.plain(getattr(tensor, "_local_tensor", tensor))[0]
     if tensor.device.type != "cpu" or not tensor.numel() or tensor.layout is not torch.strided:
         return None
     value = tensor.detach()[(0,) * tensor.dim()].item()

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from nbdist.engine.compat import torch_quantized
 from nbdist.engine.layout.plan.guesses import guesses
 from nbdist.engine.layout.plan.inputs import Inputs, as_inputs
 from nbdist.engine.layout.plan.trace import (
@@ -120,7 +121,8 @@ def trace(
     ):
         plain = {name: _fake(t, m, device) for name, t in _tensors(model)}
         state = imitation.state(model, plain)
-        watch = _Watch({id(state[name]): name for name, _ in model.named_parameters()})
+        used = {name: torch_quantized.plain(state[name]) for name, _ in model.named_parameters()}
+        watch = _Watch({id(part): name for name, parts in used.items() for part in parts})
         computing = imitation.on(units, device.type)
         with _hooked(model, names, watch), computing, torch.no_grad(), watch:
             here = inputs.map(m.from_tensor)
@@ -135,7 +137,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _fake(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) -> torch.Tensor:
     if tensor.is_meta:
-        return torch.empty_like(tensor, device=device)
+        return torch_quantized.empty_like(tensor.detach(), device)
     return mode.from_tensor(tensor.detach())
 
 

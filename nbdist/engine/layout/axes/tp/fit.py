@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nbdist.engine.compat import torch_quantized
 from nbdist.engine.layout.axes.tp import local_sizes
 from nbdist.engine.layout.axes.tp.cuts import (
     COLUMN,
@@ -72,11 +73,25 @@ def check(model: nn.Module, plan: TensorPlan, tp: int, inputs: Inputs | None) ->
                 "their weight",
                 do="write it as separate Linear layers, or leave it out of the plan",
             )
+        _check_plain(cut, module)
     _check_sizes(_sizes(model, plan), tp)
     _check_ties(model, plan)
     if inputs is not None and is_known(plan):
         with local_sizes.divided(model, plan.sizes):
             trace.run_in_parts(model, inputs, parts(model, plan, tp))
+
+
+def _check_plain(cut: Cut, layer: nn.Module) -> None:
+    """Refuse a cut through a quantized weight."""
+    held = layer.parameters(recurse=False)
+    found = next((p for p in held if torch_quantized.is_quantized(p)), None)
+    if found is not None:
+        raise LayoutError(
+            f"The weight of {cut.module} is a {type(found).__name__}, which tp cannot cut.",
+            why="its numbers share scales, and its class says how it is cut to nobody",
+            do='use "zero3", "ddp" or pp, which keep quantized weights whole; or leave it out with '
+            "a plan of your own: TensorParallel(plan={...})",
+        )
 
 
 def _check_sizes(sizes: list[tuple[str, int]], tp: int) -> None:

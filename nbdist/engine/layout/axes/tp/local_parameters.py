@@ -17,6 +17,8 @@ from torch.autograd.function import FunctionCtx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
+from nbdist.engine.compat import torch_quantized
+
 # The module, the parameter's name, and what makes of it what the forward computes with.
 Place = tuple[nn.Module, str, Callable[[Any], Any]]
 
@@ -43,6 +45,8 @@ def replicate_rest(
         for name, parameter in list(module._parameters.items()):
             if parameter is None or isinstance(parameter, DTensor):
                 continue
+            if torch_quantized.stays_whole(parameter):
+                continue  # no optimizer sees it
             if id(parameter) not in made:
                 whole = DTensor.from_local(parameter.detach(), mesh, [Replicate()], run_check=False)
                 made[id(parameter)] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
