@@ -141,6 +141,23 @@ class Crossed(nn.Module):
         return self.out(attended(q, k, v))
 
 
+class Chain(nn.Module):
+    """Linears outside of a block, of several widths; a product of two, and a mean over others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Embedding(V, D)
+        self.net = nn.Sequential(nn.Linear(D, 24), nn.PReLU(), nn.Linear(24, D), nn.LayerNorm(D))
+        self.of_token, self.of_all = nn.Linear(D, 40), nn.Linear(D, 40)
+        self.joined, self.narrow, self.head = nn.Linear(40, 16), nn.Linear(16, 8), nn.Linear(8, V)
+
+    def forward(self, x_BT: Tensor) -> Tensor:
+        x = self.net(self.token(x_BT))
+        mean = self.of_all(x.mean(1, keepdim=True)).transpose(1, 2)
+        x = self.joined(F.silu(self.of_token(x)) * mean.transpose(1, 2))
+        return self.head(torch.tanh(self.narrow(x)))
+
+
 _SIZES: dict[str, Any] = {
     "vocab_size": V,
     "num_hidden_layers": 2,

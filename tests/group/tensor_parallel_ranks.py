@@ -19,7 +19,7 @@ from nbdist.engine.data import batches
 from nbdist.engine.data.make import loader
 from nbdist.engine.data.order.shards import data_shard
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.engine.layout.policies.policies import TensorParallel
+from nbdist.engine.layout.policies.policies import Pipeline, TensorParallel
 from nbdist.shared.errors import LayoutError
 from tests.group import tensor_kinds as kinds
 from tests.group.layout_ranks import difference, state_of
@@ -222,6 +222,7 @@ KINDS: dict[str, Any] = {
     "related": lambda: GPT(block_of(kinds.Related)),
     "scaled": lambda: GPT(block_of(kinds.Scaled)),
     "crossed": lambda: GPT(block_of(kinds.Crossed)),
+    "chain": kinds.Chain,
     "gpt2": kinds.gpt2,
     "mixtral": kinds.mixtral,
     "phi3": kinds.phi3,
@@ -388,7 +389,8 @@ def refusals() -> dict[str, str]:
     opt = torch.optim.SGD(kept.parameters(), lr=0.1)
     refused("old optimizer", kept)
     del opt
-    refused("nothing", nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2)))
+    refused("nothing", nn.Sequential(nn.Linear(4, 6)))
+    refused("mixed", nn.Sequential(nn.Linear(4, 6), nn.Softmax(-1), nn.Linear(6, 2)))
     fixed = GPT(block_of(FixedHeads))
     refused("fixed heads, then ddp", fixed)
     assert parallelize(fixed, "ddp").name == "ddp"
@@ -443,6 +445,25 @@ def too_many_parts() -> str:
     except LayoutError as error:
         return str(error)
     return "accepted"
+
+
+def chain_over_stages() -> list[str]:
+    """Return what pp says of pairs that lie on one stage each, and on two."""
+    width = 8
+    texts = []
+    for split in (["0", "4"], ["0", "2"]):
+        torch.manual_seed(0)
+        layers = [nn.Linear(width, width) if n % 2 == 0 else nn.Tanh() for n in range(7)]
+        model = nn.Sequential(*layers).double()
+        try:
+            spread = parallelize(model, "pp=2 tp=2", Pipeline(split=split))
+        except LayoutError as error:
+            texts.append(str(error))
+            continue
+        x = torch.randn(8, width, dtype=torch.float64)
+        proof = spread.verify((x, None), lambda out, _y: out.square().mean(), steps=1)
+        texts.append("right" if proof.ok else proof.verdict)
+    return texts
 
 
 def makes_a_table_once() -> bool:

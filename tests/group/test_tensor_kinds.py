@@ -20,12 +20,14 @@ CASES = [
     ("related", 2, "tp=2", PLAIN),
     ("scaled", 2, "tp=2", PLAIN),
     ("crossed", 2, "tp=2", PLAIN),
+    ("chain", 2, "tp=2", PLAIN),
     ("gpt2", 2, "tp=2", PLAIN),
     ("mixtral", 2, "tp=2", PLAIN),
     ("phi3", 2, "tp=2", LOSS),
     ("packed heads", 4, "tp=4", PLAIN),
     ("packed heads", 4, "fsdp=2 tp=2", PLAIN),
     ("related", 4, "dp=2 tp=2", PLAIN),
+    ("chain", 4, "fsdp=2 tp=2", PLAIN),
     ("mixtral", 4, "fsdp=2 tp=2", PLAIN),
 ]
 EXPLAINED = [
@@ -34,6 +36,7 @@ EXPLAINED = [
     "related",
     "scaled",
     "crossed",
+    "chain",
     *("gpt2", "mixtral", "phi3"),
 ]
 Case = tuple[str, int, str, TensorParallel]
@@ -52,6 +55,8 @@ def _all_of(ranks: int) -> list[list[Any]]:
     ]
     if ranks == 2:
         calls += [("explained_of", (EXPLAINED,)), ("refusals_of_kinds", ())]
+    else:
+        calls += [("chain_over_stages", ())]
     return run_ranks(ranks, RANKS + "several", calls, timeout_s=280)
 
 
@@ -89,6 +94,15 @@ def test_a_kind_trains_as_one_process_does_on_the_same_split(case: Case) -> None
         ("crossed", ["blocks.*.attn.q    column: shares its input with 2 more (2 times)"]),
         ("related", ["blocks.*.attn.near       heads: has a number for each head (2 times)"]),
         ("scaled", ["blocks.*.attn.of_query  summed: sees a part of the heads or features (2 ti"]),
+        (
+            "chain",
+            [
+                "net.*     column: feeds a row",
+                "net.*     summed: sees a part of the features",
+                "of_token  column: shares its input with 1 more",
+                "narrow    column: feeds a row",
+            ],
+        ),
         ("gpt2", ["transformer.h.*.attn.c_attn      packed: feeds a row (2 times)"]),
         ("mixtral", ["model.layers.*.mlp.experts", "experts: by its tp_plan (2 times)"]),
         ("phi3", ["gather: by its tp_plan", "split: by its tp_plan", "head: by its tp_plan"]),
@@ -114,3 +128,11 @@ def test_how_a_kind_is_cut_is_explained(model: str, lines: list[str]) -> None:
 def test_a_kind_that_cannot_be_cut_so_is_refused_in_words(case: str, words: list[str]) -> None:
     for of_rank in _all_of(2):
         assert [word for word in words if word not in of_rank[-1][case]] == []
+
+
+def test_a_pair_lies_on_one_stage_or_is_refused_in_words() -> None:
+    for of_rank in _all_of(4):
+        together, apart = of_rank[-1]
+        assert together == "right"
+        assert "pp cuts the model between 0 and 2, which tp cuts together" in apart
+        assert 'Pipeline(split=["0", "4"])' in apart

@@ -6,9 +6,9 @@ tried before anything is cut. The model is left as it is.
 
 import logging
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,8 +21,10 @@ from torch._subclasses.fake_tensor import (
 
 from nbdist.engine.compat import torch_fakes, torch_transformer
 from nbdist.engine.layout.plan.adapted import layer_of, wrappers
+from nbdist.engine.layout.plan.feature_flow import FeatureFlow
 from nbdist.engine.layout.plan.guesses import TOKENS, guesses
 from nbdist.engine.layout.plan.inputs import Inputs, as_inputs
+from nbdist.engine.layout.plan.projection import dims_of
 from nbdist.shared import origins
 from nbdist.shared.errors import LayoutError
 
@@ -41,11 +43,18 @@ class ModuleCall:
         name: Its qualified name; of a layer with an adapter that of both together.
         module: The module; of a layer with an adapter the layer.
         fed: Its first argument: the same object for modules that one tensor feeds.
+        sees: Names of the projections of whose features its first argument is made, each of the
+            same features of theirs (`feature_flow`).
+        feeds: The only projection that takes what this one makes, feature by feature; else empty.
+        mixed: What mixes the features of what it makes, in words; else empty.
     """
 
     name: str
     module: Any
     fed: object
+    sees: frozenset[str] = frozenset()
+    feeds: str = ""
+    mixed: str = ""
 
 
 def find_inputs(
@@ -121,41 +130,68 @@ def run_in_parts(model: nn.Module, inputs: Inputs, parts: dict[str, torch.Size])
         ) from error
 
 
-def run_on_fakes(model: nn.Module, inputs: Inputs, parts: dict[str, torch.Size]) -> None:
+def run_on_fakes(
+    model: nn.Module,
+    inputs: Inputs,
+    parts: dict[str, torch.Size],
+    flow: FeatureFlow | None = None,
+) -> None:
     """Run the forward, without a trace in the model, with parameters of these shapes."""
     with untouched(model), numberless(), FakeTensorMode() as mode, torch.no_grad():
         state = _fake_state(model, mode)
         for name, shape in parts.items():
             state[name] = state[name].new_empty(shape)
         fakes = inputs.map(mode.from_tensor)
-        torch.func.functional_call(model, state, fakes.args, fakes.keywords)
+        with flow or nullcontext():
+            made = torch.func.functional_call(model, state, fakes.args, fakes.keywords)
+        if flow is not None:
+            flow.end(made)
 
 
 def _trace(model: nn.Module, inputs: Inputs) -> list[ModuleCall]:
     """Return the calls of modules with their own parameters, in order."""
     calls: list[ModuleCall] = []
-    hooks = []
+    flow = FeatureFlow()
+    hooks: list[Any] = []
     adapted = dict(wrappers(model))
     inside = {part for module in adapted.values() for part in module.modules()}
     for name, module in model.named_modules():
         has_own = module not in inside and any(p is not None for p in module._parameters.values())
         if has_own or name in adapted:
-            record = _recorder(name, layer_of(module), calls)
-            hooks.append(module.register_forward_pre_hook(record, with_kwargs=True))
+            watch = _Watch(name, layer_of(module), calls, flow)
+            hooks.append(module.register_forward_pre_hook(watch.before, with_kwargs=True))
+            hooks.append(module.register_forward_hook(watch.after))
     try:
-        run_on_fakes(model, inputs, {})
+        run_on_fakes(model, inputs, {}, flow)
     finally:
         for hook in hooks:
             hook.remove()
-    return calls
+    return [
+        replace(call, feeds=flow.taker_of(call.name), mixed=flow.mixed.get(call.name, ""))
+        for call in calls
+    ]
 
 
-def _recorder(name: str, module: nn.Module, calls: list[ModuleCall]) -> Callable[..., None]:
-    def record(_module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        fed = [*args, *keywords.values()]
-        calls.append(ModuleCall(name, module, fed[0] if fed else None))
+class _Watch:
+    """Notes the calls of one module."""
 
-    return record
+    def __init__(
+        self, name: str, module: nn.Module, calls: list[ModuleCall], flow: FeatureFlow
+    ) -> None:
+        self._name, self._module = name, module
+        self._calls, self._flow = calls, flow
+
+    def before(self, _module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        fed = next(iter([*args, *keywords.values()]), None)
+        features = self._flow.features_of(fed)
+        sees = features.makers if features else frozenset[str]()
+        self._calls.append(ModuleCall(self._name, self._module, fed, sees))
+        if dims_of(self._module) is not None:
+            self._flow.enter(self._name, self._module, fed)
+
+    def after(self, _module: nn.Module, _args: object, made: Any) -> None:
+        if dims_of(self._module) is not None:
+            self._flow.leave(self._name, made)
 
 
 def _fake_state(model: nn.Module, mode: FakeTensorMode) -> dict[str, torch.Tensor]:

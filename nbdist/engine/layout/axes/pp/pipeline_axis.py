@@ -71,6 +71,8 @@ class PipelineAxis(Axis):
         self._plan, self._forward = pipeline.find_plan(
             work.model, policies.pipeline, shape.pp, list(work.blocks), imitation
         )
+        for pair in work.plan.pairs if work.plan else ():
+            _refuse_apart((*pair.columns, pair.row), self._plan)
 
     def cut(self, work: Spreading) -> None:
         """Remove the weights of other ranks."""
@@ -111,6 +113,25 @@ class PipelineAxis(Axis):
     def summary(self, shape: MeshShape) -> str:
         """Return the schedule, and which blocks each stage has."""
         return str(self._plan)
+
+
+def _refuse_apart(cut: tuple[str, ...], plan: pipeline.StagePlan) -> None:
+    """Refuse to send another stage the part that a rank of tp has of the features.
+
+    Raises:
+        LayoutError: A rank has one of these modules, and not another.
+    """
+    for rank in range(plan.pp):
+        gone = [f"{name}." for name in plan.elsewhere(rank)]
+        is_gone = {any(f"{name}.".startswith(one) for one in gone) for name in cut}
+        if len(is_gone) > 1:
+            raise LayoutError(
+                f"pp cuts the model between {cut[0]} and {cut[-1]}, which tp cuts together.",
+                why="a stage sends whole hidden states, and between these two each rank of tp has "
+                "a part of the features",
+                do="leave out pp or tp, or name the first block of each stage so that both lie on "
+                'one, as in Pipeline(split=["0", "4"])',
+            )
 
 
 def _same_stages(mesh: DeviceMesh) -> tuple[tuple[int, ...], ...]:

@@ -25,9 +25,9 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from nbdist.engine.layout.axes.tp.projection import dims_of, widths_of
 from nbdist.engine.layout.axes.tp.sections import Sections, one
 from nbdist.engine.layout.plan.adapted import layer_in, layer_of
+from nbdist.engine.layout.plan.projection import dims_of, widths_of
 
 if TYPE_CHECKING:
     from torch import nn

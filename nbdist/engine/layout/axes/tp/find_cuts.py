@@ -31,9 +31,9 @@ from nbdist.engine.layout.axes.tp.cuts import (
     TensorPlan,
     packed,
 )
-from nbdist.engine.layout.axes.tp.projection import dims_of, packed_sizes, widths_of
 from nbdist.engine.layout.axes.tp.sections import Sections, one
 from nbdist.engine.layout.plan.adapted import layer_in, layer_of
+from nbdist.engine.layout.plan.projection import dims_of, packed_sizes, widths_of
 from nbdist.engine.layout.plan.trace import ModuleCall
 from nbdist.shared.errors import LayoutError
 
@@ -55,7 +55,11 @@ def candidates(
     plans = [_from_words(model, own_words)]
     if not any(cut.style != HEAD for cut in plans[0].cuts) and own_words is None:
         ways = ((PACKED, True), (COLUMN, True), (None, True), (None, False))
-        plans = [traced.plan(model, calls, of_packed, crossed) for of_packed, crossed in ways]
+        plans = [
+            traced.plan(model, calls, of_packed, crossed, flows)
+            for flows in (True, False)
+            for of_packed, crossed in ways
+        ]
     tried = list[TensorPlan]()
     for found in plans:
         plan = _with_pairs(found, calls) if not found.pairs else found
@@ -216,7 +220,7 @@ def _nothing_found(model: nn.Module, plan: TensorPlan) -> LayoutError:
         f"tp found nothing to cut in {type(model).__name__}.",
         why=f"{name} {why}"
         if name
-        else "no Linear feeds a second Linear that maps back to the input's width",
+        else "no Linear feeds a second one feature by feature, nor one that maps back to its width",
         do='give a plan, TensorParallel(plan={"blocks.*.up": "column", "blocks.*.down": '
         '"row"}), write projections as separate Linear layers, or use "zero3"',
     )

@@ -28,11 +28,11 @@ from nbdist.engine.layout.axes.tp.cuts import (
     cut_dims,
     is_known,
 )
-from nbdist.engine.layout.axes.tp.projection import dims_of
 from nbdist.engine.layout.axes.tp.sections import Sections
 from nbdist.engine.layout.plan import trace
 from nbdist.engine.layout.plan.adapted import layer_of
 from nbdist.engine.layout.plan.inputs import Inputs
+from nbdist.engine.layout.plan.projection import dims_of
 from nbdist.shared.errors import LayoutError
 
 _CUTTABLE: dict[str, type[nn.Module]] = {

@@ -4,8 +4,12 @@ Linears that one tensor feeds are columns, the single linear that comes next in 
 leads back to the width they took, is their row. Only widths that fit are taken: columns must make
 what the row takes (or a divisor: fewer heads for keys), or, where one packs several projections, a
 multiple of it.
+
+Elsewhere, and of any widths, columns are those whose outputs one linear takes feature by feature
+(`plan/feature_flow`).
 """
 
+from collections.abc import Iterator
 from itertools import groupby, pairwise
 
 from torch import nn
@@ -20,9 +24,9 @@ from nbdist.engine.layout.axes.tp.cuts import (
     Cut,
     TensorPlan,
 )
-from nbdist.engine.layout.axes.tp.projection import dims_of, packed_sizes, widths_of
 from nbdist.engine.layout.plan.adapted import layer_in
 from nbdist.engine.layout.plan.blocks import find_blocks
+from nbdist.engine.layout.plan.projection import dims_of, packed_sizes, widths_of
 from nbdist.engine.layout.plan.trace import ModuleCall
 
 ATTENTION = (
@@ -32,7 +36,11 @@ ATTENTION = (
 
 
 def plan(
-    model: nn.Module, calls: list[ModuleCall], of_packed: str | None, crossed: bool
+    model: nn.Module,
+    calls: list[ModuleCall],
+    of_packed: str | None,
+    crossed: bool,
+    flows: bool,
 ) -> TensorPlan:
     """Return a plan by the data's way.
 
@@ -42,6 +50,7 @@ def plan(
         of_packed: How a column is cut that packs projections; None keeps it whole.
         crossed: Whether a linear before several beside it is a column as they are: a query, for
             keys and values of another sequence.
+        flows: Whether what is left is cut, too, where features flow from one linear to the next.
     """
     blocks = tuple(find_blocks(model))
     once = _called_once(calls)
@@ -68,18 +77,40 @@ def plan(
         if why:
             left += [(name, why) for name in (*names, row.name)]
             continue
-        beside = f"shares its input with {len(names) - 1} more" if names[1:] else "feeds a row"
-        cuts |= {name: Cut(name, style, beside) for name in names}
-        cuts[row.name] = Cut(row.name, ROW, "consumes the output of the columns")
-        cuts |= {
-            name: Cut(name, SUMMED, "sees a part of the features")
-            for name in _between(calls, names[0], row.name)
-            if name not in cuts
-        }
-        pairs.append(ColumnRowPair(names, row.name))
+        pairs.append(_pair(cuts, names, row.name, style, _between(calls, names[0], row.name)))
+    if flows:
+        pairs += _flowing(linears, calls, cuts)
+        pairs.sort(key=lambda pair: [call.name for call in calls].index(pair.row))
+    left = [(name, why) for name, why in left if name not in cuts]
+    if not pairs:
+        left += [(c.name, f"makes what is mixed: {c.mixed}") for c in linears if c.mixed]
     left += [(n, ATTENTION) for n, m in model.named_modules() if is_attention(m)]
     found = TensorPlan("tracing one forward", tuple(cuts.values()), tuple(pairs), tuple(left))
     return _with_vocabulary(model, found, calls, blocks) if pairs else found
+
+
+def _pair(
+    cuts: dict[str, Cut], columns: tuple[str, ...], row: str, style: str, between: list[str]
+) -> ColumnRowPair:
+    """Add the cuts of columns, their row and what is between them; return the pair."""
+    beside = f"shares its input with {len(columns) - 1} more" if columns[1:] else "feeds a row"
+    cuts |= {name: Cut(name, style, beside) for name in columns}
+    cuts[row] = Cut(row, ROW, "consumes the output of the columns")
+    for name in between:
+        cuts.setdefault(name, Cut(name, SUMMED, "sees a part of the features"))
+    return ColumnRowPair(columns, row)
+
+
+def _flowing(
+    linears: list[ModuleCall], calls: list[ModuleCall], cuts: dict[str, Cut]
+) -> Iterator[ColumnRowPair]:
+    """Yield pairs of what no pair has, whose features flow from one to the other; in order."""
+    for row in linears:
+        columns = tuple(call.name for call in linears if call.feeds == row.name)
+        # All that a row takes: else some of it would be whole.
+        if row.sees and row.sees == set(columns) and not cuts.keys() & {row.name, *columns}:
+            between = [c.name for c in calls if c.sees & row.sees and c.name != row.name]
+            yield _pair(cuts, columns, row.name, COLUMN, between)
 
 
 def _crossed(groups: list[list[ModuleCall]]) -> list[list[ModuleCall]]:
