@@ -48,6 +48,23 @@ class FewKeys(nn.Module):
         return self.out(attended(q, k, v))
 
 
+class OneKey(nn.Module):
+    """One head for keys and values, for all heads of queries; keys have a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head_dim = D // H
+        self.q, self.k = nn.Linear(D, D), nn.Linear(D, D // H, bias=False)
+        self.v, self.out = nn.Linear(D, D // H), nn.Linear(D, D)
+        self.norm = nn.LayerNorm(D // H, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        b, t, _ = x_BTD.shape
+        q, k, v = self.q(x_BTD), self.norm(self.k(x_BTD)), self.v(x_BTD)
+        q, k, v = (x.view(b, t, -1, self.head_dim).transpose(1, 2) for x in (q, k, v))
+        return self.out(attended(q, *(x.expand(-1, q.shape[1], -1, -1) for x in (k, v))))
+
+
 class Interleaved(nn.Module):
     """Packs head by head, as GPT-NeoX does."""
 

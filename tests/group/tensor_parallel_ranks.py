@@ -159,6 +159,10 @@ class ThreeHeads(Attention):
         self.n_heads = 3
 
 
+class ThreeKeys(Attention):
+    n_heads, n_kv_heads = 6, 3
+
+
 class PackedAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -222,6 +226,8 @@ KINDS: dict[str, Any] = {
     "related": lambda: GPT(block_of(kinds.Related)),
     "scaled": lambda: GPT(block_of(kinds.Scaled)),
     "crossed": lambda: GPT(block_of(kinds.Crossed)),
+    "one key": lambda: GPT(block_of(kinds.OneKey)),
+    "llama, one key": lambda: llama(key_heads=1),
     "chain": kinds.Chain,
     "gpt2": kinds.gpt2,
     "mixtral": kinds.mixtral,
@@ -341,7 +347,7 @@ class OnlyPacked(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.token = nn.Embedding(V, D)
-        self.attention = nn.MultiheadAttention(D, H, batch_first=True)
+        self.attention = nn.MultiheadAttention(D, 1, batch_first=True)
 
     def forward(self, x_BT: Tensor) -> Tensor:
         x = self.token(x_BT)
@@ -370,7 +376,7 @@ def refusals() -> dict[str, str]:
         return TensorParallel({key.replace("__", "."): word for key, word in words.items()})
 
     refused("heads", GPT(block_of(ThreeHeads)))
-    refused("key heads", llama(heads=4, key_heads=1))
+    refused("key heads", GPT(block_of(ThreeKeys)))
     refused("fixed heads", GPT(block_of(FixedHeads)))
     refused("norm over features", GPT(block_of(mlp=NormedFeatures)))
     refused("multihead", OnlyPacked())

@@ -20,6 +20,9 @@ CASES = [
     ("related", 2, "tp=2", PLAIN),
     ("scaled", 2, "tp=2", PLAIN),
     ("crossed", 2, "tp=2", PLAIN),
+    ("one key", 2, "tp=2", PLAIN),
+    ("one key", 2, "tp=2", BOTH),
+    ("llama, one key", 2, "tp=2", PLAIN),
     ("chain", 2, "tp=2", PLAIN),
     ("gpt2", 2, "tp=2", PLAIN),
     ("mixtral", 2, "tp=2", PLAIN),
@@ -27,6 +30,8 @@ CASES = [
     ("packed heads", 4, "tp=4", PLAIN),
     ("packed heads", 4, "fsdp=2 tp=2", PLAIN),
     ("related", 4, "dp=2 tp=2", PLAIN),
+    ("llama, one key", 4, "tp=4", PLAIN),
+    ("llama, one key", 4, "fsdp=2 tp=2", PLAIN),
     ("chain", 4, "fsdp=2 tp=2", PLAIN),
     ("mixtral", 4, "fsdp=2 tp=2", PLAIN),
 ]
@@ -36,6 +41,8 @@ EXPLAINED = [
     "related",
     "scaled",
     "crossed",
+    "one key",
+    "llama, one key",
     "chain",
     *("gpt2", "mixtral", "phi3"),
 ]
@@ -94,6 +101,14 @@ def test_a_kind_trains_as_one_process_does_on_the_same_split(case: Case) -> None
         ("crossed", ["blocks.*.attn.q    column: shares its input with 2 more (2 times)"]),
         ("related", ["blocks.*.attn.near       heads: has a number for each head (2 times)"]),
         ("scaled", ["blocks.*.attn.of_query  summed: sees a part of the heads or features (2 ti"]),
+        (
+            "one key",
+            [
+                "blocks.*.attn.k     copied: whole on each rank, for the heads that it has",
+                "blocks.*.attn.norm  summed: sees a part of the features (2 times)",
+            ],
+        ),
+        ("llama, one key", ["self_attn.num_key_value_groups  2 of 4 in forwards (2 times)"]),
         (
             "chain",
             [

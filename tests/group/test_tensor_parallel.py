@@ -198,14 +198,13 @@ def refusals() -> list[dict[str, str]]:
     ("case", "words"),
     [
         ("heads", ["blocks.0.attn has 3 heads, which tp=2 does not divide", 'use "zero3"']),
-        ("key heads", ["has 1 heads for keys and values", 'use "zero3"']),
+        ("key heads", ["has 3 heads for keys and values", 'use "zero3"']),
         ("fixed heads", ["cannot run on a part of its heads", "view(b, t, H, d // H)", "-1"]),
         ("norm over features", ["Cutting blocks.0.mlp.up and blocks.0.mlp.down changes"]),
         (
             "multihead",
             [
-                "attention is a MultiheadAttention, which packs",
-                "write q, k, v and out as nn.Linear",
+                "attention has 1 heads, which tp=2 does not divide",
             ],
         ),
         ("no such module", ['No module is called "blocks.0.mlp.upp", which your plan']),

@@ -17,7 +17,7 @@ def two_ranks() -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "case",
     [f"{kind} {layout}" for kind in ("Encoder", "Masked", "Padded") for layout in ("tp=2", "pp=2")]
-    + ["Both tp=2"],
+    + ["Both tp=2", "Attending tp=2"],
 )
 def test_they_train_and_evaluate_as_in_one_process(
     two_ranks: list[dict[str, Any]], case: str
@@ -26,6 +26,13 @@ def test_they_train_and_evaluate_as_in_one_process(
         in_gradients, in_evaluation = found[case]
         assert in_gradients <= FLOOR
         assert in_evaluation <= FLOOR
+
+
+def test_each_of_torchs_attentions_is_cut_by_heads(two_ranks: list[dict[str, Any]]) -> None:
+    for found in two_ranks:
+        lines = found["explained"].splitlines()
+        cut = [line.split()[0] for line in lines if "attention: each rank has some of its" in line]
+        assert cut == ["own", "other", "by_head"]
 
 
 @pytest.mark.parametrize(

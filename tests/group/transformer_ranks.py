@@ -64,6 +64,28 @@ class Both(nn.Module):
         return self.head(self.both(x_BTD, x_BTD, tgt_mask=mask))
 
 
+class Attending(Encoder):
+    """torch's attention with all that it can be asked; by_head is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        both = {"add_bias_kv": True, "add_zero_attn": True}
+        self.own = nn.MultiheadAttention(D, 2, batch_first=True, **both)
+        self.other = nn.MultiheadAttention(D, 4, kdim=6, vdim=10)
+        self.by_head = nn.MultiheadAttention(D, 2, bias=False, batch_first=True)
+
+    def encode(self, x_BT: Tensor) -> Tensor:
+        x = self.token(x_BT)
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        made, mean = self.own(x, x, x, key_padding_mask=x_BT == 0, attn_mask=later)
+        x = x + made + mean[..., : x.shape[1]] @ x
+        s = x.transpose(0, 1)
+        x = x + self.other(s, s[..., :6], s[..., 6:], need_weights=False)[0].transpose(0, 1)
+        far = later.to(x.dtype) * torch.arange(2 * len(x), dtype=x.dtype)[:, None, None]
+        made, weights = self.by_head(x, x, x, attn_mask=-far, average_attn_weights=False)
+        return x + made + weights[:, 1] @ x + self.by_head(x[0], x[0], x[0])[0]
+
+
 class Deciding(Encoder):
     """Its own code decides by a number."""
 
@@ -121,6 +143,8 @@ def on_two_ranks() -> dict[str, Any]:
         for layout in ("tp=2", "pp=2")
     }
     found["Both tp=2"] = parity(Both, "tp=2")
+    found["Attending tp=2"] = parity(Attending, "tp=2")
+    found["explained"] = repr(parallelize(make(Attending), "tp=2").explain())
     for kind, layout in [(Both, "pp=2"), (Masked, "cp=2"), (Deciding, "tp=2"), (Deciding, "pp=2")]:
         found[f"{kind.__name__} {layout} refused"] = refused(kind, layout)
     return found

@@ -11,6 +11,9 @@
              summed
     experts  a module that holds columns and rows as parameters of its own
     heads    parameters with a number for each head, such as a bias of positions
+    copied   a column that is whole on each rank, as a key for all heads: its gradients, and its
+             input's, are summed
+    attention  torch's own, `nn.MultiheadAttention`: columns and a row in one, cut by heads
 
 A layer with an adapter is cut together with it: what the adapter adds lies as the layer's weight.
 
@@ -34,8 +37,11 @@ if TYPE_CHECKING:
 
 WORDS = ("column", "packed", "row", "gather", "split", "vocab", "head", "summed")
 COLUMN, PACKED, ROW, GATHER, SPLIT, VOCAB, HEAD, SUMMED = WORDS
-EXPERTS, HEADS = "experts", "heads"  # found, or of transformers' words: with parameters by name
-COLUMNS = (COLUMN, PACKED)
+# Found, or of transformers' words: with parameters by name.
+EXPERTS, HEADS, ATTENTION = "experts", "heads", "attention"
+COPIED = "copied"
+BOTH = (EXPERTS, ATTENTION)  # columns and their row in one module
+COLUMNS = (COLUMN, PACKED, COPIED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +193,8 @@ def packed(module: "nn.Module", sizes: tuple[int, ...]) -> dict[str, Sections]:
 
 def added_once(style: Any, module: "nn.Module") -> list[str]:
     """Return the parameters that each rank may add but a part of: a row's outputs are summed."""
+    if style == ATTENTION:
+        return [name for name, _ in _named(module) if name == "out_proj.bias"]
     return [n for n, _ in _named(module) if style == ROW and n.rpartition(".")[2] == "bias"]
 
 
@@ -207,9 +215,9 @@ def token_widths(plan: TensorPlan, model: "nn.Module") -> tuple[list[int], list[
     summed: list[int] = []
     gathered: list[int] = []
     for cut in plan.cuts:
-        if cut.style in (ROW, GATHER, SPLIT, VOCAB, HEAD, EXPERTS):
+        if cut.style in (ROW, GATHER, SPLIT, VOCAB, HEAD, *BOTH):
             outputs, inputs = _widths(model, cut)
-            summed.append(outputs if cut.style in (ROW, SPLIT, EXPERTS) else inputs)
+            summed.append(outputs if cut.style in (ROW, SPLIT, *BOTH) else inputs)
             # The gradient of what a row has cut by itself is put together.
             gathered += [outputs] if cut.style in (HEAD, GATHER) else []
             gathered += [inputs] if cut.style == SPLIT else []
@@ -254,6 +262,9 @@ def _cut_of(plan: TensorPlan, module: str) -> Cut:
 def _widths(model: "nn.Module", cut: Cut) -> tuple[int, int]:
     """Return the bytes of what a module makes, and takes, for one token."""
     module: Any = layer_of(model.get_submodule(cut.module))
+    if cut.style == ATTENTION:
+        width = module.embed_dim * module.out_proj.weight.element_size()
+        return width, width
     if cut.style == EXPERTS:
         # Of a stack (expert, out, in), or (expert, in, out): what is not cut.
         held = ((module.get_parameter(name), own.dim) for name, own in cut.own.items())

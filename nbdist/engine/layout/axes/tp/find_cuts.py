@@ -19,6 +19,7 @@ from nbdist.engine.layout.axes.tp import local_sizes, plan_words, traced
 from nbdist.engine.layout.axes.tp.cuts import (
     COLUMN,
     COLUMNS,
+    COPIED,
     EXPERTS,
     HEAD,
     HEADS,
@@ -56,14 +57,14 @@ def candidates(
     if not any(cut.style != HEAD for cut in plans[0].cuts) and own_words is None:
         ways = ((PACKED, True), (COLUMN, True), (None, True), (None, False))
         plans = [
-            traced.plan(model, calls, of_packed, crossed, flows)
-            for flows in (True, False)
+            traced.plan(model, calls, of_packed, crossed, parts)
+            for parts in (tp, 0)
             for of_packed, crossed in ways
         ]
     tried = list[TensorPlan]()
-    for found in plans:
-        plan = _with_pairs(found, calls) if not found.pairs else found
-        plan = _sectioned(model, plan)
+    plans = [_with_pairs(found, calls) if not found.pairs else found for found in plans]
+    for found in (*plans, *(_with_whole_keys(model, plan) for plan in plans)):
+        plan = _sectioned(model, found)
         if own_words is None:
             plan = _fit_vocabulary(model, plan, tp)
         for counted in _counted(model, plan, tp) if plan.cuts else ():
@@ -71,7 +72,7 @@ def candidates(
                 tried.append(counted)
                 yield counted
     if not tried:
-        raise _nothing_found(model, plan)
+        raise _nothing_found(model, plans[0])
 
 
 def _from_words(model: nn.Module, own_words: Mapping[str, Any] | None) -> TensorPlan:
@@ -117,6 +118,18 @@ def _with_pairs(plan: TensorPlan, calls: list[ModuleCall]) -> TensorPlan:
     return replace(plan, pairs=tuple(dict.fromkeys(pairs)))
 
 
+def _with_whole_keys(model: nn.Module, plan: TensorPlan) -> TensorPlan:
+    """Return the plan with keys and values whole on each rank: one for all heads."""
+    for pair in plan.pairs:
+        wide = widths_of(layer_of(model.get_submodule(pair.row)))
+        made = {name: widths_of(layer_of(model.get_submodule(name))) for name in pair.columns}
+        narrow = [name for name, each in made.items() if wide and each and each[1] < wide[0]]
+        if len(pair.columns) - len(narrow) == 1:
+            why = "whole on each rank, for the heads that it has"
+            plan = plan.with_cuts(Cut(name, COPIED, why) for name in narrow)
+    return plan
+
+
 def _sectioned(model: nn.Module, plan: TensorPlan) -> TensorPlan:
     """Return the plan with the sizes of what is packed, which follow from the rows.
 
@@ -144,7 +157,9 @@ def _counted(model: nn.Module, plan: TensorPlan, tp: int) -> Iterator[TensorPlan
     """Yield a plan as it is, and with what else its forward may count with cut or divided."""
     widths = {pair.row: _widths_in(model, plan, pair) for pair in plan.pairs}
     tables = _tables(model, plan, tp)
-    for features in (None, widths, {}):
+    # What is divided for whole keys has to be, whether or not the inputs that were tried show it.
+    are_copied = any(cut.style == COPIED for cut in plan.cuts)
+    for features in ({}, widths) if are_copied else (None, widths, {}):
         found = [] if features is None else local_sizes.find(model, plan, tp, features)
         for counted in (plan.with_cuts(tables), plan) if found else (plan, plan.with_cuts(tables)):
             yield replace(counted, sizes=tuple(found))
@@ -154,7 +169,7 @@ def _widths_in(model: nn.Module, plan: TensorPlan, pair: ColumnRowPair) -> set[i
     """Return the widths that are cut between the columns and the row of a pair."""
     widths = set[int]()
     for cut in plan.cuts:
-        if cut.module in pair.columns:
+        if cut.module in pair.columns and cut.style != COPIED:
             made = widths_of(layer_of(model.get_submodule(cut.module)))
             widths |= {made[1]} if made else set()
             widths |= {size for own in cut.own.values() for size in own.sizes}
@@ -215,7 +230,7 @@ def _tied_to_whole(model: nn.Module, plan: TensorPlan) -> str | None:
 
 
 def _nothing_found(model: nn.Module, plan: TensorPlan) -> LayoutError:
-    name, why = _reason(model, plan)
+    name, why = plan.left[0] if plan.left else ("", "")
     return LayoutError(
         f"tp found nothing to cut in {type(model).__name__}.",
         why=f"{name} {why}"
@@ -224,10 +239,3 @@ def _nothing_found(model: nn.Module, plan: TensorPlan) -> LayoutError:
         do='give a plan, TensorParallel(plan={"blocks.*.up": "column", "blocks.*.down": '
         '"row"}), write projections as separate Linear layers, or use "zero3"',
     )
-
-
-def _reason(model: nn.Module, plan: TensorPlan) -> tuple[str, str]:
-    for name, module in model.named_modules():
-        if traced.is_attention(module):
-            return name, f"is a {type(module).__name__}, which {traced.ATTENTION}"
-    return plan.left[0] if plan.left else ("", "")

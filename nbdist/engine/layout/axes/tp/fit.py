@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from nbdist.engine.compat import torch_quantized
-from nbdist.engine.layout.axes.tp import local_sizes
+from nbdist.engine.layout.axes.tp import local_sizes, multihead
 from nbdist.engine.layout.axes.tp.cuts import (
+    BOTH,
     COLUMN,
-    EXPERTS,
+    COPIED,
     GATHER,
     HEAD,
     HEADS,
@@ -45,7 +46,7 @@ _CUTTABLE: dict[str, type[nn.Module]] = {
     VOCAB: nn.Embedding,
 }
 _TRANSPOSED = (COLUMN, PACKED, ROW)  # as which a projection is cut that lies (in, out), too
-IN_PARTS = (COLUMN, PACKED, ROW, EXPERTS, HEADS)  # the rest is put together again at once
+IN_PARTS = (COLUMN, PACKED, ROW, HEADS, *BOTH)  # the rest is put together again at once
 
 
 def check(model: nn.Module, plan: TensorPlan, tp: int, inputs: Inputs | None) -> None:
@@ -77,7 +78,7 @@ def check(model: nn.Module, plan: TensorPlan, tp: int, inputs: Inputs | None) ->
     _check_sizes(_sizes(model, plan), tp)
     _check_ties(model, plan)
     if inputs is not None and is_known(plan):
-        with local_sizes.divided(model, plan.sizes):
+        with local_sizes.divided(model, plan.sizes), multihead.on_parts(model, plan):
             trace.run_in_parts(model, inputs, parts(model, plan, tp))
 
 
@@ -120,7 +121,8 @@ def _sizes(model: nn.Module, plan: TensorPlan) -> list[tuple[str, int]]:
             config = getattr(model, "config", None) if len(pair.columns) > 2 else None
             places = [model.get_submodule(pair.owner), config]
             heads = _count(places, local_sizes.HEADS)
-            key_heads = _count(places, local_sizes.KEY_HEADS)
+            are_cut = all(plan.style_of(name) != COPIED for name in pair.columns)
+            key_heads = _count(places, local_sizes.KEY_HEADS) if are_cut else 0
             sizes += [(owner + " has {} heads", heads)] if heads else []
             sizes += [(owner + " has {} heads for keys and values", key_heads)] if key_heads else []
     for cut in plan.cuts:

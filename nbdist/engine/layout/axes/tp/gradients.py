@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_map_only
 
-from nbdist.engine.layout.axes.tp.cuts import SUMMED, TensorPlan
+from nbdist.engine.layout.axes.tp.cuts import ATTENTION, COPIED, SUMMED, TensorPlan
 from nbdist.engine.layout.plan.inputs import Inputs
 from nbdist.shared.errors import LayoutError
 
@@ -91,15 +91,30 @@ def summed(whole: Gradients, own: Gradients, mesh: DeviceMesh, source: str) -> d
         if not alone and not together:
             if expected.dtype not in _EXACT:
                 continue
-            raise LayoutError(
-                f"With these cuts {name} would get a wrong gradient.",
-                why="some of it comes of what a rank has whole, and some of its part of heads or "
-                f"features (the plan: {source})",
-                do="leave out what is cut around it, with a plan of your own: "
-                "TensorParallel(plan={...})",
-            )
+            raise _wrong(name, source)
         found[name] = not alone
     return found
+
+
+def check_copied(plan: TensorPlan, summed: Mapping[str, bool]) -> None:
+    """Refuse a column that is whole on each rank, and whose gradient is no sum of the ranks'.
+
+    Raises:
+        LayoutError: Each rank has all of it: something else uses what the column makes.
+    """
+    copied = tuple(f"{cut.module}." for cut in plan.cuts if cut.style == COPIED)
+    for name, is_summed in summed.items():
+        if name.startswith(copied) and not is_summed:
+            raise _wrong(name, plan.source)
+
+
+def _wrong(name: str, source: str) -> LayoutError:
+    return LayoutError(
+        f"With these cuts {name} would get a wrong gradient.",
+        why="some of it comes of what a rank has whole, and some of its part of heads or "
+        f"features (the plan: {source})",
+        do="leave out what is cut around it, with a plan of your own: TensorParallel(plan={...})",
+    )
 
 
 def _whole(model: nn.Module, plan: TensorPlan) -> dict[str, torch.Tensor]:
@@ -107,7 +122,9 @@ def _whole(model: nn.Module, plan: TensorPlan) -> dict[str, torch.Tensor]:
 
     Beside attentions and mlps large ones are left out: small ones before them tell the same.
     """
-    cut = tuple(f"{cut.module}." for cut in plan.cuts if cut.style != SUMMED and not cut.own)
+    known = [cut for cut in plan.cuts if cut.style != SUMMED]
+    own = [cut for cut in known if cut.style != COPIED]
+    cut = tuple(f"{cut.module}." for cut in own if not cut.own or cut.style == ATTENTION)
     cut += tuple(f"{cut.module}.{name}" for cut in plan.cuts for name in cut.own)
     owners = tuple(f"{pair.owner}." if pair.owner else "" for pair in plan.pairs)
     return {
@@ -140,11 +157,15 @@ def _taken(_module: nn.Module, args: Any, keywords: Any, mesh: DeviceMesh) -> An
     return tree_map_only(torch.Tensor, share, (args, keywords))
 
 
-def _given(mesh: DeviceMesh | None, made: list[torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def give(_module: nn.Module, _args: object, output: torch.Tensor) -> torch.Tensor:
+def _given(mesh: DeviceMesh | None, made: list[torch.Tensor]) -> Callable[..., Any]:
+    def sum_up(part: torch.Tensor) -> torch.Tensor:
+        summed: torch.Tensor = _Summed.apply(part, mesh)  # type: ignore[no-untyped-call]
+        return summed
+
+    def give(_module: nn.Module, _args: object, output: Any) -> Any:
         if mesh is not None:
-            output = _Summed.apply(output, mesh)  # type: ignore[no-untyped-call]
-        made.append(output)
+            output = tree_map_only(torch.Tensor, sum_up, output)
+        made.append(output[0] if isinstance(output, tuple) else output)
         return output
 
     return give

@@ -12,11 +12,13 @@ from typing import Any
 
 from torch import nn
 
-from nbdist.engine.layout.axes.tp.cuts import Size, TensorPlan
+from nbdist.engine.layout.axes.tp.cuts import COPIED, Size, TensorPlan
 
 # What modules and configurations call the number of heads.
 HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "nheads", "heads")
 KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")
+# How many heads share a key: divided where keys are whole on each rank.
+_HEADS_A_KEY = ("num_key_value_groups", "num_kv_groups", "num_queries_per_kv", "n_rep")
 
 
 def find(model: nn.Module, plan: TensorPlan, tp: int, widths: dict[str, set[int]]) -> list[Size]:
@@ -31,11 +33,13 @@ def find(model: nn.Module, plan: TensorPlan, tp: int, widths: dict[str, set[int]
     found: dict[tuple[str, str], Size] = {}
     for pair in plan.pairs:
         own = widths.get(pair.row, set())
+        are_copied = any(plan.style_of(name) == COPIED for name in pair.columns)
+        names = (*HEADS, *(_HEADS_A_KEY if are_copied else KEY_HEADS))
         for name, module in model.get_submodule(pair.owner).named_modules(prefix=pair.owner):
             if name == pair.row or type(module) in (nn.Linear, nn.Embedding):
                 continue  # makes what it always does; or computes with its weight alone
             for attribute, value in vars(module).items():
-                counts = attribute in (*HEADS, *KEY_HEADS) or (type(value) is int and value in own)
+                counts = attribute in names or (type(value) is int and value in own)
                 if type(value) is int and counts and value % tp == 0:
                     found[name, attribute] = Size(name, attribute, value, value // tp)
     return list(found.values())

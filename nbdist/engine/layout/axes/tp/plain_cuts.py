@@ -1,8 +1,9 @@
 """Cut what torch's styles cannot: layers with adapters, packed or transposed ones, experts.
 
     column   x ─▶ (its gradient is summed) ─▶ layer, adapters: parts of the outputs
+    copied   x ─▶ (its gradient is summed) ─▶ layer: all outputs, of which ranks use parts of heads
     row      parts of x ─▶ layer, adapters: addends ─▶ (summed) ─▶ outputs
-    experts  x ─▶ (its gradient is summed) ─▶ both: addends ─▶ (summed) ─▶ outputs
+    experts  x ─▶ (its gradient is summed) ─▶ both: addends ─▶ (summed) ─▶ outputs; attention, too
 
 Between the ends a rank computes with plain tensors: its parts of what is cut, and the whole of
 the rest, whose gradients are summed. So an adapter sends nothing beside what its layer sends,
@@ -27,11 +28,13 @@ from torch.distributed.tensor import (
 from torch.utils._pytree import tree_map_only
 
 from nbdist.engine.compat import torch_sharded
-from nbdist.engine.layout.axes.tp import sections
+from nbdist.engine.layout.axes.tp import multihead, sections
 from nbdist.engine.layout.axes.tp.cuts import (
+    ATTENTION,
+    BOTH,
     COLUMN,
     COLUMNS,
-    EXPERTS,
+    COPIED,
     HEADS,
     PACKED,
     ROW,
@@ -47,7 +50,7 @@ from nbdist.shared.errors import LayoutError
 def is_cut_here(module: nn.Module, cut: Cut) -> bool:
     """Return whether torch's styles cannot make a cut."""
     is_odd = layer_in(module) is not None or not isinstance(module, nn.Linear)
-    return cut.style in (PACKED, EXPERTS, HEADS) or (cut.style in (COLUMN, ROW) and is_odd)
+    return cut.style in (PACKED, COPIED, HEADS, *BOTH) or (cut.style in (COLUMN, ROW) and is_odd)
 
 
 def apply(module: nn.Module, cut: Cut, mesh: DeviceMesh, *, scatters: bool) -> None:
@@ -60,6 +63,8 @@ def apply(module: nn.Module, cut: Cut, mesh: DeviceMesh, *, scatters: bool) -> N
         scatters: With sequence parallel: a row's outputs are parts of the sequence.
     """
     dims, shared = cut_dims(cut, module), set(added_once(cut.style, module))
+    if cut.style == ATTENTION:
+        module.forward = multihead.local_forward(module, mesh.get_local_rank())
     places: list[Place] = []
     for prefix, owner in module.named_modules():
         for name, parameter in owner._parameters.items():
@@ -96,19 +101,22 @@ def _share_of(parameter: Any, parts: int) -> Any:
 
 def _wrap(module: nn.Module, mesh: DeviceMesh, style: Any, outputs: Placement) -> None:
     forward = module.forward
-    takes_whole = style in (*COLUMNS, EXPERTS)
+    takes_whole = style in (*COLUMNS, *BOTH)
 
     @functools.wraps(forward)
-    def on_parts(*args: Any, **keywords: Any) -> torch.Tensor:
+    def on_parts(*args: Any, **keywords: Any) -> Any:
         if takes_whole:
-            given = functools.partial(_given, mesh=mesh)
+            # One tensor that is given twice stays one: its gradients are added, then sent.
+            given = functools.cache(functools.partial(_given, mesh=mesh))
             args, keywords = tree_map_only(_is_shared, given, (args, keywords))
         try:
             made = forward(*args, **keywords)
         except Exception as error:
             _refuse_new(module, error)
             raise
-        return made if style in COLUMNS else _summed(made, mesh, outputs)
+        if style in COLUMNS:
+            return made
+        return tree_map_only(torch.Tensor, lambda part: _summed(part, mesh, outputs), made)
 
     module.forward = on_parts
 

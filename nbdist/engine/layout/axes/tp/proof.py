@@ -21,9 +21,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._pytree import tree_map_only
 
 from nbdist.engine.compat import torch_modules, torch_transformer
-from nbdist.engine.layout.axes.tp import fit, gradients, local_sizes
+from nbdist.engine.layout.axes.tp import fit, gradients, local_sizes, multihead
 from nbdist.engine.layout.axes.tp.cuts import Cut, TensorPlan, added_once, cut_dims
 from nbdist.engine.layout.plan import adapted
 from nbdist.engine.layout.plan.inputs import Inputs
@@ -54,7 +55,7 @@ def prove(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, inputs: Inputs) 
     with untouched(model), evaluating(model), adapted.all_active(model), torch.no_grad():
         added = _added(model)
         whole = _outputs(model, added, rows, inputs, None)
-        with local_sizes.divided(model, plan.sizes):
+        with _as_on_rank(model, plan, mesh):
             parts = _outputs(model, added | _parts(model, plan, mesh, added), rows, inputs, mesh)
     for row in rows:
         error = float(difference(whole[row], parts[row]))
@@ -72,10 +73,21 @@ def prove(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, inputs: Inputs) 
         return plan
     with untouched(model), evaluating(model), adapted.all_active(model):
         alone = gradients.of(model, plan, added, inputs, None)
-        with local_sizes.divided(model, plan.sizes):
+        with _as_on_rank(model, plan, mesh):
             state = added | _parts(model, plan, mesh, added)
             own = gradients.of(model, plan, state, inputs, mesh)
-    return replace(plan, gradients=gradients.summed(alone, own, mesh, plan.source))
+    measured = gradients.summed(alone, own, mesh, plan.source)
+    gradients.check_copied(plan, measured)
+    return replace(plan, gradients=measured)
+
+
+@contextmanager
+def _as_on_rank(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> Iterator[None]:
+    with (
+        local_sizes.divided(model, plan.sizes),
+        multihead.on_parts(model, plan, mesh.get_local_rank()),
+    ):
+        yield
 
 
 def _with_adapter(model: nn.Module, row: str) -> str:
@@ -121,11 +133,16 @@ def _outputs(
 
 
 def _recorder(row: str, found: dict[str, Any], mesh: DeviceMesh | None) -> Callable[..., Any]:
-    def record(_module: nn.Module, _args: object, output: torch.Tensor) -> torch.Tensor:
+    def sum_up(part: torch.Tensor) -> torch.Tensor:
+        part = part.contiguous()
+        dist.all_reduce(part, group=mesh.get_group() if mesh else None)
+        return part
+
+    def record(_module: nn.Module, _args: object, output: Any) -> Any:
         if mesh is not None:
-            output = output.contiguous()
-            dist.all_reduce(output, group=mesh.get_group())
-        found[row] = output
+            output = tree_map_only(torch.Tensor, sum_up, output)
+        # An attention returns its weights, too.
+        found[row] = output[0] if isinstance(output, tuple) else output
         return output
 
     return record

@@ -41,7 +41,8 @@ def check(blocks: dict[str, nn.Module], plan: TensorPlan) -> None:
         if pair.row in pair.columns:
             raise LayoutError(
                 f"TensorParallel(sequence=True) cannot route parts of a sequence to {pair.row}.",
-                why="each token's experts are chosen beside them, from the whole sequence",
+                why="it works on the whole sequence: an attention of torch's, or experts that are "
+                "chosen beside them",
                 do="leave sequence out",
             )
         if pair.owner in blocks or not _inside(pair.owner, blocks):

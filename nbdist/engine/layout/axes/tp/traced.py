@@ -14,6 +14,7 @@ from itertools import groupby, pairwise
 
 from torch import nn
 
+from nbdist.engine.layout.axes.tp import multihead
 from nbdist.engine.layout.axes.tp.cuts import (
     COLUMN,
     HEAD,
@@ -40,7 +41,7 @@ def plan(
     calls: list[ModuleCall],
     of_packed: str | None,
     crossed: bool,
-    flows: bool,
+    parts: int,
 ) -> TensorPlan:
     """Return a plan by the data's way.
 
@@ -50,7 +51,8 @@ def plan(
         of_packed: How a column is cut that packs projections; None keeps it whole.
         crossed: Whether a linear before several beside it is a column as they are: a query, for
             keys and values of another sequence.
-        flows: Whether what is left is cut, too, where features flow from one linear to the next.
+        parts: Ranks that share a weight, also of what is left: torch's own attentions, and where
+            features flow from one linear to the next; 0 leaves those whole.
     """
     blocks = tuple(find_blocks(model))
     once = _called_once(calls)
@@ -78,13 +80,15 @@ def plan(
             left += [(name, why) for name in (*names, row.name)]
             continue
         pairs.append(_pair(cuts, names, row.name, style, _between(calls, names[0], row.name)))
-    if flows:
-        pairs += _flowing(linears, calls, cuts)
-        pairs.sort(key=lambda pair: [call.name for call in calls].index(pair.row))
+    if parts:
+        pairs += _flowing(linears, calls, cuts, parts)
+        pairs += _attentions(calls, cuts, parts)
+        order = [call.name for call in calls]
+        pairs.sort(key=lambda pair: order.index(pair.row))
     left = [(name, why) for name, why in left if name not in cuts]
     if not pairs:
         left += [(c.name, f"makes what is mixed: {c.mixed}") for c in linears if c.mixed]
-    left += [(n, ATTENTION) for n, m in model.named_modules() if is_attention(m)]
+    left = [(n, _whole(m, parts)) for n, m in _attentions_of(model) if n not in cuts] + left
     found = TensorPlan("tracing one forward", tuple(cuts.values()), tuple(pairs), tuple(left))
     return _with_vocabulary(model, found, calls, blocks) if pairs else found
 
@@ -102,15 +106,41 @@ def _pair(
 
 
 def _flowing(
-    linears: list[ModuleCall], calls: list[ModuleCall], cuts: dict[str, Cut]
+    linears: list[ModuleCall], calls: list[ModuleCall], cuts: dict[str, Cut], parts: int
 ) -> Iterator[ColumnRowPair]:
     """Yield pairs of what no pair has, whose features flow from one to the other; in order."""
     for row in linears:
         columns = tuple(call.name for call in linears if call.feeds == row.name)
         # All that a row takes: else some of it would be whole.
-        if row.sees and row.sees == set(columns) and not cuts.keys() & {row.name, *columns}:
+        is_all = bool(row.sees) and row.sees == set(columns)
+        if is_all and _taken(row) % parts == 0 and not cuts.keys() & {row.name, *columns}:
             between = [c.name for c in calls if c.sees & row.sees and c.name != row.name]
             yield _pair(cuts, columns, row.name, COLUMN, between)
+
+
+def _attentions(
+    calls: list[ModuleCall], cuts: dict[str, Cut], parts: int
+) -> Iterator[ColumnRowPair]:
+    """Yield torch's own attentions, where ranks can share the heads."""
+    for call in calls:
+        module, name = call.module, call.name
+        is_theirs = type(module) is nn.MultiheadAttention and name not in cuts
+        if is_theirs and module.num_heads % parts == 0:
+            cuts[name] = multihead.cut_of(name, module)
+            yield ColumnRowPair((name,), name)
+
+
+def _attentions_of(model: nn.Module) -> Iterator[tuple[str, nn.MultiheadAttention]]:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention):
+            yield name, module
+
+
+def _whole(module: nn.MultiheadAttention, parts: int) -> str:
+    """Return why an attention is kept whole."""
+    if parts and type(module) is nn.MultiheadAttention and module.num_heads % parts:
+        return f"has {module.num_heads} heads, which tp={parts} does not divide"
+    return f"is a {type(module).__name__}, which {ATTENTION}"
 
 
 def _crossed(groups: list[list[ModuleCall]]) -> list[list[ModuleCall]]:
@@ -136,11 +166,6 @@ def _taken(call: ModuleCall) -> int:
 
 def _made(call: ModuleCall) -> int:
     return (widths_of(call.module) or (0, 0))[1]
-
-
-def is_attention(module: nn.Module) -> bool:
-    """Return whether a module is torch's own attention, which is one function."""
-    return isinstance(module, nn.MultiheadAttention)
 
 
 def _misfit(group: list[ModuleCall], row: ModuleCall) -> str:

@@ -72,8 +72,9 @@ def test_what_two_layers_take_has_no_row() -> None:
     class Both(Chain):
         def forward(self, x: Tensor) -> Tensor:
             made = self.up(x)
-            return self.down(made) + self.other(made)
+            other = self.get_submodule("other")
+            return self.down(made) + other(made)
 
     model = Both(F.relu)
-    model.other = nn.Linear(8, 4)
+    model.add_module("other", nn.Linear(8, 4))
     assert _call(model).feeds == ""
