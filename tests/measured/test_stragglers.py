@@ -93,6 +93,32 @@ def give_back(cores):
 in_forward = lambda: compute({STEP_S / 8})
 """
 
+# Each token costs its expert as much; of eight tokens, on each rank, rank 1's expert gets five.
+EXPERTS = f"""
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn({N}, 64, 64) / 8)
+    def forward(self, x, index, weight):
+        compute(len(x) * {STEP_S} / 20)
+        return ((x[:, None, None] @ self.weight[index]).squeeze(2) * weight[..., None]).sum(1)
+
+class Mixed(nn.Module):
+    def __init__(self, *layers):
+        super().__init__()
+        self.experts, self.head = Experts(), layers[-1]
+    def forward(self, x):
+        time.sleep(pause)
+        index = torch.tensor([1, 1, 1, 1, 0, 1, 2, 3])[:len(x), None]
+        return self.head(self.experts(x, index, torch.ones(len(x), 1)))
+
+def wrap(net):
+    example = nbdist.ExpertParallel(example=torch.ones(8, 64))
+    return nbdist.parallelize(net, "ep={N}", example).model
+
+Net = Mixed
+"""
+
 
 class Trainings:
     """A session of four ranks, and what a judge says of each training in it."""
@@ -205,6 +231,15 @@ def test_a_rank_with_a_bigger_batch_is_named(trainings: Trainings) -> None:
     verdict = trainings.verdict(f"if rank == 3: batch = 16\n{works}")
     assert (verdict.rank, verdict.cause) == (3, "batch")
     assert verdict.sentence == "Rank 3 gets bigger batches: 16 samples per step against 8."
+
+
+def test_a_rank_whose_experts_get_more_tokens_is_named(trainings: Trainings) -> None:
+    verdict = trainings.verdict(EXPERTS)
+    assert (verdict.rank, verdict.cause) == (1, "experts")
+    assert (
+        "its experts get 2.5 times an even share of the tokens, 0.5 times on the others (20 a "
+        in (verdict.sentence)
+    )
 
 
 def test_a_rank_whose_link_is_slow_is_named(trainings: Trainings) -> None:

@@ -11,8 +11,9 @@ import numpy as np
 
 from nbdist.client.board.scales import Floats
 from nbdist.client.board.scene import devices
+from nbdist.client.board.scene.experts import experts_of
 from nbdist.client.board.scene.part_history import parts_over_steps
-from nbdist.client.board.scene.scene import ALL, Curve, Epoch, ExpertTokens, Panel, Row, Scene
+from nbdist.client.board.scene.scene import ALL, Curve, Epoch, Panel, Row, Scene
 from nbdist.client.metrics.analysis.values import Analysis
 from nbdist.client.metrics.left_out import left_out_steps
 from nbdist.client.metrics.recent import RecentSteps, losses, percent, recent_steps
@@ -69,7 +70,7 @@ def look(
             "",
         ),
         marks=_marks(telemetry),
-        experts=_experts(dict(telemetry.experts)),
+        experts=experts_of(dict(telemetry.experts)),
         history=parts_over_steps(telemetry.series) if histories else (),
         idle_s=time.monotonic() - telemetry.trained_s if telemetry.trained_s else 0.0,
     )
@@ -80,24 +81,6 @@ def _marks(telemetry: "Telemetry") -> tuple[tuple[int, str], ...]:
     changed = [(c.step, f"{c.name} {c.old} -> {c.new}") for c in telemetry.changes]
     left_out = [(step, "left out") for step in left_out_steps(telemetry.series(LEFT_OUT))]
     return tuple(sorted([*changed, *left_out], key=lambda mark: mark[0]))
-
-
-def _experts(told: Mapping[int, tuple[int, Mapping[str, float]]]) -> ExpertTokens | None:
-    """Return the tokens of experts; None where no rank tells of any."""
-    by_place = {
-        (mixture, (rank, int(expert))): tokens
-        for rank, (_, values) in told.items()
-        for key, tokens in values.items()
-        for mixture, _, expert in [key.rpartition(":")]
-    }
-    if not by_place:
-        return None
-    columns = tuple(sorted({place for _, place in by_place}))
-    mixtures = {
-        name: np.array([by_place.get((name, place), np.nan) for place in columns])
-        for name in dict.fromkeys(name for name, _ in by_place)
-    }
-    return ExpertTokens(max(step for step, _ in told.values()), columns, mixtures)
 
 
 def _epoch(latest: Mapping[int, Mapping[str, float]]) -> Epoch | None:

@@ -4,13 +4,13 @@ look.py reads it from a cell's telemetry; board/figure.py draws it, text.py, sen
 tables.py beside that say it. Times are in milliseconds, as people read them.
 """
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from nbdist.client.board.scales import Floats
+from nbdist.client.board.scene.experts import ExpertTokens
 from nbdist.client.metrics.analysis.values import PARTS, Analysis, RankStep
 from nbdist.client.metrics.recent import RecentSteps, comm_pct, data_pct, divided, making_ms
 from nbdist.client.metrics.telemetry import IDLE_S
@@ -19,7 +19,6 @@ BOTH = "compute and communication"  # a part of steps whose communication was no
 ALL = -1  # the rank of a line that is of all of them
 SEEN = 4e-3  # share of the longest step from which a part is seen: half a pixel
 IDLE_STEPS = 10  # so many a training may be quiet, and `IDLE_S`
-MOST_MIXTURES = 12  # of experts that are shown
 EXPOSED = "transfer", "waiting", "communication"  # parts of a step that are not a rank's own work
 REPORT_S = 0.75  # ranks send records every half second, a busy machine later
 
@@ -109,63 +108,6 @@ class Stack:
         """Return the parts that are wide enough to be seen."""
         least = SEEN * float(self.whole_ms.max(initial=0.0))
         return tuple(name for name, part in self.parts.items() if part.max(initial=0.0) > least)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ExpertTokens:
-    """How many tokens came to each expert of each rank in one step.
-
-    `of` has each column's rank and expert, in order; `mixtures` the tokens of each column by the
-    name of the mixture, nan where a rank has none of it or has not said. `step` is the newest of
-    those that ranks tell of: they do so about once a second.
-    """
-
-    step: int
-    of: tuple[tuple[int, int], ...]
-    mixtures: Mapping[str, Floats]
-
-    @property
-    def columns(self) -> list[str]:
-        """Return a name for each column, as 1:5 for rank 1's expert 5."""
-        return [f"{rank}:{expert}" for rank, expert in self.of]
-
-    @property
-    def title(self) -> str:
-        """Return what is shown, with what the names of all mixtures have in common."""
-        begin, end = self._common
-        first, middle = next(iter(self.mixtures)).split("."), ["*"]
-        name = ".".join([*first[:begin], *middle, *first[len(first) - end :]])
-        count, shown = len(self.mixtures), len(self.shown)
-        more = f" (the {shown} most uneven of {count})" if shown < count else ""
-        return f"tokens of each expert in step {self.step:,}: {name}{more}"
-
-    @property
-    def shown(self) -> dict[str, Floats]:
-        """Return the mixtures, of many the most uneven, by what tells their names apart."""
-        begin, end = self._common
-
-        def unevenness(name: str) -> float:
-            tokens = self.mixtures[name]
-            return float(np.nanmax(tokens) / max(float(np.nanmean(tokens)), 1e-9))
-
-        chosen = sorted(self.mixtures, key=unevenness, reverse=True)[:MOST_MIXTURES]
-        parts = {name: name.split(".") for name in self.mixtures if name in chosen}
-        return {
-            ".".join(of[begin : len(of) - end]): self.mixtures[name] for name, of in parts.items()
-        }
-
-    @property
-    def _common(self) -> tuple[int, int]:
-        """Return how many parts all names begin with alike, and how many they end with."""
-        names = [name.split(".") for name in self.mixtures]
-        most = min(map(len, names)) - 1
-
-        def alike(ordered: list[list[str]]) -> int:
-            levels = zip(*ordered, strict=False)
-            return sum(1 for _ in itertools.takewhile(lambda of: len(set(of)) == 1, levels))
-
-        begin = min(alike(names), most)
-        return begin, min(alike([name[::-1] for name in names]), most - begin)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from nbdist.shared.text import counted, figure, name_bytes, name_ranks
 if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
     from nbdist.client.board.drawn.page import Page
     from nbdist.client.board.scales import Floats
-    from nbdist.client.board.scene.scene import ExpertTokens, Row, Scene
+    from nbdist.client.board.scene.experts import ExpertTokens
+    from nbdist.client.board.scene.scene import Row, Scene
 
 NAME, CAPTION = "ranks", "Speed and memory"
 HELP = "each rank's state, speed, memory and device"

@@ -1,7 +1,7 @@
 """The axes, in the order in which they change a model, and are explained.
 
-A stage is taken out of the model first, so that its weights alone are cut. What cuts a weight (tp,
-ep) comes before what shards the pieces (fsdp) or copies them (dp). Their order in the mesh is
+A stage is taken out of the model first, so that its weights alone are cut. What cuts a weight (ep,
+tp) comes before what shards the pieces (fsdp) or copies them (dp). Their order in the mesh is
 another: `plan/axis_facts`.
 """
 

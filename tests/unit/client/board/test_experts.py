@@ -8,8 +8,9 @@ from nbdist.client.board import palette
 from nbdist.client.board.figure import compose
 from nbdist.client.board.live.points import PointStream
 from nbdist.client.board.live.words import words_of
+from nbdist.client.board.scene.experts import MOST_MIXTURES
 from nbdist.client.board.scene.look import look
-from nbdist.client.board.scene.scene import MOST_MIXTURES, Scene
+from nbdist.client.board.scene.scene import Scene
 from nbdist.client.board.scene.scene_file import from_bytes, to_bytes
 from nbdist.client.board.views import VIEWS
 from nbdist.client.metrics.telemetry import Telemetry
@@ -86,6 +87,7 @@ def test_a_mixture_by_itself_has_its_name_and_what_a_stage_lacks_is_not_known() 
     alone = scene_of(telemetry).experts
     assert alone is not None
     assert list(alone.shown) == ["experts"]
+    assert alone.title == "tokens of each expert in step 1: experts"
 
 
 def test_without_ep_nothing_is_said_of_experts() -> None:

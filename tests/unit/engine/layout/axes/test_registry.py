@@ -26,6 +26,7 @@ def test_every_axis_of_the_mesh_is_in_the_registry(axis: str) -> None:
         (MeshShape(pp=2, fsdp=2, cp=2, tp=2), ["pp", "tp", "cp", "fsdp"]),
         (MeshShape(ep=2), ["ep", "dp"]),
         (MeshShape(pp=2, fsdp=2, ep=2), ["pp", "ep", "fsdp"]),
+        (MeshShape(fsdp=2, ep=2, tp=2), ["ep", "tp", "fsdp"]),
     ],
 )
 def test_what_cuts_the_model_comes_before_what_shards_or_copies_it(
