@@ -149,7 +149,7 @@ def refusals() -> list[dict[str, str]]:
     [
         ("unknown word", ["zeor3", "zero3"]),
         ("product", ["needs 3 ranks", "there are 2", '"dp=-1" gives dp=2']),
-        ("cp", ["cp needs one list of equal blocks, and found layer_1, layer_2 in ConvNet"]),
+        ("cp", ["The model takes images, of shape", "cp cuts sequences"]),
         ("policy", ["object is not a policy", "policies are", "TensorParallel", "Precision"]),
         ("no module", ["got a str", "torch.nn.Module"]),
         ("optimizer before fsdp", ["An optimizer (SGD) already holds", "make the optimizer after"]),

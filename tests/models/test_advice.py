@@ -14,7 +14,7 @@ def refused(made):
     except nbdist.LayoutError as error:
         return str(error)
 torch.manual_seed(0)
-told = {name: refused(MODELS[name].make()) for name in ("gemma2", "mamba")}
+told = {name: refused(MODELS[name].make()) for name in ("gemma2", "mamba", "bloom")}
 llama = MODELS["llama"].make()
 llama.set_attn_implementation("eager")
 told["llama"] = refused(llama)
@@ -56,7 +56,8 @@ def test_a_switch_of_transformers_is_advised_where_it_changes_nothing(
     assert is_proven
     assert "caps scores at 50" in told["gemma2"]
     assert "tells no heads of attention" in told["mamba"]
-    assert not any("attn_implementation" in told[name] for name in ("gemma2", "mamba"))
+    assert "only a softmax of its own" in told["bloom"]
+    assert not any("attn_implementation" in told[name] for name in ("gemma2", "mamba", "bloom"))
 
 
 def test_each_of_transformers_words_for_a_cut_is_known_or_refused_by_name(

@@ -3,6 +3,7 @@
 import pytest
 
 import nbdist
+from tests.models.test_layouts import PROVE
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -40,7 +41,7 @@ def differs(name, inputs, policy):
     found = {}
     for kind, x in inputs.items():
         made = []
-        y = x["input_ids"].flip(1)
+        y = x.get("decoder_input_ids", x.get("input_ids")).flip(1)
         for one, own in ((model, layout.own(y)), (alone, y)):
             one.zero_grad()
             logits = one(**x).logits
@@ -94,7 +95,7 @@ def worst(session: nbdist.Session, code: str, **params: object) -> dict[str, flo
         ("llama", "ulysses", False),
         *(
             pytest.param(name, method, loss, marks=pytest.mark.slow)
-            for name in ("llama", "gpt2", "mistral", "bert")
+            for name in ("llama", "gpt2", "mistral", "bert", "falcon")
             for method in ("ulysses", "gather")
             for loss in (False, True)
             # gpt2 makes its outputs as long as its inputs: no parts
@@ -108,3 +109,59 @@ def test_documents_in_one_row_and_padded_texts_are_those_of_one_process(
     found = worst(session, PACKED, name=name, method=method, loss=loss)
     assert len(found) == 7
     assert max(found.values()) <= FLOOR, found
+
+
+TWO = (
+    CUT
+    + """
+def given(length, target, left_out, left_out_of_target):
+    x = {"decoder_input_ids": ids(target).flip(0)}
+    if name == "whisper":  # its sounds have one length
+        x["input_features"] = torch.linspace(-3, 3, 2 * 8 * 24).double().view(2, 8, 24).sin()
+    else:
+        x |= {"input_ids": ids(length), "attention_mask": padded(length, *left_out)}
+    return x | {"decoder_attention_mask": padded(target, *left_out_of_target)}
+inputs = {
+    "longer texts": given(16, 8, (5, 0), (0, 3)),
+    "longer targets": given(8, 12, (0, 3), (1, 5)),
+    "equal lengths": given(12, 12, (2, 4), (4, 1)),
+}
+for kind in ("longer texts", "longer targets"):
+    plain = {key: one for key, one in inputs[kind].items() if not key.endswith("mask")}
+    inputs[kind + ", whole"] = plain
+differs(name, inputs, nbdist.ContextParallel(method, loss=loss))
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "loss"),
+    [
+        ("t5", "ulysses", False),
+        *(
+            pytest.param(name, method, loss, marks=pytest.mark.slow)
+            for name in ("t5", "bart", "whisper")
+            for method in ("ulysses", "gather")
+            for loss in (False, True)
+            if (name, method, loss) != ("t5", "ulysses", False)
+        ),
+    ],
+)
+def test_an_encoder_and_a_decoder_of_other_lengths_are_those_of_one_process(
+    session: nbdist.Session, name: str, method: str, loss: bool
+) -> None:
+    found = worst(session, TWO, name=name, method=method, loss=loss)
+    assert len(found) == 5
+    assert max(found.values()) <= FLOOR, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["decoder", "t5", "whisper", "opt", "falcon"])
+@pytest.mark.parametrize("layout", ["cp=2 tp=2", "fsdp=2 cp=2"])
+def test_models_are_cut_along_sequences_and_over_another_axis(
+    session: nbdist.Session, name: str, layout: str
+) -> None:
+    if session.world_size != 4:
+        session.scale(4)
+    cells = session.run(PROVE, params={"name": name, "text": layout}, track=False, timeout_s=150)
+    assert {cell.value for cell in cells.values()} <= {"noise floor", "bit-equal"}

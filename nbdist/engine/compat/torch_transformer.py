@@ -4,21 +4,28 @@
 not have; in evaluation it packs a padded batch into a nested tensor, and its layers call one kernel
 instead of their modules. Shapes, and what is computed, are the same without.
 
+`multi_head_attention_forward` is one function to a mode, which does not see the call of attention
+inside; a copy of it calls what it is given.
+
 One of the modules that hold what nbdist uses of torch's private parts; see `torch_groups.py`. Tried
 with torch 2.13.0 (CPU).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.modules import transformer
 
 from nbdist.engine.compat.lacking import lacking
 
 _transformer: Any = transformer
+_MULTI_HEAD: Any = functional.multi_head_attention_forward
+_CALLED = {"has_torch_function", "scaled_dot_product_attention"}
 
 
 def check() -> list[str]:
@@ -26,7 +33,19 @@ def check() -> list[str]:
     missing = lacking(transformer, ["_detect_is_causal_mask"], "nn.Transformer's module")
     if "use_nested_tensor" not in transformer.TransformerEncoder.__init__.__code__.co_names:
         missing.append("TransformerEncoder.use_nested_tensor is gone")
+    absent = sorted(_CALLED.difference(_MULTI_HEAD.__code__.co_names))
+    missing += [f"multi_head_attention_forward does not call {name}" for name in absent]
     return [f"torch {torch.__version__}: {what}" for what in missing]
+
+
+def multi_head(attend: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """Return `multi_head_attention_forward` with `attend` for `scaled_dot_product_attention`."""
+    names = {
+        **vars(functional),
+        "scaled_dot_product_attention": attend,
+        "has_torch_function": lambda _tensors: False,  # else it would ask the mode again
+    }
+    return FunctionType(_MULTI_HEAD.__code__, names, argdefs=_MULTI_HEAD.__defaults__)
 
 
 @contextmanager

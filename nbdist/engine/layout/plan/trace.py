@@ -105,7 +105,7 @@ def refuse_numbers(model: nn.Module, error: Exception | None) -> None:
         raise LayoutError(
             f"{type(model).__name__} decides by the numbers in a tensor, so its forward cannot be "
             "looked at before it runs.",
-            why=f"{_place(error)} needs them, and tensors have only shapes while the model is "
+            why=f"{place(error)} needs them, and tensors have only shapes while the model is "
             "planned",
             do='"zero3", "hsdp" and "ddp" look at no forward; or decide before the model is '
             "called, and pass it a plain value",
@@ -124,7 +124,7 @@ def run_in_parts(model: nn.Module, inputs: Inputs, parts: dict[str, torch.Size])
         raise LayoutError(
             f"{type(model).__name__} cannot run on a part of its heads or features: "
             f"{first_line(error)}",
-            why=f"{_place(error)} counts with the sizes of the whole model",
+            why=f"{place(error)} counts with the sizes of the whole model",
             do="let sizes follow from the tensor: view(b, t, -1, head_dim), not "
             "view(b, t, n_heads, head_dim); or leave the module out with a plan of your own",
         ) from error
@@ -244,7 +244,7 @@ def first_line(error: BaseException | None) -> str:
     return (str(error).strip().splitlines() or [""])[0]
 
 
-def _place(error: BaseException) -> str:
+def place(error: BaseException) -> str:
     """Return the innermost line of the model's own code, for torch's own does not help the user."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not origins.is_of(f.filename, "torch", "nbdist")]

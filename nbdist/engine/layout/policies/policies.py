@@ -105,14 +105,15 @@ class ContextParallel:
     """The method of the `cp` axis: `parallelize(model, "dp=2 cp=2", ContextParallel(...))`.
 
     Each rank has its part of a sequence (dim 1) while blocks run; attention, found by its call of
-    `scaled_dot_product_attention`, sees all of it. What comes before the first block and after the
-    last one runs on the whole sequence, so the loop stays what it was. A length must be divisible
-    by cp.
+    `scaled_dot_product_attention`, also that of `nn.MultiheadAttention`, sees all of it. What comes
+    before the first block and after the last one runs on the whole sequence, so the loop stays what
+    it was. An encoder and a decoder each have a sequence. A length must be divisible by cp.
 
     Attributes:
-        method: "ulysses" gives each rank the whole sequence of some heads (which cp must divide);
-            "gather" gives each rank all keys and values, for any number of heads. Ulysses is even
-            between ranks; with gather and a causal mask the last one has the most to do.
+        method: "ulysses" gives each rank the whole sequence of some heads (which cp must divide; of
+            fewer heads for keys and values several ranks get the same); "gather" gives each rank
+            all keys and values, for any number of heads. Ulysses is even between ranks; with gather
+            and a causal mask the last one has the most to do.
         loss: Norm, head and loss work on the own part, too, which makes logits 1/cp as large. In a
             plain loop the targets are cut, `layout.own(y)`, and each rank has the mean of its part;
             `layout.step` does so, and returns the mean of all.

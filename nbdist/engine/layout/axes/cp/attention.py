@@ -12,7 +12,8 @@ section 3.3.2, on gathering keys and values.
 
 # B batch, H heads, t tokens of this rank, T of the whole sequence
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
 from torch.overrides import TorchFunctionMode
 
+from nbdist.engine.compat.libraries.transformers_attention import lacks_sdpa
 from nbdist.engine.layout.axes.cp import exchange
+from nbdist.engine.layout.axes.cp.multi_head import MULTI_HEAD, multi_head
 from nbdist.engine.layout.policies.policies import ContextParallel
 from nbdist.shared.errors import LayoutError
 
@@ -32,20 +35,25 @@ CALL: Callable[..., Tensor] = F.scaled_dot_product_attention
 class WholeSequence(TorchFunctionMode):
     """While it is on, attention sees the whole sequence. One a block and forward."""
 
-    def __init__(self, mesh: DeviceMesh, policy: ContextParallel, length: int) -> None:
-        """Work on `length` tokens of this rank, over the axis `cp`."""
+    def __init__(
+        self, mesh: DeviceMesh, policy: ContextParallel, length: int, others: Collection[int]
+    ) -> None:
+        """Work on `length` tokens of this rank, and keys of other sequences, over the axis `cp`."""
         super().__init__()
         self._mesh = mesh
         self._attend = _ulysses if policy.method == "ulysses" else _gather
         self._length = length
+        self._keys = {length, *others}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Replace calls of attention, and no others."""
-        if func is not CALL:
-            return func(*args, **(kwargs or {}))
-        return self._call(*args, **(kwargs or {}))
+        if func is CALL:
+            return self._call(*args, **(kwargs or {}))
+        if func is MULTI_HEAD:
+            return multi_head(self._call, self._whole, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
     def _call(
         self,
@@ -57,30 +65,16 @@ class WholeSequence(TorchFunctionMode):
         is_causal: bool = False,
         **others: Any,
     ) -> Tensor:
-        check_lengths(query, key, self._length)
+        check_lengths(query, key, self._length, self._keys, is_causal=is_causal)
         if attn_mask is not None:
-            attn_mask = _whole_mask(attn_mask, self._length, self._mesh)
+            attn_mask = self._whole(attn_mask, query.shape[-2], key.shape[-2])
         result: Tensor = self._attend(
             (query, key, value), attn_mask, is_causal, self._mesh, dropout_p=dropout_p, **others
         )
         return result
 
-
-def check_kind(model: nn.Module) -> None:
-    """Refuse torch's own attention module, which is one function to the mode.
-
-    Raises:
-        LayoutError: The model has one.
-    """
-    name = next((n for n, m in model.named_modules() if isinstance(m, nn.MultiheadAttention)), None)
-    if name is not None:
-        raise LayoutError(
-            f"cp cannot cut {name}: an nn.MultiheadAttention.",
-            why="it projects, attends and projects in one function of torch, and cp takes the "
-            "place of a call of scaled_dot_product_attention",
-            do='"zero3" with ActivationCheckpoint() for long sequences; or attention that calls '
-            "torch.nn.functional.scaled_dot_product_attention",
-        )
+    def _whole(self, mask: Tensor, queries: int, keys: int) -> Tensor:
+        return _whole_mask(mask, queries, keys, self._mesh)
 
 
 def none_found(model: nn.Module) -> LayoutError:
@@ -101,6 +95,9 @@ def none_found(model: nn.Module) -> LayoutError:
     elif config is not None and not getattr(config, "num_attention_heads", None):
         why = "it tells no heads of attention; cp cuts what attends, and no state that goes on"
         do = 'use "zero3" with ActivationCheckpoint() for long sequences'
+    elif lacks_sdpa(model):
+        why = "transformers has only a softmax of its own for this model"
+        do = 'use "zero3" with ActivationCheckpoint() for long sequences'
     elif config is not None:
         do += '; a model of transformers does with attn_implementation="sdpa"'
     return LayoutError(
@@ -108,36 +105,44 @@ def none_found(model: nn.Module) -> LayoutError:
     )
 
 
-def check_lengths(query: Tensor, key: Tensor, length: int) -> None:
-    """Refuse attention that is not that of a sequence to itself.
+def check_lengths(
+    query: Tensor, key: Tensor, length: int, keys: Collection[int], *, is_causal: bool
+) -> None:
+    """Refuse attention that is neither of a sequence to itself nor to an encoder's.
 
     Raises:
         LayoutError: With the lengths.
     """
-    if query.dim() < 3 or query.shape[-2] != length or key.shape[-2] != length:
+    tokens = key.shape[-2]
+    is_known = query.dim() > 2 and query.shape[-2] == length and tokens in keys
+    if not is_known or (is_causal and tokens != length):
         raise LayoutError(
             f"cp met attention with queries {tuple(query.shape)} and keys {tuple(key.shape)}, and "
             f"here a sequence has {length} tokens.",
-            why="cp knows attention of a sequence to itself: not to another one, in windows, or to "
-            "a cache of keys",
+            why="cp knows attention of a sequence to itself and to one that blocks before have "
+            "made: not in windows, or to a cache of keys",
             do="generate on a copy without cp; for other attention leave cp out",
         )
 
 
-def check_heads(query: Tensor, key: Tensor, cp: int) -> None:
+def check_heads(query: Tensor, cp: int) -> None:
     """Refuse heads that ranks cannot share equally.
 
     Raises:
         LayoutError: With the number, and what works.
     """
-    for tensor, what in ((query, "heads"), (key, "heads for keys and values")):
-        heads = tensor.shape[-3]
-        if heads % cp:
-            raise LayoutError(
-                f"Attention has {heads} {what} on a rank, which cp={cp} does not divide.",
-                why='"ulysses" gives every rank as many heads',
-                do='use ContextParallel(method="gather"), which works with any number of heads',
-            )
+    heads = query.shape[-3]
+    if heads % cp:
+        raise LayoutError(
+            f"Attention has {heads} heads on a rank, which cp={cp} does not divide.",
+            why='"ulysses" gives every rank as many heads',
+            do='use ContextParallel(method="gather"), which works with any number of heads',
+        )
+
+
+def repeats(key: Tensor, cp: int) -> int:
+    """Return how often "ulysses" sends each head of keys, so that ranks get as many."""
+    return cp // math.gcd(key.shape[-3], cp)
 
 
 def _ulysses(
@@ -147,11 +152,14 @@ def _ulysses(
     mesh: DeviceMesh,
     **others: Any,
 ) -> Tensor:
-    check_heads(qkv[0], qkv[1], mesh.size())
-    heads = qkv[0].shape[-3]
+    query, *keys_and_values = qkv
+    check_heads(query, mesh.size())
+    heads, times = query.shape[-3], repeats(keys_and_values[0], mesh.size())
     if mask is not None and mask.dim() > 2 and mask.shape[-3] == heads:
         mask = exchange.own_part(mask, -3, mesh)
-    query, key, value = exchange.heads_for_parts(list(qkv), mesh)
+    # Of fewer heads than ranks each goes to all ranks whose queries see it.
+    repeated = [one.repeat_interleave(times, -3) if times > 1 else one for one in keys_and_values]
+    query, key, value = exchange.heads_for_parts([query, *repeated], mesh)
     result = CALL(query, key, value, attn_mask=mask, is_causal=is_causal, **others)
     return exchange.parts_for_heads(result, mesh)
 
@@ -216,22 +224,22 @@ def _causal_rows(length: int, first: int, query: Tensor) -> Tensor:
     return every.tril(first)
 
 
-def _whole_mask(mask: Tensor, length: int, mesh: DeviceMesh) -> Tensor:
+def _whole_mask(mask: Tensor, queries: int, keys: int, mesh: DeviceMesh) -> Tensor:
     """Return a mask of all rows and keys: one that came with the sequence has been cut with it.
 
     Raises:
         LayoutError: It was made of the part's rows and keys, so most of it is missing.
     """
-    if mask.dim() > 1 and mask.shape[-2] == mask.shape[-1] == length:
+    if mask.dim() > 1 and mask.shape[-2:] == (queries, keys):
         raise LayoutError(
-            f"A block makes a mask of {length} x {length} for its part of the sequence.",
-            why=f"attention is over {length * mesh.size()} tokens",
+            f"A block makes a mask of {queries} x {keys} for its part of the sequence.",
+            why=f"attention is over {keys * mesh.size()} tokens",
             do="make masks of the whole sequence before the first block and pass them on, or use "
             "is_causal=True",
         )
     if mask.dim() == 1:
         mask = mask.unsqueeze(0)
-    for dim in (-1, -2):
+    for dim, length in ((-1, keys), (-2, queries)):
         if mask.shape[dim] == length:
             (joined,) = exchange.collect([mask.movedim(dim, -2)], mesh)
             mask = joined.movedim(-2, dim)

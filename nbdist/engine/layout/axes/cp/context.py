@@ -3,31 +3,27 @@
     embedding  ─▶ cut ─▶ block ─▶ block ─▶ ... ─▶ gather ─▶ norm, head, loss
     on all of it         on the part, but attention         on all of it, equal on each rank
 
-Every rank of cp gets the same samples, and so the loop does not change. A plan is found on fake
-tensors, proven by a small forward, and only then applied.
+Of several lists of blocks, an encoder's and a decoder's, each does so with a sequence of its own;
+a decoder's blocks cut the encoder's outputs, too. Every rank of cp gets the same samples, and so
+the loop does not change.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
 from nbdist.engine.compat import torch_hooks
-from nbdist.engine.layout.axes.cp import attention, exchange, follow
-from nbdist.engine.layout.axes.tp import proof
-from nbdist.engine.layout.plan import random_numbers, trace
-from nbdist.engine.layout.plan.inputs import Inputs
+from nbdist.engine.layout.axes.cp import attention, exchange, follow, relative
+from nbdist.engine.layout.plan import random_numbers
 from nbdist.engine.layout.plan.wrap_forward import Around
 from nbdist.engine.layout.policies.policies import ContextParallel
 from nbdist.shared.errors import LayoutError
 
-_GUESSED = 16  # tokens, at least, of a guessed sequence
-_FEWEST = 2  # tokens a rank: of one row of attention some models no longer say that it is causal
+FEWEST = 2  # tokens a rank: of one row of attention some models no longer say that it is causal
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,70 +34,25 @@ class Context:
         method: "ulysses" or "gather".
         calls: Calls of attention in a forward.
         token_bytes: Bytes that a rank sends over cp for one token of a batch, forward and backward.
+            Of several sequences for one of the first, if their lengths are as here.
+        lengths: Tokens of each list's sequence, as it was tried.
         hidden: By block, the place of the hidden states among its arguments.
-        follows: Which dims follow the sequence.
+        follows: Which dims follow a sequence.
     """
 
     method: str
     calls: int
     token_bytes: float
+    lengths: tuple[int, ...]
     hidden: dict[str, tuple[str, int]]
     follows: follow.Follows
 
     def __str__(self) -> str:
         """Return a description."""
-        return f"cp: {self.calls} calls of attention in {len(self.hidden)} blocks, {self.method}"
-
-
-def find(
-    model: nn.Module,
-    policy: ContextParallel,
-    mesh: DeviceMesh,
-    blocks: dict[str, nn.Module],
-    parts: dict[str, torch.Size],
-) -> Context:
-    """Return the plan of cp for a model, proven by a small forward. Collective; changes nothing.
-
-    Args:
-        model: On its device, with the same weights on every rank.
-        policy: The policy of cp.
-        mesh: The axis `cp`.
-        blocks: The model's repeated blocks, by name, in order.
-        parts: Shapes of one rank's parts under tp; empty without tp.
-
-    Raises:
-        LayoutError: The model has no list of blocks, or no attention that cp knows, or computes
-            something else on parts of a sequence.
-    """
-    cp = mesh.size()
-    _check_blocks(model, blocks)
-    inputs = _inputs(model, policy, cp)
-    first, second = _runs(model, blocks, inputs, parts, cp)
-    if first.order != list(blocks):
-        raise LayoutError(
-            f"{type(model).__name__} calls its blocks in another order than they stand in, or not "
-            f"once each: {', '.join(first.order[:8])}.",
-            why="the sequence is cut before the first and put together after the last",
-            do="leave cp out",
-        )
-    if not first.attended:
-        attention.check_kind(model)
-        raise attention.none_found(model)
-    for call in first.attended:
-        attention.check_lengths(call.query, call.key, first.length)
-        if policy.method == "ulysses":
-            attention.check_heads(call.query, call.key, cp)
-    follows = follow.follows(first, second)
-    hidden = {name: _hidden(name, first, follows) for name in blocks}
-    context = Context(
-        policy.method,
-        len(first.attended),
-        _token_bytes(first, hidden[first.order[0]][0], policy, mesh),
-        hidden,
-        follows,
-    )
-    _prove(model, context, policy, mesh, blocks, inputs)
-    return context
+        said = f"cp: {self.calls} calls of attention in {len(self.hidden)} blocks, {self.method}"
+        if len(self.lengths) == 1:
+            return said
+        return f"{said}, bytes as for sequences of {' and '.join(map(str, self.lengths))} tokens"
 
 
 def apply(
@@ -123,17 +74,21 @@ def apply(
         begin: Names of blocks with which a stage of a pipeline begins: it receives hidden states in
             parts over cp, and over nothing else.
     """
-    names = list(context.hidden)
+    lists = by_list(context.hidden)
+    firsts, lasts = ([names[end] for names in lists] for end in (0, -1))
+    if policy.loss:
+        lasts.pop()
     for name, block in blocks.items():
-        place, dim = context.hidden[name]
+        relative.give_whole(block, mesh.size())
         _OnPart(
             block,
             mesh,
             policy,
-            hidden=(place, dim),
+            hidden=context.hidden[name],
             given=context.follows.given[name],
-            made=context.follows.made if name == names[-1] and not policy.loss else None,
-            parts=None if name == names[0] else 1 if name in begin else parts,
+            others=context.follows.others[name],
+            made=context.follows.made[name] if name in lasts else None,
+            parts=None if name in firsts else 1 if name in begin else parts,
         )
 
 
@@ -151,8 +106,9 @@ class _OnPart(Around):
         policy: ContextParallel,
         *,
         hidden: tuple[str, int],
-        given: dict[str, tuple[int, ...]],
-        made: dict[str, tuple[int, ...]] | None,
+        given: follow.Dims,
+        others: follow.Dims,
+        made: follow.Dims | None,
         parts: int | None,
     ) -> None:
         """Wrap the present forward of `block`.
@@ -163,6 +119,7 @@ class _OnPart(Around):
             policy: The policy of cp.
             hidden: The place of the hidden states, and their dim of the sequence.
             given: The dims of its arguments that follow the sequence.
+            others: Those that follow another one.
             made: Those of its outputs, if they are gathered; None leaves them in parts.
             parts: The number of parts of hidden states on this rank; None when they are whole.
         """
@@ -171,16 +128,18 @@ class _OnPart(Around):
         self._policy = policy
         self._hidden = hidden
         self._given = given
+        self._others = others
         self._made = made
         self._parts = parts
 
     @torch_hooks.left_alone_where_wrong
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         length = self._length((args, keywords))
-        args, keywords = self._cut((args, keywords), length)
+        others = self._other_lengths((args, keywords))
+        args, keywords = self._cut((args, keywords), length, others)
         with (
             random_numbers.independent(self._mesh, is_on=self._module.training),
-            attention.WholeSequence(self._mesh, self._policy, length),
+            attention.WholeSequence(self._mesh, self._policy, length, others),
         ):
             made = self.inner(*args, **keywords)
         return made if self._made is None else self._joined(made, length)
@@ -200,15 +159,25 @@ class _OnPart(Around):
             return check_length(length, self._mesh.size())
         return length * self._parts
 
-    def _cut(self, given: Any, length: int) -> Any:
-        """Cut whole arguments along the sequence: hidden states, tables of positions."""
-        whole = length * self._mesh.size()
+    def _other_lengths(self, given: Any) -> set[int]:
+        """Return the tokens of this rank's part of other sequences."""
+        tensors = follow.tensors_of(given)
+        found = {tensors[at].shape[dim] for at, (dim,) in self._others.items() if at in tensors}
+        return {check_length(whole, self._mesh.size()) for whole in found if whole > 1}
+
+    def _cut(self, given: Any, length: int, others: set[int]) -> Any:
+        """Cut whole arguments along a sequence: hidden states, tables of positions."""
+        own = length * self._mesh.size()
+        wholes = {own, *(other * self._mesh.size() for other in others)}
 
         def cut(path: Any, value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return value
-            dims = self._given.get(pytree.keystr(path), range(value.dim()))
-            found = [dim for dim in dims if value.shape[dim] == whole]
+            place = pytree.keystr(path)
+            sizes = {own} if place in self._given and place not in self._others else wholes
+            known = self._others.get(place) or self._given.get(place)
+            dims = range(value.dim()) if known is None else known
+            found = [dim for dim in dims if value.shape[dim] in sizes]
             # A mask has two of them: attention takes its part.
             return exchange.cut(value, found[0], self._mesh) if len(found) == 1 else value
 
@@ -230,135 +199,19 @@ def check_length(whole: int, cp: int) -> int:
         LayoutError: The ranks' parts would not be equal, or too short.
     """
     part, rest = divmod(whole, cp)
-    if rest or part < _FEWEST:
+    if rest or part < FEWEST:
         raise LayoutError(
             f"A sequence of {whole} tokens cannot be cut into {cp} equal parts of at least "
-            f"{_FEWEST}.",
+            f"{FEWEST}.",
             why=f"cp={cp} gives each rank as many tokens",
-            do=f"pad it to {max(-(-whole // cp), _FEWEST) * cp}",
+            do=f"pad it to {max(-(-whole // cp), FEWEST) * cp}",
         )
     return part
 
 
-def _check_blocks(model: nn.Module, blocks: dict[str, nn.Module]) -> None:
-    lists = {name.rpartition(".")[0] for name in blocks}
-    if len(lists) != 1:
-        found = ", ".join(sorted(lists)) or "none"
-        raise LayoutError(
-            f"cp needs one list of equal blocks, and found {found} in {type(model).__name__}.",
-            why="the sequence is cut before the first and put together after the last",
-            do='leave cp out; "zero3" takes any model',
-        )
-
-
-def _inputs(model: nn.Module, policy: ContextParallel, cp: int) -> Inputs:
-    """Return inputs whose sequences can be cut."""
-    tokens = cp * max(_FEWEST, _GUESSED // cp)
-    inputs, _ = trace.find_inputs(model, policy.example, "ContextParallel", tokens)
-    if policy.example is None:
-        # So that sizes of a batch and of its sequences are not taken for those of one sequence.
-        inputs = inputs.map(lambda x: torch.cat([x, x.flip(0, 1)]))
-    follow.check_sequences(inputs)
-    length = follow.length_of(inputs)
-    if length // cp < _FEWEST:
-        check_length(length, cp)
-    return follow.shortened(inputs, length - length % cp)
-
-
-def _runs(
-    model: nn.Module,
-    blocks: dict[str, nn.Module],
-    inputs: Inputs,
-    parts: dict[str, torch.Size],
-    cp: int,
-) -> tuple[follow.Run, follow.Run | None]:
-    """Return a forward with the inputs, and one with shorter sequences where the model can that."""
-    try:
-        first = follow.run(model, blocks, inputs, parts)
-    except Exception as error:
-        raise LayoutError(
-            f"{type(model).__name__} does not run with sequences of {follow.length_of(inputs)} "
-            f"tokens: {str(error).strip().splitlines()[0]}",
-            do=f"give ContextParallel(example=batch), {trace.BATCH}, whose sequences cp divides",
-        ) from error
-    try:
-        shorter = follow.shortened(inputs, first.length - 1)
-        return first, follow.run(model, blocks, shorter, parts)
-    except Exception:
-        return first, None  # its table of positions is added as a whole, perhaps
-
-
-def _hidden(name: str, run: follow.Run, follows: follow.Follows) -> tuple[str, int]:
-    """Return the place of a block's hidden states, and their dim of tokens."""
-    for place, tensor in run.given[name].items():
-        dims = follows.given[name].get(place, ())
-        if tensor.is_floating_point() and tensor.dim() > 1 and dims:
-            return place, 1 if 1 in dims else dims[0]
-    raise LayoutError(
-        f"{name} is given no hidden states that follow the sequence.",
-        why=f"it was called with {[tuple(t.shape) for t in run.given[name].values()]}, where the "
-        f"sequence had {run.length} tokens",
-        do="leave cp out",
-    )
-
-
-def _token_bytes(run: follow.Run, place: str, policy: ContextParallel, mesh: DeviceMesh) -> float:
-    hidden = run.given[run.order[0]][place]
-    tokens = hidden.shape[0] * hidden.shape[1]
-
-    def width(*tensors: Tensor) -> float:
-        return sum(t.numel() * t.element_size() for t in tensors) / tokens
-
-    return exchange.context_bytes(
-        policy.method,
-        width(hidden),
-        [
-            (
-                width(call.query),
-                width(call.key, call.value),
-                width(call.query) / call.query.shape[-1] * call.value.shape[-1],
-            )
-            for call in run.attended
-        ],
-        cp=mesh.size(),
-        backend="gloo" if mesh.device_type == "cpu" else "nccl",
-        loss=policy.loss,
-    )
-
-
-def _prove(
-    model: nn.Module,
-    context: Context,
-    policy: ContextParallel,
-    mesh: DeviceMesh,
-    blocks: dict[str, nn.Module],
-    inputs: Inputs,
-) -> None:
-    """Compare a forward on parts with one on whole sequences. Collective; leaves the model alone.
-
-    Raises:
-        LayoutError: They differ.
-    """
-    inputs = inputs.map(proof.of_rank_0)
-    with trace.untouched(model), proof.evaluating(model), torch.no_grad():
-        whole = follow.tensors_of(inputs.run(model))
-        apply(context, policy, mesh, blocks)
-        parts = follow.tensors_of(inputs.run(model))
-    length = follow.length_of(inputs)
-    error = torch.zeros((), dtype=torch.float64, device=mesh.device_type)
-    for place, found in parts.items():
-        expected = whole[place]
-        if policy.loss and expected.dim() > 1 and expected.shape[1] == length:
-            expected = exchange.own_part(expected, 1, mesh)
-        # Other outputs of a model, such as a cache of keys, may be of parts.
-        if expected.shape == found.shape and found.is_floating_point():
-            error = torch.maximum(error, proof.difference(expected, found).to(error.device))
-    dist.all_reduce(error, dist.ReduceOp.MAX, mesh.get_group())
-    if not float(error) <= proof.tolerance(next(iter(whole.values())).dtype):
-        raise LayoutError(
-            f"On parts of the sequence {type(model).__name__} computes something else: by "
-            f"{float(error):.1e} of its largest value, in a forward that was tried.",
-            why="something in its blocks, beside attention, works across tokens or counts their "
-            "positions: rotary positions of x.shape[1], a convolution, a recurrence",
-            do="compute positions before the first block and pass them on, or leave cp out",
-        )
+def by_list(names: Iterable[str]) -> list[list[str]]:
+    """Return the names of blocks, by list."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(follow.list_of(name), []).append(name)
+    return list(found.values())

@@ -2,8 +2,9 @@
 
 import torch.distributed as dist
 
+from nbdist.engine.compat import torch_transformer
 from nbdist.engine.layout.axes.axis import Axis, Sent, Spreading
-from nbdist.engine.layout.axes.cp import context
+from nbdist.engine.layout.axes.cp import context, find
 from nbdist.engine.layout.axes.tp import cuts, fit
 from nbdist.engine.layout.plan import random_numbers
 from nbdist.engine.layout.plan.mesh import MeshShape
@@ -19,16 +20,22 @@ class ContextAxis(Axis):
         """Find which dims follow the sequence, proven by a small forward."""
         cut, tp = work.plan, work.shape.tp
         # Heads are counted as on one rank of tp.
-        parts = fit.parts(work.model, cut, tp) if cut and cuts.is_known(cut) else {}
-        self._context = work.context = context.find(
-            work.model, work.policies.context, work.mesh["cp"], work.blocks, parts
+        cut = cut if cut and cuts.is_known(cut) else None
+        parts = fit.parts(work.model, cut, tp) if cut else {}
+        sizes = cut.sizes if cut else ()
+        self._context = work.context = find.find(
+            work.model, work.policies.context, work.mesh["cp"], work.blocks, parts, sizes
         )
 
     def cut(self, work: Spreading) -> None:
         """Have blocks work on parts of sequences."""
+        torch_transformer.keep_padding(work.model)
         axis = work.mesh["cp"]
         parts = work.shape.tp if work.policies.tensor.sequence else 1
-        context.apply(self._context, work.policies.context, axis, work.blocks, parts, work.begins)
+        # Beside the blocks that other axes know, those that stand alone in their list.
+        names = work.blocks if work.begins else self._context.hidden
+        blocks = {name: work.model.get_submodule(name) for name in names}
+        context.apply(self._context, work.policies.context, axis, blocks, parts, work.begins)
         random_numbers.align(axis, work.shape.data_part(dist.get_rank())[0])
 
     def sent(self, shape: MeshShape) -> Sent:

@@ -178,6 +178,7 @@ def context_bytes(
     cp: int,
     backend: str,
     loss: bool,
+    before: float = 0.0,
 ) -> float:
     """Return the bytes a rank sends over cp for each token of its batch, forward and backward.
 
@@ -192,9 +193,11 @@ def context_bytes(
         cp: Ranks that share a sequence.
         backend: "gloo" or "nccl".
         loss: Whether norm, head and loss work on parts, too.
+        before: Bytes that are gathered beside: of an encoder, whose outputs each block of a decoder
+            cuts.
     """
     others = (cp - 1) / cp
-    ends = others * hidden * (1 if loss else 2)
+    ends = others * (hidden * (1 if loss else 2) + before)
     if method == "ulysses":
         return ends + others * 2 * sum(map(sum, attended)) / cp
     return ends + others * sum(both for _, both, _ in attended) * (3 if backend == "gloo" else 2)

@@ -1,11 +1,11 @@
-"""Find the dims that follow the sequence in a model, by running it on fake tensors of two lengths.
+"""Find the dims that follow a sequence in a model, by running it on fake tensors of two lengths.
 
-A dim that has the size of the sequence in both runs follows it. Of a model that runs with one
-length only, all dims of that size are taken.
+Each list of blocks has a sequence of its own: what queries of its attention are along. A dim that
+has its size in both runs follows it. Of a model that runs with one length only, all dims of that
+size are taken. Blocks of a decoder are given an encoder's sequence, too.
 """
 
-# T tokens of a run
-
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from nbdist.engine.layout.axes.cp.attention import CALL
+from nbdist.engine.layout.axes.cp.multi_head import MULTI_HEAD, multi_head
 from nbdist.engine.layout.plan import trace
 from nbdist.engine.layout.plan.inputs import Inputs
 from nbdist.shared.errors import LayoutError
@@ -24,11 +25,13 @@ Tensors = dict[str, Tensor]  # by their place in args and keywords: "[0][1]", "[
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """The arguments of one call of attention."""
+    """The arguments of one call of attention, inside of a block."""
 
+    block: str
     query: Tensor
     key: Tensor
     value: Tensor
+    is_causal: bool
 
 
 @dataclass(slots=True)
@@ -39,23 +42,48 @@ class Run:
         length: Tokens of a sequence.
         order: Names of blocks, as they were called.
         given: The arguments of each block.
-        made: The outputs of the last block.
+        made: The outputs of each block.
         attended: Calls of attention inside of blocks.
     """
 
     length: int
     order: list[str] = field(default_factory=list)
     given: dict[str, Tensors] = field(default_factory=dict)
-    made: Tensors = field(default_factory=dict)
+    made: dict[str, Tensors] = field(default_factory=dict)
     attended: list[Attended] = field(default_factory=list)
+
+    def tokens(self, of_list: str) -> int:
+        """Return the tokens of a list's sequence: those of its first queries."""
+        queries = (one.query for one in self.attended if list_of(one.block) == of_list)
+        return next((query.shape[-2] for query in queries), 0)
+
+    def passes_on(self, name: str, tensor: Tensor) -> bool:
+        """Return whether an argument of a block was made by a block of its list."""
+        made = (self.made[one] for one in self.order if list_of(one) == list_of(name))
+        return any(tensor is other for outputs in made for other in outputs.values())
+
+
+Dims = dict[str, tuple[int, ...]]  # by the place of a tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Follows:
-    """The dims that follow the sequence, of the blocks' arguments and the last one's outputs."""
+    """The dims that follow a sequence.
 
-    given: dict[str, dict[str, tuple[int, ...]]]
-    made: dict[str, tuple[int, ...]]
+    Attributes:
+        given: By block, of its arguments: its own sequence.
+        others: By block, of its arguments: that of a list of blocks that was called before.
+        made: By block, of its outputs: its own sequence.
+    """
+
+    given: dict[str, Dims]
+    others: dict[str, Dims]
+    made: dict[str, Dims]
+
+
+def list_of(block: str) -> str:
+    """Return the name of a block's list."""
+    return block.rpartition(".")[0]
 
 
 def run(
@@ -74,7 +102,7 @@ def run(
     hooks = []
     for name, block in blocks.items():
         hooks.append(block.register_forward_pre_hook(_begins(name, seen, inside), with_kwargs=True))
-        hooks.append(block.register_forward_hook(_ends(seen, inside)))
+        hooks.append(block.register_forward_hook(_ends(name, seen, inside)))
     try:
         with _Watching(seen, inside):
             trace.run_on_fakes(model, inputs, parts)
@@ -85,22 +113,35 @@ def run(
 
 
 def follows(first: Run, second: Run | None) -> Follows:
-    """Return the dims that have the size of the sequence in both runs, or in the only one."""
-    other = second or first
+    """Return the dims that have the size of a sequence in both runs, or in the only one."""
+    runs = (first, second or first)
 
-    def dims(a: Tensors, b: Tensors) -> dict[str, tuple[int, ...]]:
+    def dims(name: str, kind: str, sizes: set[tuple[int, ...]]) -> Dims:
+        of_runs = [getattr(run, kind)[name] for run in runs]
         return {
-            place: tuple(
-                dim
-                for dim, sizes in enumerate(zip(tensor.shape, b[place].shape, strict=False))
-                if sizes == (first.length, other.length)
-            )
-            for place, tensor in a.items()
-            if place in b
+            place: tuple(dim for dim, pair in enumerate(_sizes(place, of_runs)) if pair in sizes)
+            for place in of_runs[0]
+            if place in of_runs[1]
         }
 
-    given = {name: dims(first.given[name], other.given[name]) for name in first.given}
-    return Follows(given, dims(first.made, other.made))
+    given: dict[str, Dims] = {}
+    others: dict[str, Dims] = {}
+    made: dict[str, Dims] = {}
+    seen: dict[str, tuple[int, ...]] = {}
+    for name in first.order:
+        seen[list_of(name)] = own = tuple(run.tokens(list_of(name)) for run in runs)
+        before = {sizes for one, sizes in seen.items() if one != list_of(name)}
+        given[name], made[name] = dims(name, "given", {own}), dims(name, "made", {own})
+        others[name] = {
+            place: found
+            for place, found in dims(name, "given", before).items()
+            if len(found) == 1 and not first.passes_on(name, first.given[name][place])
+        }
+    return Follows(given, others, made)
+
+
+def _sizes(place: str, of_runs: list[Tensors]) -> list[tuple[int, ...]]:
+    return list(zip(*(tensors[place].shape for tensors in of_runs), strict=False))
 
 
 def length_of(inputs: Inputs) -> int:
@@ -135,6 +176,12 @@ def shortened(inputs: Inputs, length: int) -> Inputs:
     )
 
 
+def shorter(inputs: Inputs) -> Iterator[Inputs]:
+    """Yield inputs with a token less: all that are as long as the first; or texts alone."""
+    yield shortened(inputs, length_of(inputs) - 1)
+    yield inputs.map(lambda x: x if x.dim() < 2 or x.is_floating_point() else x[:, :-1])
+
+
 def tensors_of(tree: Any) -> dict[str, Tensor]:
     """Return the tensors of a tree by their place in it."""
     leaves, _ = pytree.tree_flatten_with_path(tree)
@@ -150,10 +197,10 @@ def _begins(name: str, seen: Run, inside: list[str]) -> Any:
     return begin
 
 
-def _ends(seen: Run, inside: list[str]) -> Any:
+def _ends(name: str, seen: Run, inside: list[str]) -> Any:
     def end(_block: nn.Module, _args: object, made: Any) -> None:
         inside.pop()
-        seen.made = tensors_of(made)
+        seen.made[name] = tensors_of(made)
 
     return end
 
@@ -169,8 +216,16 @@ class _Watching(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is MULTI_HEAD and self._inside:
+            return multi_head(self._note, lambda mask, _queries, _keys: mask, *args, **kwargs)
         if func is CALL and self._inside:
-            names = ("query", "key", "value")
-            given = dict(zip(names, args, strict=False)) | kwargs
-            self._seen.attended.append(Attended(*(given[n] for n in names)))
+            return self._note(*args, **kwargs)
         return func(*args, **kwargs)
+
+    def _note(self, *args: Any, **kwargs: Any) -> Tensor:
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        given = dict(zip(names, args, strict=False)) | kwargs
+        query, key, value = (given[name] for name in names[:3])
+        is_causal = given.get("is_causal", False)
+        self._seen.attended.append(Attended(self._inside[-1], query, key, value, is_causal))
+        return CALL(*args, **kwargs)
