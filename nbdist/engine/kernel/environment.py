@@ -5,6 +5,7 @@ and torchmetrics unmodified in live engines.
 """
 
 import functools
+import logging
 import os
 import random
 import signal
@@ -125,6 +126,19 @@ def _starts_ranks(count: int | None, function: Any) -> UsageError:
         "to notebook_launcher; use the library's ordinary way, such as Lightning's "
         'strategy="ddp" instead of "ddp_notebook"',
     )
+
+
+def hush_torchao() -> None:
+    """Leave out what every rank would print as torchao is imported: which kernels are not for it.
+
+    Its extensions for other GPUs and Pythons are tried one by one; it does without them.
+    """
+    logging.getLogger("torchao").addFilter(_is_no_missing_extension)
+
+
+def _is_no_missing_extension(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    return not (text.startswith("Failed to load ") and ".so: " in text)
 
 
 def refuse_second_rpc() -> None:

@@ -42,6 +42,7 @@ def run(spec: dict[str, Any]) -> None:
     environment.restore(rank.variables)
     environment.refuse_more_ranks()
     environment.refuse_second_rpc()
+    environment.hush_torchao()
     torch.set_num_threads(rank.options.threads)
     environment.seed_rank(rank.rank)
     tqdm_bars.install()

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from nbdist.engine.compat import torch_quantized
 from nbdist.engine.compat.libraries import torchao_products
 from nbdist.engine.layout.plan.blocks import find_blocks
 from nbdist.engine.layout.plan.mesh import MeshShape
@@ -68,6 +69,7 @@ def layers_of(model: nn.Module, policy: Precision, tp: int = 1) -> list[str]:
         for name in (inside if blocks else list(linears)[:-1])
         if linears[name].in_features % by == linears[name].out_features % by == 0
         and linears[name].weight.is_floating_point()
+        and not torch_quantized.is_quantized(linears[name].weight)
     ]
 
 
@@ -87,7 +89,9 @@ def check(model: nn.Module, policy: Precision, shape: MeshShape) -> None:
         raise LayoutError(
             f'Precision("{kind}") does not go with {cutting[0]}.',
             why="in fp8 one scale is made of all of a weight, or an input, of which a rank of tp "
-            "or cp has a part; and with cp or pp nothing of eight bits is proven",
+            "has a part"
+            if cutting[0] == "tp"
+            else f"with {cutting[0]} nothing of eight bits is proven",
             do='"ddp", "zero1", "zero2", "zero3" and "hsdp" take it, Precision("mxfp8") tp; or '
             f'Precision("bf16") with {cutting[0]}',
         )

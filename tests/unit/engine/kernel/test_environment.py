@@ -1,8 +1,15 @@
 """The environment of a rank is torchrun's."""
 
+import logging
+
 import pytest
 
-from nbdist.engine.kernel.environment import group_variables, rank_variables, restore
+from nbdist.engine.kernel.environment import (
+    group_variables,
+    hush_torchao,
+    rank_variables,
+    restore,
+)
 from nbdist.shared.options import ClusterOptions
 from nbdist.shared.placement import RankPlacement
 
@@ -39,3 +46,19 @@ def test_what_a_library_deleted_is_put_back(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("WORLD_SIZE")
     restore({"RANK": "1", "WORLD_SIZE": "2"})
     assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("1", "2")
+
+
+def test_of_what_torchao_logs_only_its_missing_extensions_are_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = logging.getLogger("torchao")
+    before = list(log.filters)
+    try:
+        hush_torchao()
+        log.warning("Failed to load /lib/_C_cutlass_90a.abi3.so: Could not load this library")
+        log.warning("Failed to load the weights: no such file")
+    finally:
+        log.filters[:] = before
+    assert [record.getMessage() for record in caplog.records] == [
+        "Failed to load the weights: no such file"
+    ]

@@ -181,3 +181,19 @@ def test_a_gpu_gives_the_emulated_numbers(policy: Precision) -> None:
     back = torch.randn(40, 256, device="cuda", dtype=torch.bfloat16)
     for a, b in zip(outcome(real, x, back), outcome(emulated, x, back), strict=True):
         assert float((a - b).norm() / b.norm()) < 0.02
+
+
+@pytest.mark.parametrize("precision", [FP8, MXFP8])
+@pytest.mark.parametrize("axis", ["pp", "cp"])
+def test_a_refused_axis_is_refused_with_its_own_reason(precision: Precision, axis: str) -> None:
+    with pytest.raises(LayoutError) as told:
+        eight_bits.check(Net(64), precision, parse(f"{axis}=2", 2, 2))
+    assert f"with {axis} nothing of eight bits is proven" in str(told.value)
+    assert "one scale" not in str(told.value)
+
+
+def test_a_weight_that_is_quantized_already_computes_in_no_other_eight_bits() -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+    model = Net(64)
+    quantization.quantize_(model.blocks[0], quantization.Int8WeightOnlyConfig())
+    assert eight_bits.layers_of(model, FP8) == ["blocks.1.up", "blocks.1.down"]
