@@ -199,6 +199,15 @@ def mixtral() -> nn.Module:
     return MixtralForCausalLM(MixtralConfig(**sizes))
 
 
+def adapted_experts() -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    stacked = ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
+    config = LoraConfig(r=4, target_modules=[], target_parameters=stacked)
+    adapted: nn.Module = get_peft_model(mixtral(), config)
+    return adapted
+
+
 def phi3() -> nn.Module:
     from transformers import Phi3Config, Phi3ForCausalLM
 

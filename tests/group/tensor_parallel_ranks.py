@@ -159,6 +159,56 @@ class ThreeHeads(Attention):
         self.n_heads = 3
 
 
+class ScaledInput(Attention):
+    """Works on what the columns take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * self.scale)
+
+
+class ScaledOutput(MLP):
+    """Works on what the row makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
+
+
+class ScaledInBlock(Block):
+    """As the two, where sequence=True knows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_input = nn.Parameter(torch.linspace(0.5, 1.5, D))
+        self.of_output = nn.Parameter(torch.linspace(0.5, 1.5, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm_1(x) * self.of_input)
+        return x + self.mlp(self.norm_2(x)) * self.of_output
+
+
+class Noisy(MLP):
+    """Draws for features of which a rank has a part."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.up(x)
+        return self.down(F.gelu(made + torch.randn_like(made)))
+
+
+class NoisyInput(MLP):
+    """Draws for what all ranks have whole."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.randn_like(x))
+
+
 class ThreeKeys(Attention):
     n_heads, n_kv_heads = 6, 3
 
@@ -218,6 +268,7 @@ MODELS: dict[str, Any] = {
     "packed": lambda: GPT(block_of(PackedAttention)),
     "llama": llama,
     "added parameters": AddedParameters,
+    "scaled in block": lambda: GPT(ScaledInBlock),
 }
 KINDS: dict[str, Any] = {
     "packed heads": lambda: GPT(block_of(kinds.Packed, kinds.Gated)),
@@ -386,6 +437,11 @@ def refusals() -> dict[str, str]:
     refused("tied", GPT(), plan(token="vocab"))
     refused("odd", GPT(vocabulary=37), plan(token="vocab", head="head"))
     refused("loss without a head", GPT(vocabulary=37), TensorParallel(loss=True))
+    both = TensorParallel(sequence=True)
+    refused("scaled input", GPT(block_of(ScaledInput)), both)
+    refused("scaled output", GPT(block_of(mlp=ScaledOutput)), both)
+    refused("noisy", GPT(block_of(mlp=Noisy)))
+    parallelize(GPT(block_of(mlp=NoisyInput)), "tp=2")
     refused("sequence in flat blocks", GPT(FlatBlock), TensorParallel(sequence=True))
     refused("no axis", GPT(), TensorParallel(), layout="ddp")
     refused("twice", GPT(), TensorParallel(), TensorParallel())
@@ -427,6 +483,7 @@ def refusals_of_kinds() -> dict[str, str]:
             assert not any(isinstance(p, DTensor) for p in model.parameters())
 
     refused("mixing", GPT(block_of(kinds.Mixing)))
+    refused("adapted experts", kinds.adapted_experts())
     refused("conv1d", kinds.gpt2(), TensorParallel({"transformer.h.0.mlp.c_fc": "head"}))
     refused(
         "experts", kinds.mixtral(), TensorParallel({"model.layers.*.mlp.experts.down_proj": "row"})
@@ -546,6 +603,18 @@ def gradients_sample_by_sample() -> float:
     x, y = batch(0)
     for i in range(len(x)):
         (loss_of(model(x[i : i + 1]), y[i : i + 1]) / len(x)).backward()
+    loss_of(alone(x), y).backward()
+    grads = {n: p.grad for n, p in model.named_parameters() if isinstance(p.grad, DTensor)}
+    theirs = {n: p.grad for n, p in alone.named_parameters() if p.grad is not None}
+    return difference({n: g.full_tensor() for n, g in grads.items()}, theirs)
+
+
+def gradients_of_scales_in_a_block() -> float:
+    """Return how far gradients with sequence=True are from one process's, in fp64."""
+    model, alone = (make("scaled in block", torch.float64) for _ in range(2))
+    parallelize(model, "tp=2", TensorParallel(sequence=True))
+    x, y = batch(0)
+    loss_of(model(x), y).backward()
     loss_of(alone(x), y).backward()
     grads = {n: p.grad for n, p in model.named_parameters() if isinstance(p.grad, DTensor)}
     theirs = {n: p.grad for n, p in alone.named_parameters() if p.grad is not None}

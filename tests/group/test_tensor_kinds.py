@@ -104,7 +104,7 @@ def test_a_kind_trains_as_one_process_does_on_the_same_split(case: Case) -> None
         (
             "one key",
             [
-                "blocks.*.attn.k     copied: whole on each rank, for the heads that it has",
+                "blocks.*.attn.k     copied: whole on each rank, for its heads or features",
                 "blocks.*.attn.norm  summed: sees a part of the features (2 times)",
             ],
         ),
@@ -132,6 +132,7 @@ def test_how_a_kind_is_cut_is_explained(model: str, lines: list[str]) -> None:
     ("case", "words"),
     [
         ("mixing", ["With these cuts", "would get a wrong gradient", "of what a rank has whole"]),
+        ("adapted experts", ["0.mlp.experts has an adapter", "target_modules", '"zero3"']),
         ("conv1d", ['c_fc is a Conv1D and cannot be cut as "head"']),
         ("experts", ["does not say of model.layers.0.mlp.experts that it holds experts"]),
         ("experts alone", ["not say of model.layers.0.mlp.experts how its parameters are cut"]),

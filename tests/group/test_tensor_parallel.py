@@ -75,6 +75,7 @@ CALLS: dict[int, list[tuple[str, tuple[Any, ...]]]] = {
         ("looks_like_the_users_model", ()),
         ("plans", ()),
         ("gradients_sample_by_sample", ()),
+        ("gradients_of_scales_in_a_block", ()),
         ("unknown_words", ()),
         ("refusals", ()),
         ("makes_a_table_once", ()),
@@ -176,7 +177,11 @@ def plans() -> dict[str, str]:
         ("odd vocabulary", ["token              whole: 37 entries are not divisible by 2"]),
         (
             "packed",
-            ["blocks.*.attn.qkv  whole: makes 96 features and the next layer takes 32: packed"],
+            [
+                "blocks.*.attn.qkv  whole: makes 96 features and the next layer takes 32: packed",
+                "a plan that cuts more was refused: GPT cannot run on a part of its heads",
+                ".reshape(b, t, d)) counts with the sizes of the whole model",
+            ],
         ),
         ("llama", ["tp cuts, by the model's own plan:", "lm_head", "head: by its tp_plan"]),
         ("words", ["tp cuts, by your plan:", "blocks.*.mlp.down  row: by your plan (2 times)"]),
@@ -214,6 +219,9 @@ def refusals() -> list[dict[str, str]]:
         ("odd", ["token has 37 entries, which tp=2 does not divide"]),
         ("loss without a head", ["needs a head", "37 entries are not divisible by 2"]),
         ("sequence in flat blocks", ["blocks.0.up in no module of their own"]),
+        ("scaled input", ["how blocks.0.attn uses blocks.0.attn.scale", "use it in the block"]),
+        ("scaled output", ["how blocks.0.mlp uses blocks.0.mlp.scale", "use it in the block"]),
+        ("noisy", ["its forward draws random numbers, and others where ranks hold parts", "zero3"]),
         ("no axis", ["the layout has no axis tp"]),
         ("twice", ["TensorParallel is given twice"]),
         ("example", ["GPT does not run with the example", "12"]),
@@ -230,6 +238,10 @@ def test_what_cannot_be_cut_is_refused_in_words_on_every_rank(
 ) -> None:
     for texts in refusals:
         assert [word for word in words if word not in texts[case]] == []
+
+
+def test_a_scale_that_sequence_refuses_in_an_mlp_is_right_in_the_block() -> None:
+    assert all(far <= 1e-12 for far in given(2, "gradients_of_scales_in_a_block"))
 
 
 def test_too_many_parts_for_the_heads_name_the_nearest_that_works() -> None:

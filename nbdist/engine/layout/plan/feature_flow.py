@@ -144,7 +144,8 @@ def _aligned(given: list[Tensor], known: dict[int, Features], output: Tensor) ->
     dim, *others = {features.dim for features in known.values()}
     # What else has a number for each feature is no rank's part.
     rest = [t for t in given if id(t) not in known and t.dim() >= -dim]
-    if others or any(t.shape[dim] != 1 for t in rest) or output.dim() < -dim:
+    sizes = {t.shape[dim] for t in given if id(t) in known and not others}
+    if len(sizes) != 1 or any(t.shape[dim] != 1 for t in rest) or output.dim() < -dim:
         return None
     return output.dim() + dim
 

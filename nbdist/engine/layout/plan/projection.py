@@ -9,7 +9,12 @@ from torch import nn
 
 
 def dims_of(module: nn.Module) -> tuple[int, int] | None:
-    """Return the dims of outputs and of inputs in a projection's weight; None of other modules."""
+    """Return the dims of outputs and of inputs in a projection's weight; None of other modules.
+
+    So None where the weight is computed, as a parametrization does.
+    """
+    if module._parameters.get("weight") is None:
+        return None
     if isinstance(module, nn.Linear):
         return 0, 1
     is_transposed = type(module).__name__ == "Conv1D" and hasattr(module, "nf")

@@ -101,6 +101,7 @@ class TensorPlan:
         sizes: Numbers that a rank's forward finds divided.
         gradients: Whether ranks add up the gradient of a parameter that stays whole, by name, where
             it was measured; elsewhere the styles tell.
+        passed: Why a likelier plan was not taken, in words.
         left: Modules that could look like candidates and are kept whole, with the reason.
     """
 
@@ -110,6 +111,7 @@ class TensorPlan:
     left: tuple[tuple[str, str], ...] = ()
     sizes: tuple[Size, ...] = ()
     gradients: dict[str, bool] = field(default_factory=dict)
+    passed: str = ""
 
     def style_of(self, module: str) -> Any:
         """Return a module's style, or None if it is kept whole."""
@@ -151,6 +153,9 @@ class TensorPlan:
             f"  {name:<{width}}  {text}" + (f" ({count} times)" if count > 1 else "")
             for (name, text), count in shown.items()
         ]
+        # Where all is cut, nobody asks.
+        if self.left and self.passed:
+            lines.append(f"  a plan that cuts more was refused: {self.passed}")
         return "\n".join([f"tp cuts, by {self.source}:", *lines])
 
 

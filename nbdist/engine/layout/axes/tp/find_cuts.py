@@ -119,13 +119,13 @@ def _with_pairs(plan: TensorPlan, calls: list[ModuleCall]) -> TensorPlan:
 
 
 def _with_whole_keys(model: nn.Module, plan: TensorPlan) -> TensorPlan:
-    """Return the plan with keys and values whole on each rank: one for all heads."""
+    """Return the plan with what is narrow whole on each rank: one key for all heads, a gate."""
     for pair in plan.pairs:
         wide = widths_of(layer_of(model.get_submodule(pair.row)))
         made = {name: widths_of(layer_of(model.get_submodule(name))) for name in pair.columns}
         narrow = [name for name, each in made.items() if wide and each and each[1] < wide[0]]
         if len(pair.columns) - len(narrow) == 1:
-            why = "whole on each rank, for the heads that it has"
+            why = "whole on each rank, for its heads or features"
             plan = plan.with_cuts(Cut(name, COPIED, why) for name in narrow)
     return plan
 

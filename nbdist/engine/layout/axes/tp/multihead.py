@@ -24,8 +24,10 @@ from nbdist.engine.layout.axes.tp.sections import Sections, one
 Projected = tuple[Tensor, Tensor, Tensor]
 
 
-def cut_of(name: str, module: nn.MultiheadAttention) -> Cut:
-    """Return the cut by heads of an attention, all of whose projections make E features."""
+def cut_of(name: str, module: nn.Module, parts: int) -> Cut | None:
+    """Return the cut of an attention by heads; None of others, or where ranks cannot share them."""
+    if type(module) is not nn.MultiheadAttention or module.num_heads % parts:
+        return None
     width = module.embed_dim
     packed = Sections(0, (width, width, width))
     dims = {
@@ -35,6 +37,8 @@ def cut_of(name: str, module: nn.MultiheadAttention) -> Cut:
         "out_proj.weight": one(1, width),
     }
     held = {key for key, _ in module.named_parameters()}
+    if not held <= dims.keys() | {"out_proj.bias"}:
+        return None  # an adapter, say, is in the place of its output's projection
     own = {key: cut for key, cut in dims.items() if key in held}
     return Cut(name, ATTENTION, "each rank has some of its heads", own)
 

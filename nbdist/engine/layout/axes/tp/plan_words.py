@@ -25,6 +25,7 @@ from nbdist.engine.layout.axes.tp.cuts import (
     TensorPlan,
 )
 from nbdist.engine.layout.axes.tp.sections import Sections, equal, one
+from nbdist.engine.layout.plan.adapted import layer_in
 from nbdist.engine.layout.plan.blocks import find_blocks
 from nbdist.shared.errors import LayoutError
 
@@ -81,7 +82,7 @@ def read(
         for name in found if style is not None else ():
             at_end = style == GATHER and word != GATHER and not name.startswith(blocks)
             styles[name] = HEAD if at_end else style
-    _check_owners(own, styles)
+    _check_owners(modules, own, styles)
     cuts = (Cut(n, styles[n], why, own.get(n, {})) for n in modules if n in styles)
     return TensorPlan(source, tuple(cuts))
 
@@ -130,7 +131,9 @@ def _style(key: str, word: Any) -> Any:
     )
 
 
-def _check_owners(own: Mapping[str, object], styles: Mapping[str, Any]) -> None:
+def _check_owners(
+    modules: Mapping[str, nn.Module], own: Mapping[str, object], styles: Mapping[str, Any]
+) -> None:
     """Refuse parameters that are cut in a module of which nothing says what to do at its ends.
 
     Raises:
@@ -138,6 +141,14 @@ def _check_owners(own: Mapping[str, object], styles: Mapping[str, Any]) -> None:
     """
     experts = {name for name, style in styles.items() if style == EXPERTS}
     for name in sorted(own.keys() ^ experts):
+        if layer_in(modules[name]) is not None:
+            raise LayoutError(
+                f"{name} has an adapter, and tp cannot cut the experts in it.",
+                why="its numbers are for parameters in a stack (target_parameters), which the "
+                "plan for tp names without it",
+                do='put adapters on Linear layers (target_modules=["q_proj", "v_proj"]), or use '
+                '"zero3"',
+            )
         lacks = "that it holds experts" if name in own else "how its parameters are cut"
         raise LayoutError(
             f"The plan for tp does not say of {name} {lacks}.",

@@ -52,9 +52,11 @@ def prove(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, inputs: Inputs) 
     """
     inputs = inputs.map(of_rank_0)
     rows = [pair.row for pair in plan.pairs]
-    with untouched(model), evaluating(model), adapted.all_active(model), torch.no_grad():
+    with _undisturbed(model) as draws, torch.no_grad():
         added = _added(model)
         whole = _outputs(model, added, rows, inputs, None)
+        is_random = draws.happened()
+        draws.begin()
         with _as_on_rank(model, plan, mesh):
             parts = _outputs(model, added | _parts(model, plan, mesh, added), rows, inputs, mesh)
     for row in rows:
@@ -64,21 +66,64 @@ def prove(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, inputs: Inputs) 
             raise LayoutError(
                 f"Cutting {', '.join(pair.columns)} and {row} changes what the model computes: by "
                 f"{error:.1e} of its largest value, in a forward that was tried.",
-                why="something between them works across features or heads that different ranks "
-                f"would hold (the plan: {plan.source})",
+                why=(
+                    "its forward draws random numbers, and others where ranks hold parts"
+                    if is_random
+                    else "something between them works across features or heads that different "
+                    "ranks would hold"
+                )
+                + f" (the plan: {plan.source})",
                 do="leave them out with a plan of your own: TensorParallel(plan={...})"
-                + _with_adapter(model, row),
+                + (', or use "zero3"' if is_random else _with_adapter(model, row)),
             )
     if not rows:
         return plan
-    with untouched(model), evaluating(model), adapted.all_active(model):
+    with _undisturbed(model) as draws:
         alone = gradients.of(model, plan, added, inputs, None)
+        draws.begin()
         with _as_on_rank(model, plan, mesh):
             state = added | _parts(model, plan, mesh, added)
             own = gradients.of(model, plan, state, inputs, mesh)
     measured = gradients.summed(alone, own, mesh, plan.source)
     gradients.check_copied(plan, measured)
     return replace(plan, gradients=measured)
+
+
+class _Draws:
+    """Random numbers of a proof: the same on all ranks, and in each of its forwards."""
+
+    def begin(self) -> None:
+        # torch.manual_seed would also seed a GPU that nobody has asked for yet.
+        torch.default_generator.manual_seed(0)
+        if _on_gpu():
+            torch.cuda.manual_seed(0)
+        self._first = self._states()
+
+    def happened(self) -> bool:
+        """Return whether some were drawn since."""
+        return any(not torch.equal(*each) for each in zip(self._first, self._states(), strict=True))
+
+    def _states(self) -> list[torch.Tensor]:
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if _on_gpu() else [])]
+
+
+def _on_gpu() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_initialized()
+
+
+@contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[_Draws]:
+    """Leave a model as it is, and the generators; all adapters are in use."""
+    devices = [torch.cuda.current_device()] if _on_gpu() else []
+    with (
+        torch.random.fork_rng(devices=devices),
+        untouched(model),
+        evaluating(model),
+        adapted.all_active(model),
+    ):
+        draws = _Draws()
+        draws.begin()
+        yield draws
 
 
 @contextmanager

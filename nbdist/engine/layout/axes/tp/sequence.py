@@ -66,6 +66,27 @@ def check(blocks: dict[str, nn.Module], plan: TensorPlan) -> None:
                 )
 
 
+def check_gradients(plan: TensorPlan) -> None:
+    """Refuse parameters in attention and mlp whose gradients each rank had whole in a proof.
+
+    They work on what columns take, which is a DTensor with sequence parallel, or on what a row
+    makes, which is a part of the sequence.
+
+    Raises:
+        LayoutError: There is one.
+    """
+    for owner in dict.fromkeys(pair.owner for pair in plan.pairs):
+        inside = (name for name in plan.gradients if _is_under(name, owner))
+        name = next((name for name in inside if not plan.gradients[name]), None)
+        if name is not None:
+            raise LayoutError(
+                f"TensorParallel(sequence=True) does not know how {owner} uses {name}.",
+                why="it is used beside the columns and their row, where the sequence is gathered "
+                "and cut",
+                do=f"use it in the block, before or after {owner}, or leave sequence out",
+            )
+
+
 def norms(blocks: dict[str, nn.Module], plan: TensorPlan) -> Iterator[nn.Module]:
     """Yield the modules with parameters that will see a part of the sequence."""
     for name, block in blocks.items():

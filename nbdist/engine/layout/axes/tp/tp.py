@@ -6,6 +6,7 @@ are summed before they are sent: one all-reduce where torch's styles alone need 
 """
 
 import gc
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -68,6 +69,7 @@ def find_plan(
         if policy.example is not None or not has_words:
             raise
     refused: LayoutError | None = None
+    counted: LayoutError | None = None
     for plan in find_cuts.candidates(model, policy.plan, calls, mesh.size()):
         cut = [(model.get_submodule(cut.module), cut) for cut in plan.cuts]
         if unproven is not None and any(plain_cuts.is_cut_here(*each) for each in cut):
@@ -77,13 +79,23 @@ def find_plan(
             _check_loss(plan, policy)
             if policy.sequence:
                 sequence.check(blocks, plan)
-            if inputs is not None and is_known(plan):
-                return proof.prove(model, plan, mesh, inputs)
-            return plan
+            if inputs is None or not is_known(plan):
+                return plan
+            proven = proof.prove(model, plan, mesh, inputs)
+            if policy.sequence:
+                sequence.check_gradients(proven)
+            passed = counted or refused
+            return replace(proven, passed=_said(passed)) if passed else proven
         except LayoutError as error:
             refused = refused or error
+            # With what a forward counts with divided, it got furthest.
+            counted = counted or (error if plan.sizes else None)
     assert refused is not None, "there is a candidate, or an error that says why not"
     raise refused
+
+
+def _said(refused: LayoutError) -> str:
+    return f"{refused.what.rstrip('.')}, for {refused.why}"
 
 
 def apply(

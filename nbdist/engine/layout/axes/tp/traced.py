@@ -54,35 +54,14 @@ def plan(
         parts: Ranks that share a weight, also of what is left: torch's own attentions, and where
             features flow from one linear to the next; 0 leaves those whole.
     """
-    blocks = tuple(find_blocks(model))
     once = _called_once(calls)
     linears = [c for c in calls if dims_of(c.module) is not None and c.name in once]
-    # Tensors are compared by identity: `calls` keeps them alive.
-    groups = [list(g) for _, g in groupby(linears, lambda c: (id(c.fed), _block(c.name, blocks)))]
-    if crossed:
-        groups = _crossed(groups)
     cuts: dict[str, Cut] = {}
-    pairs: list[ColumnRowPair] = []
     left: list[tuple[str, str]] = []
-    for group, after in pairwise(groups):
-        row = after[0]
-        names = tuple(call.name for call in group)
-        same_block = _block(row.name, blocks) == _block(names[0], blocks)
-        if len(after) > 1 or not same_block or names[0] in cuts:
-            continue
-        if _made(row) != _taken(group[0]):
-            continue
-        style, why = COLUMN, _misfit(group, row)
-        is_alone = len(group) == 1 and layer_in(model.get_submodule(names[0])) is None
-        if why and of_packed and is_alone and packed_sizes(group[0].module, row.module):
-            style, why = of_packed, ""
-        if why:
-            left += [(name, why) for name in (*names, row.name)]
-            continue
-        pairs.append(_pair(cuts, names, row.name, style, _between(calls, names[0], row.name)))
+    pairs = [*_by_widths(model, linears, calls, cuts, left, of_packed, crossed)]
     if parts:
         pairs += _flowing(linears, calls, cuts, parts)
-        pairs += _attentions(calls, cuts, parts)
+        pairs += _attentions(model, calls, cuts, parts)
         order = [call.name for call in calls]
         pairs.sort(key=lambda pair: order.index(pair.row))
     left = [(name, why) for name, why in left if name not in cuts]
@@ -90,7 +69,36 @@ def plan(
         left += [(c.name, f"makes what is mixed: {c.mixed}") for c in linears if c.mixed]
     left = [(n, _whole(m, parts)) for n, m in _attentions_of(model) if n not in cuts] + left
     found = TensorPlan("tracing one forward", tuple(cuts.values()), tuple(pairs), tuple(left))
-    return _with_vocabulary(model, found, calls, blocks) if pairs else found
+    return _with_vocabulary(model, found, calls) if pairs else found
+
+
+def _by_widths(
+    model: nn.Module,
+    linears: list[ModuleCall],
+    calls: list[ModuleCall],
+    cuts: dict[str, Cut],
+    left: list[tuple[str, str]],
+    of_packed: str | None,
+    crossed: bool,
+) -> Iterator[ColumnRowPair]:
+    """Yield pairs in a block of which the row leads back to the width that columns took."""
+    blocks = tuple(find_blocks(model))
+    # Tensors are compared by identity: `calls` keeps them alive.
+    groups = [list(g) for _, g in groupby(linears, lambda c: (id(c.fed), _block(c.name, blocks)))]
+    for group, after in pairwise(_crossed(groups) if crossed else groups):
+        row = after[0]
+        names = tuple(call.name for call in group)
+        same_block = _block(row.name, blocks) == _block(names[0], blocks)
+        if len(after) > 1 or not same_block or names[0] in cuts or _made(row) != _taken(group[0]):
+            continue
+        style, why = COLUMN, _misfit(group, row)
+        is_alone = len(group) == 1 and layer_in(model.get_submodule(names[0])) is None
+        if why and of_packed and is_alone and packed_sizes(group[0].module, row.module):
+            style, why = of_packed, ""
+        if why:
+            left += [(name, why) for name in (*names, row.name)]
+        else:
+            yield _pair(cuts, names, row.name, style, _between(calls, names[0], row.name))
 
 
 def _pair(
@@ -119,14 +127,14 @@ def _flowing(
 
 
 def _attentions(
-    calls: list[ModuleCall], cuts: dict[str, Cut], parts: int
+    model: nn.Module, calls: list[ModuleCall], cuts: dict[str, Cut], parts: int
 ) -> Iterator[ColumnRowPair]:
     """Yield torch's own attentions, where ranks can share the heads."""
     for call in calls:
-        module, name = call.module, call.name
-        is_theirs = type(module) is nn.MultiheadAttention and name not in cuts
-        if is_theirs and module.num_heads % parts == 0:
-            cuts[name] = multihead.cut_of(name, module)
+        name = call.name
+        cut = multihead.cut_of(name, model.get_submodule(name), parts)
+        if cut is not None and name not in cuts:
+            cuts[name] = cut
             yield ColumnRowPair((name,), name)
 
 
@@ -192,10 +200,9 @@ def _block(name: str, blocks: tuple[str, ...]) -> str:
     return next((block for block in blocks if name.startswith(block + ".")), "")
 
 
-def _with_vocabulary(
-    model: nn.Module, plan: TensorPlan, calls: list[ModuleCall], blocks: tuple[str, ...]
-) -> TensorPlan:
+def _with_vocabulary(model: nn.Module, plan: TensorPlan, calls: list[ModuleCall]) -> TensorPlan:
     """Cut the token embedding, and the head over the same entries, at the model's two ends."""
+    blocks = tuple(find_blocks(model))
     once = _called_once(calls)
     outside = [c for c in calls if not _block(c.name, blocks) and c.name in once]
     tables = [c for c in outside if isinstance(c.module, nn.Embedding)]

@@ -78,3 +78,20 @@ def test_what_two_layers_take_has_no_row() -> None:
     model = Both(F.relu)
     model.add_module("other", nn.Linear(8, 4))
     assert _call(model).feeds == ""
+
+
+def test_a_layer_whose_weight_is_computed_is_not_cut() -> None:
+    model = Chain(F.relu)
+    model.down = nn.utils.parametrizations.weight_norm(model.down)
+    assert _call(model).feeds == ""
+
+
+def test_one_number_for_all_features_is_not_followed_as_they_are() -> None:
+    class Gated(Chain):
+        def forward(self, x: Tensor) -> Tensor:
+            gate = self.get_submodule("gate")
+            return self.down(gate(x).sigmoid() * self.up(x))
+
+    model = Gated(F.relu)
+    model.add_module("gate", nn.Linear(4, 1))
+    assert _call(model).feeds == ""
