@@ -21,18 +21,13 @@ from torch._subclasses.fake_tensor import (
 
 from nbdist.engine.compat import torch_fakes, torch_transformer
 from nbdist.engine.layout.plan.adapted import layer_of, wrappers
+from nbdist.engine.layout.plan.examples import ask_for, of_example
 from nbdist.engine.layout.plan.feature_flow import FeatureFlow
 from nbdist.engine.layout.plan.guesses import TOKENS, guesses
-from nbdist.engine.layout.plan.inputs import Inputs, as_inputs
+from nbdist.engine.layout.plan.inputs import Inputs
 from nbdist.engine.layout.plan.projection import dims_of
 from nbdist.shared import origins
 from nbdist.shared.errors import LayoutError
-
-# What `example` of a policy takes, for people.
-BATCH = (
-    "a small batch as the model is called with: a tensor, a tuple of arguments or a dict of "
-    "keywords"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +66,8 @@ def find_inputs(
     Raises:
         LayoutError: The model does not run with the example, or with any that was tried.
     """
-    given = [as_inputs(example)] if example is not None else list(guesses(model, tokens))
+    is_given = example is not None
+    given = [of_example(model, example)] if is_given else list(guesses(model, tokens))
     first: Exception | None = None
     for inputs in given:
         try:
@@ -91,7 +87,7 @@ def find_inputs(
         why=f"{type(first).__name__}: {first_line(first)}"
         if first
         else "no layer shows which inputs it takes",
-        do=f"parallelize(model, layout, {policy}(example=batch)), {BATCH}" + plan,
+        do=ask_for(policy) + plan,
     ) from first
 
 

@@ -11,7 +11,7 @@ from nbdist.engine.layout.axes.cp import attention, context, exchange, follow
 from nbdist.engine.layout.axes.cp.context import FEWEST, Context
 from nbdist.engine.layout.axes.tp import local_sizes, proof
 from nbdist.engine.layout.axes.tp.cuts import Size
-from nbdist.engine.layout.plan import trace
+from nbdist.engine.layout.plan import examples, trace
 from nbdist.engine.layout.plan.inputs import Inputs, tokens_in
 from nbdist.engine.layout.policies.policies import ContextParallel
 from nbdist.shared.errors import LayoutError
@@ -138,7 +138,7 @@ def _runs(
         raise LayoutError(
             f"{type(model).__name__} does not run with sequences of {follow.length_of(inputs)} "
             f"tokens: {str(error).strip().splitlines()[0]}",
-            do=f"give ContextParallel(example=batch), {trace.BATCH}, whose sequences cp divides",
+            do=f"give ContextParallel(example=batch), {examples.BATCH}, whose sequences cp divides",
         ) from error
     for shorter in follow.shorter(inputs):
         with suppress(Exception):  # its table of positions is added as a whole, perhaps

@@ -17,9 +17,10 @@ from torch.nn.utils.parametrize import is_parametrized
 from nbdist.engine.layout.axes.ep import exchange
 from nbdist.engine.layout.axes.ep.experts import Called, Experts, with_count
 from nbdist.engine.layout.axes.tp.proof import difference, evaluating, of_rank_0, tolerance
+from nbdist.engine.layout.plan.examples import ask_for, of_example
 from nbdist.engine.layout.plan.guesses import guesses
-from nbdist.engine.layout.plan.inputs import Inputs, as_inputs, tokens_in
-from nbdist.engine.layout.plan.trace import BATCH, first_line, untouched
+from nbdist.engine.layout.plan.inputs import Inputs, tokens_in
+from nbdist.engine.layout.plan.trace import first_line, untouched
 from nbdist.shared.errors import LayoutError
 
 
@@ -70,7 +71,8 @@ def _calls(model: nn.Module, example: Any) -> tuple[int, dict[str, Called]]:
 
     A real forward on all ranks, for experts may decide by numbers what they do.
     """
-    given = [as_inputs(example).map(of_rank_0)] if example is not None else list(guesses(model))
+    is_given = example is not None
+    given = [of_example(model, example).map(of_rank_0)] if is_given else list(guesses(model))
     first: Exception | None = None
     for inputs in given:
         try:
@@ -86,7 +88,7 @@ def _calls(model: nn.Module, example: Any) -> tuple[int, dict[str, Called]]:
         why=f"{type(first).__name__}: {first_line(first)}"
         if first
         else "no layer shows which inputs it takes",
-        do=f"parallelize(model, layout, ExpertParallel(example=batch)), {BATCH}",
+        do=ask_for("ExpertParallel"),
     ) from first
 
 

@@ -20,10 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from nbdist.engine.compat import torch_quantized
+from nbdist.engine.layout.plan.examples import ask_for, of_example
 from nbdist.engine.layout.plan.guesses import guesses
-from nbdist.engine.layout.plan.inputs import Inputs, as_inputs
+from nbdist.engine.layout.plan.inputs import Inputs
 from nbdist.engine.layout.plan.trace import (
-    BATCH,
     first_line,
     numberless,
     refuse_numbers,
@@ -78,7 +78,7 @@ def find(model: nn.Module, names: list[str], example: Any) -> tuple[Inputs, Forw
     Raises:
         LayoutError: The model does not run with the example, or with any that was tried.
     """
-    given = [as_inputs(example)] if example is not None else list(guesses(model))
+    given = [of_example(model, example)] if example is not None else list(guesses(model))
     first: Exception | None = None
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     for inputs in given:
@@ -93,7 +93,7 @@ def find(model: nn.Module, names: list[str], example: Any) -> tuple[Inputs, Forw
         why=f"{type(first).__name__}: {first_line(first)}"
         if first
         else "no layer shows which inputs it takes",
-        do=f"parallelize(model, layout, Pipeline(example=batch)), {BATCH}",
+        do=ask_for("Pipeline"),
     ) from first
 
 
