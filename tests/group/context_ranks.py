@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from nbdist.engine.data.order.shards import data_shard
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.engine.layout.policies.policies import ContextParallel, Pipeline
+from nbdist.engine.layout.policies.policies import ContextParallel, Pipeline, TensorParallel
 from nbdist.shared import collectives
 from nbdist.shared.errors import LayoutError
 from tests.group import models, tensor_parallel_ranks
@@ -350,6 +350,40 @@ def refusals() -> dict[str, str]:
     except LayoutError as error:
         texts["odd length"] = str(error)
     return texts
+
+
+class TwoLists(GPT):
+    """Blocks of two lists, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late = nn.ModuleList(block_of()() for _ in range(2))
+
+    def forward(self, x_BT: Tensor) -> Tensor:
+        x = self.token(x_BT) + self.position.weight
+        for block in (*self.blocks, *self.late):
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def of_two_lists() -> dict[str, str | float]:
+    """Return how far gradients are from one process's, or why they are refused."""
+    found: dict[str, str | float] = {}
+    layouts = {"dp=2 cp=2": (), "cp=2 tp=2": (TensorParallel(sequence=True),), "pp=2 cp=2": ()}
+    for layout, policies in layouts.items():
+        torch.manual_seed(0)
+        alone = TwoLists().double()
+        model = deepcopy(alone)
+        x, y = batch(0)
+        try:
+            parallelize(model, layout, *policies)
+        except LayoutError as error:
+            found[layout] = str(error)
+            continue
+        loss_of(model(x), y).backward()
+        loss_of(alone(x), y).backward()
+        found[layout] = difference(models.gradients(model), models.gradients(alone))
+    return found
 
 
 def masked_in_a_pipeline(method: str) -> tuple[str, float]:

@@ -113,6 +113,14 @@ def test_a_pipeline_cuts_masks_and_positions_and_refuses_odd_lengths(method: str
         assert error <= 1e-14
 
 
+@pytest.mark.slow
+def test_two_lists_are_cut_alone_and_refused_where_parts_pass_from_one_to_the_other() -> None:
+    for found in run_ranks(4, RANKS + "of_two_lists", timeout_s=110):
+        assert found["dp=2 cp=2"] <= 1e-14
+        assert found["cp=2 tp=2"].startswith("TensorParallel(sequence=True) needs one list")
+        assert found["pp=2 cp=2"].startswith("cp cuts blocks and late, and beside pp or Tensor")
+
+
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
     return everything()

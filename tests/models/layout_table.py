@@ -20,6 +20,7 @@ EVERY_TIME: Final = (
     ("mixtral", "cp=2"),
     ("mixtral", "ep=2"),
     ("t5", "ddp"),
+    ("t5", "cp=2"),
     ("vit", "pp=2 tp=2"),
 )
 PROVEN: Final = ("bit-equal", "noise floor")

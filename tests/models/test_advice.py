@@ -20,10 +20,12 @@ llama.set_attn_implementation("eager")
 told["llama"] = refused(llama)
 llama.set_attn_implementation("sdpa")
 x = MODELS["llama"].samples(8)["x"]
-proof = nbdist.parallelize(llama, "cp=2").verify(
-    (x, x), lambda out, y: torch.nn.functional.cross_entropy(out.logits.mT, y), steps=1
-)
-told, proof.ok
+layout = nbdist.parallelize(llama, "cp=2")
+def proven(x, y):
+    of = lambda out, y: torch.nn.functional.cross_entropy(out.logits.mT, y)
+    return layout.verify((x, y), of, steps=1).ok
+in_one_row = {"input_ids": x, "position_ids": (torch.arange(12) % 5).expand(8, 12)}
+told, proven(x, x), proven(in_one_row, x)
 """
 WORDS = """
 from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
@@ -51,12 +53,13 @@ def _needs_transformers() -> None:
 def test_a_switch_of_transformers_is_advised_where_it_changes_nothing(
     session: nbdist.Session,
 ) -> None:
-    told, is_proven = session.run(CONTEXT, track=False)[0].value
+    told, is_proven, documents_are = session.run(CONTEXT, track=False)[0].value
     assert 'attn_implementation="sdpa"' in told["llama"]
     assert is_proven
+    assert documents_are
     assert "caps scores at 50" in told["gemma2"]
     assert "tells no heads of attention" in told["mamba"]
-    assert "only a softmax of its own" in told["bloom"]
+    assert "transformers has no such attention" in told["bloom"]
     assert not any("attn_implementation" in told[name] for name in ("gemma2", "mamba", "bloom"))
 
 

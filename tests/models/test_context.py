@@ -5,7 +5,8 @@ import pytest
 import nbdist
 from tests.models.test_layouts import PROVE
 
-pytestmark = pytest.mark.timeout(200)
+# What `make test` runs of it is in test_advice (documents) and test_layouts (t5).
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 FLOOR = 1e-12  # float64: the order of summation
 CUT = """
@@ -92,15 +93,11 @@ def worst(session: nbdist.Session, code: str, **params: object) -> dict[str, flo
 @pytest.mark.parametrize(
     ("name", "method", "loss"),
     [
-        ("llama", "ulysses", False),
-        *(
-            pytest.param(name, method, loss, marks=pytest.mark.slow)
-            for name in ("llama", "gpt2", "mistral", "bert", "falcon")
-            for method in ("ulysses", "gather")
-            for loss in (False, True)
-            # gpt2 makes its outputs as long as its inputs: no parts
-            if (name, method, loss) != ("llama", "ulysses", False) and not (loss and name == "gpt2")
-        ),
+        (name, method, loss)
+        for name in ("llama", "gpt2", "mistral", "bert", "falcon")
+        for method in ("ulysses", "gather")
+        for loss in (False, True)
+        if not (loss and name == "gpt2")  # it makes outputs as long as its inputs: no parts
     ],
 )
 def test_documents_in_one_row_and_padded_texts_are_those_of_one_process(
@@ -137,14 +134,10 @@ differs(name, inputs, nbdist.ContextParallel(method, loss=loss))
 @pytest.mark.parametrize(
     ("name", "method", "loss"),
     [
-        ("t5", "ulysses", False),
-        *(
-            pytest.param(name, method, loss, marks=pytest.mark.slow)
-            for name in ("t5", "bart", "whisper")
-            for method in ("ulysses", "gather")
-            for loss in (False, True)
-            if (name, method, loss) != ("t5", "ulysses", False)
-        ),
+        (name, method, loss)
+        for name in ("t5", "bart", "whisper")
+        for method in ("ulysses", "gather")
+        for loss in (False, True)
     ],
 )
 def test_an_encoder_and_a_decoder_of_other_lengths_are_those_of_one_process(
@@ -155,7 +148,6 @@ def test_an_encoder_and_a_decoder_of_other_lengths_are_those_of_one_process(
     assert max(found.values()) <= FLOOR, found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["decoder", "t5", "whisper", "opt", "falcon"])
 @pytest.mark.parametrize("layout", ["cp=2 tp=2", "fsdp=2 cp=2"])
 def test_models_are_cut_along_sequences_and_over_another_axis(

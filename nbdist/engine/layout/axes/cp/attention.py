@@ -96,7 +96,7 @@ def none_found(model: nn.Module) -> LayoutError:
         why = "it tells no heads of attention; cp cuts what attends, and no state that goes on"
         do = 'use "zero3" with ActivationCheckpoint() for long sequences'
     elif lacks_sdpa(model):
-        why = "transformers has only a softmax of its own for this model"
+        why = "transformers has no such attention for this model"
         do = 'use "zero3" with ActivationCheckpoint() for long sequences'
     elif config is not None:
         do += '; a model of transformers does with attn_implementation="sdpa"'

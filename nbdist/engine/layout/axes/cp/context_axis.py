@@ -4,10 +4,11 @@ import torch.distributed as dist
 
 from nbdist.engine.compat import torch_transformer
 from nbdist.engine.layout.axes.axis import Axis, Sent, Spreading
-from nbdist.engine.layout.axes.cp import context, find
+from nbdist.engine.layout.axes.cp import context, find, follow
 from nbdist.engine.layout.axes.tp import cuts, fit
 from nbdist.engine.layout.plan import random_numbers
 from nbdist.engine.layout.plan.mesh import MeshShape
+from nbdist.shared.errors import LayoutError
 
 
 class ContextAxis(Axis):
@@ -26,6 +27,15 @@ class ContextAxis(Axis):
         self._context = work.context = find.find(
             work.model, work.policies.context, work.mesh["cp"], work.blocks, parts, sizes
         )
+
+        lists = list(context.by_list(self._context.hidden))
+        if len(lists) > 1 and (work.shape.sizes["pp"] > 1 or work.policies.tensor.sequence):
+            found = " and ".join(follow.list_of(names[0]) for names in lists)
+            raise LayoutError(
+                f"cp cuts {found}, and beside pp or TensorParallel(sequence=True) one list.",
+                why="each has a sequence of its own, and these pass parts of one on",
+                do="leave pp and sequence=True out: cp with tp, dp or fsdp",
+            )
 
     def cut(self, work: Spreading) -> None:
         """Have blocks work on parts of sequences."""

@@ -39,14 +39,12 @@ class Run:
     """A record of one forward; its tensors are fake.
 
     Attributes:
-        length: Tokens of a sequence.
         order: Names of blocks, as they were called.
         given: The arguments of each block.
         made: The outputs of each block.
         attended: Calls of attention inside of blocks.
     """
 
-    length: int
     order: list[str] = field(default_factory=list)
     given: dict[str, Tensors] = field(default_factory=dict)
     made: dict[str, Tensors] = field(default_factory=dict)
@@ -97,7 +95,7 @@ def run(
         inputs: Its inputs.
         parts: Shapes of parameters on one rank, where they differ: with tp.
     """
-    seen = Run(length_of(inputs))
+    seen = Run()
     inside: list[str] = []
     hooks = []
     for name, block in blocks.items():
