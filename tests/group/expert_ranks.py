@@ -90,18 +90,6 @@ class AcrossTokens(Mixture):
         return super().forward(x_TD - x_TD.mean(0), index_TK, weight_TK)
 
 
-class ListOfExperts(nn.Module):
-    """Experts as modules of a list."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.each = nn.ModuleList(nn.Linear(D, D) for _ in range(E))
-
-    def forward(self, x_TD: Tensor, index_TK: Tensor, weight_TK: Tensor) -> Tensor:
-        share_TE = torch.zeros(len(x_TD), E, dtype=x_TD.dtype).scatter(1, index_TK, weight_TK)
-        return sum(share_TE[:, i, None] * each(x_TD) for i, each in enumerate(self.each))
-
-
 class Block(nn.Module):
     """A router over all experts, and these."""
 
@@ -430,14 +418,14 @@ def proofs() -> dict[str, tuple[bool, str]]:
         proof = parallelize(model, "ep=2", *POLICIES[policy]).verify((x, y), loss_of)
         found[label] = (proof.ok, str(proof))
     layout = parallelize(make("net"), "ep=2")
-    with _sums_of_experts():
+    with sums_of_experts():
         proof = layout.verify((x, y), loss_of)
     found["sums"] = (proof.ok, str(proof))
     return found
 
 
 @contextmanager
-def _sums_of_experts() -> Iterator[None]:
+def sums_of_experts() -> Iterator[None]:
     """Have gradients of experts not divided by the ranks of ep."""
     native: Any = parameters._Average.backward
 
@@ -489,7 +477,6 @@ def refusals() -> dict[str, str]:
     whole.compile(backend="eager")
     in_part.blocks[1].compile(backend="eager")
     refused("none", nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, D)))
-    refused("list", Net(ListOfExperts))
     refused("across tokens", Net(AcrossTokens))
     refused("three", Net(lambda: Mixture(3), 3))
     refused("no inputs", nn.ModuleList([Mixture()]))

@@ -202,7 +202,6 @@ def test_a_proof_tells_experts_whose_gradients_were_summed_and_not_averaged() ->
     ("case", "words"),
     [
         ("none", ["Sequential has no experts that ep can share out", 'use "zero3"']),
-        ("list", ["Net has no experts", "a list of modules is none"]),
         ("across tokens", ["blocks.0.experts compute something else", "in a forward"]),
         ("three", ["blocks.0.experts has 3 experts", "a divisor of 3: 3"]),
         ("no inputs", ["does not run with any input that was tried", "ExpertParallel(example="]),

@@ -120,6 +120,48 @@ def test_a_plain_loop_trains_without_a_word_and_what_it_saved_goes_on_as_shards(
         assert copies == pytest.approx(experts, rel=1e-5)
 
 
+def test_experts_of_a_list_are_saved_by_their_own_names_and_go_on_under_any_layout(
+    said: Said, session: nbdist.Session
+) -> None:
+    words = said(
+        "from tests.models.of_torch import Experts\n"
+        "from torch.nn import functional as F\n"
+        "x = torch.randn(64, 16, generator=torch.Generator().manual_seed(1))\n"
+        "y = torch.arange(64) % 2\n"
+        "def steps(layout, opt, count):\n"
+        "    for _, at in zip(range(count), nbdist.loader(range(64), global_batch=16, seed=3)):\n"
+        "        loss = F.cross_entropy(layout.model(x[at]), y[at])\n"
+        "        loss.backward()\n"
+        "        layout.clip_grad_norm_(1.0)\n"
+        "        opt.step()\n"
+        "        opt.zero_grad()\n"
+        "    return loss.item()\n"
+        "layout = nbdist.parallelize(Experts(), 'ep=2')\n"
+        "model = layout.model\n"
+        "opt = torch.optim.AdamW(model.parameters(), lr=1e-2)\n"
+        "steps(layout, opt, 3)\n"
+        "nbdist.save('listed', what=[model, opt], wait=True)\n"
+        "before = layout.state_dict()"
+    )
+    assert words == {}
+    ran = session.run(
+        "found = []\n"
+        "for text in ('zero3', 'ep=2', 'ddp'):\n"
+        "    layout = nbdist.parallelize(lambda: Experts(), text)\n"
+        "    model = layout.model\n"
+        "    opt = layout.optimizer(torch.optim.AdamW, lr=1e-2)\n"
+        "    nbdist.restore('listed', only=['model', 'opt'])\n"
+        "    after = layout.state_dict()\n"
+        "    assert all(torch.equal(after[n], t) for n, t in before.items())\n"
+        "    found.append(steps(layout, opt, 2))\n"
+        "found, sorted(before) == sorted(Experts().state_dict())",
+        track=False,
+    )
+    for losses, _ in (of_rank.value for of_rank in ran.values()):
+        assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+    assert ran[0].value[1]
+
+
 def test_a_folder_that_experts_were_written_to_is_read_whole_and_into_experts(
     session: nbdist.Session,
 ) -> None:

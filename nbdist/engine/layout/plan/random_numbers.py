@@ -31,13 +31,13 @@ def align(mesh: DeviceMesh, group: int) -> None:
         group: This rank's group, from 0. The first keeps its state; others start a stream that
             follows from the seed and their number.
     """
-    states = _states(mesh.device_type == "cuda")
+    own = states(mesh.device_type == "cuda")
     seed = torch.tensor([torch.initial_seed()], dtype=torch.uint64)
-    shared = [_of_first(tensor, mesh) for tensor in (seed.view(torch.uint8), *states)]
+    shared = [_of_first(tensor, mesh) for tensor in (seed.view(torch.uint8), *own)]
     if group:
         torch.manual_seed(mix(int(shared[0].view(torch.uint64)), group))
         return
-    _restore(shared[1:])
+    restore(shared[1:])
 
 
 @contextmanager
@@ -59,27 +59,29 @@ def independent(mesh: DeviceMesh, *, is_on: bool) -> Iterator[None]:
     # A compiler breaks its graph here in any case; excluded, it logs nothing about it.
     draw = _draw_uncompiled if torch.compiler.is_compiling() else _draw
     on_gpu = mesh.device_type == "cuda"
-    shared = _states(on_gpu)
+    shared = states(on_gpu)
     seed = mix(draw(), mesh.get_local_rank())
-    moved = _states(on_gpu)
+    moved = states(on_gpu)
     torch.manual_seed(seed)
-    begun = _states(on_gpu)
+    begun = states(on_gpu)
     try:
         yield
     finally:
-        has_drawn = not all(map(torch.equal, _states(on_gpu), begun))
-        _restore(moved if has_drawn else shared)
+        has_drawn = not all(map(torch.equal, states(on_gpu), begun))
+        restore(moved if has_drawn else shared)
 
 
-def _states(on_gpu: bool) -> list[torch.Tensor]:
+def states(on_gpu: bool) -> list[torch.Tensor]:
     """Return the states of the generators: the CPU's, and that of this rank's GPU."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if on_gpu else [])]
 
 
-def _restore(states: list[torch.Tensor]) -> None:
-    torch.set_rng_state(states[0])
-    if len(states) > 1:
-        torch.cuda.set_rng_state(states[1])
+def restore(before: list[torch.Tensor]) -> None:
+    """Put the generators into states that they were in; without one they stay."""
+    if before:
+        torch.set_rng_state(before[0])
+    if len(before) > 1:
+        torch.cuda.set_rng_state(before[1])
 
 
 def _draw() -> int:

@@ -77,8 +77,8 @@ def on_owners(
     tokens, each = index.shape
     routes = _routes(index.flatten(), experts, mesh)
     group, sends, receives = mesh.get_group(), routes.sends, routes.receives
-    rows = _sent(hidden[routes.order // each], sends, receives, group)
-    weights = _sent(weight.flatten()[routes.order].unsqueeze(1), sends, receives, group)
+    rows = sent(hidden[routes.order // each], sends, receives, group)
+    weights = sent(weight.flatten()[routes.order].unsqueeze(1), sends, receives, group)
     arrived, expert = len(rows), routes.expert
     if not arrived:
         # A row that counts nothing: gradients pass through the experts all the same, as zeros, and
@@ -89,7 +89,7 @@ def on_owners(
             torch.cat([weights, weight.new_ones(1, 1)]),
         )
         expert = expert.new_zeros(1, 1)
-    made = _sent(compute(rows, expert, weights)[:arrived], receives, sends, group)
+    made = sent(compute(rows, expert, weights)[:arrived], receives, sends, group)
     places = torch.empty_like(routes.order)
     places[routes.order] = torch.arange(len(places), device=places.device)
     return made[places].view(tokens, each, made.shape[1]).sum(1), routes.load
@@ -122,7 +122,8 @@ def _routes(expert: Tensor, experts: int, mesh: DeviceMesh) -> _Routes:
     )
 
 
-def _sent(rows: Tensor, sends: list[int], receives: list[int], group: Any) -> Tensor:
+def sent(rows: Tensor, sends: list[int], receives: list[int], group: Any) -> Tensor:
+    """Return what comes where each rank gets its number of rows. Collective, also its backward."""
     arrived: Tensor = _Exchange.apply(rows, sends, receives, group)  # type: ignore[no-untyped-call]
     return arrived
 
@@ -147,6 +148,37 @@ def _exchanged(rows: Tensor, sends: list[int], receives: list[int], group: Any) 
     arrived = rows.new_empty((sum(receives), *rows.shape[1:]))
     dist.all_to_all_single(arrived, rows.contiguous(), receives, sends, group=group)
     return arrived
+
+
+def exchanged_evenly(flat: Tensor, ranks: int, group: Any) -> Tensor:
+    """Return what comes where ranks send each other equal parts of a vector. Collective."""
+    each = [len(flat) // ranks] * ranks
+    return _exchanged(flat, each, each, group)
+
+
+def after(earlier: list[Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return tensors whose backward comes before that of `earlier`, which have one in any case."""
+    if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in earlier)):
+        return tensors
+    later: tuple[Tensor, ...] = _After.apply(len(earlier), *earlier, *tensors)  # type: ignore[no-untyped-call]
+    return later
+
+
+class _After(torch.autograd.Function):
+    """Copies of tensors; has their backward come first."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.count = count
+        # A block that runs again in backward does so until its last saved tensor: here all ranks
+        # save one after the exchange, also those that got nothing by it.
+        ctx.save_for_backward(tensors[0].new_empty(0))
+        return tuple(tensor.clone() for tensor in tensors[count:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return None, *[None] * ctx.count, *gradients
 
 
 def row_bytes(hidden: Tensor, weight: Tensor, made: Tensor) -> int:

@@ -108,6 +108,7 @@ class OnOwners(Around):
     Attributes:
         of: How many experts there are.
         counts: Tokens of each of this rank's experts in the newest forward; empty before the first.
+        step_bytes: What one forward and backward exchange beside rows, with a rank's own part.
     """
 
     def __init__(self, module: nn.Module, experts: Experts, mesh: DeviceMesh) -> None:
@@ -117,6 +118,7 @@ class OnOwners(Around):
         self._mesh = mesh
         self.counts: list[int] = []
         self.of = experts.count
+        self.step_bytes = exchange.count_bytes(experts.count, mesh.size())
 
     @torch_hooks.left_alone
     def __call__(self, *args: Any, **keywords: Any) -> Tensor:

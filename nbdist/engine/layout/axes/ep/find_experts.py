@@ -2,10 +2,11 @@
 
 No name tells: all parameters of such a module have the experts as their first dim, and a forward
 calls it with tokens, their experts and weights. What it computes with a rank's experts, on
-the rows that come to them, must be what the whole of it computes.
+the rows that come to them, must be what the whole of it computes. Lists of experts: `find_lists`.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.utils.parametrize import is_parametrized
 
-from nbdist.engine.layout.axes.ep import exchange
+from nbdist.engine.layout.axes.ep import exchange, find_lists
 from nbdist.engine.layout.axes.ep.experts import Called, Experts, with_count
+from nbdist.engine.layout.axes.ep.lists import Listed
 from nbdist.engine.layout.axes.tp.proof import difference, evaluating, of_rank_0, tolerance
 from nbdist.engine.layout.plan.examples import ask_for, of_example
 from nbdist.engine.layout.plan.guesses import guesses
@@ -24,8 +26,8 @@ from nbdist.engine.layout.plan.trace import first_line, untouched
 from nbdist.shared.errors import LayoutError
 
 
-def find(model: nn.Module, example: Any, mesh: DeviceMesh) -> list[Experts]:
-    """Return the modules of experts of a model, in its order. Collective; changes nothing.
+def find(model: nn.Module, example: Any, mesh: DeviceMesh) -> tuple[list[Experts], list[Listed]]:
+    """Return a model's modules of experts, and its lists of them. Collective; changes nothing.
 
     Args:
         model: On its device, with the same weights on every rank.
@@ -37,21 +39,24 @@ def find(model: nn.Module, example: Any, mesh: DeviceMesh) -> list[Experts]:
             each; or experts compute something else where they are apart.
     """
     with untouched(model), evaluating(model), torch.no_grad():
-        tokens, calls = _calls(model, example)
-        if not calls:
+        tokens, seen = _seen(model, example)
+        lists, unfit = find_lists.find(model, seen.parents, tokens, set(seen.calls), mesh)
+        if not seen.calls and not lists:
+            reasons = [f"{name} of all experts" for name in seen.shared] + unfit
             raise LayoutError(
                 f"{type(model).__name__} has no experts that ep can share out.",
                 why="it takes modules whose parameters are stacks, with the experts as their first "
                 "dimension, and whose forward is given tokens (T, H), the experts of each (T, K) "
-                "and their weights (T, K), as experts of transformers are; a list of modules is "
-                "none",
-                do='stack the experts\' weights in one module, or use "zero3", which shards any '
-                "model",
+                "and their weights (T, K), as experts of transformers are; or lists of modules "
+                "that are alike, which a forward calls with rows (..., H)"
+                + "".join(f"; {reason}" for reason in reasons),
+                do='make experts one of these, or use "zero3", which shards any model',
             )
-        return [
+        stacked = [
             _proven(name, model.get_submodule(name), called, tokens, mesh)
-            for name, called in calls.items()
+            for name, called in seen.calls.items()
         ]
+        return stacked, lists
 
 
 def count_in(module: nn.Module) -> int:
@@ -66,8 +71,30 @@ def count_in(module: nn.Module) -> int:
     return sizes.pop() if len(sizes) == 1 else 0
 
 
-def _calls(model: nn.Module, example: Any) -> tuple[int, dict[str, Called]]:
-    """Return the tokens of the inputs, and the first call of each module of experts in a forward.
+@dataclass
+class _Seen:
+    """First calls in a forward, by the name of the module.
+
+    Attributes:
+        calls: Of modules of experts.
+        parents: Of those that have lists which may be of experts.
+        shared: Parameters of what would be a module of experts without them.
+    """
+
+    calls: dict[str, Called] = field(default_factory=dict)
+    parents: dict[str, Inputs] = field(default_factory=dict)
+    shared: list[str] = field(default_factory=list)
+
+
+def _shared_in(module: nn.Module) -> dict[str, torch.Size]:
+    """Return the parameters of a module of stacks that are none."""
+    shapes = {name: p.shape for name, p in module.named_parameters()}
+    sizes = {shape[0] for shape in shapes.values() if len(shape) > 2}
+    return {n: s for n, s in shapes.items() if len(sizes) == 1 and (not s or s[0] not in sizes)}
+
+
+def _seen(model: nn.Module, example: Any) -> tuple[int, _Seen]:
+    """Return the tokens of the inputs, and what is called in a forward.
 
     A real forward on all ranks, for experts may decide by numbers what they do.
     """
@@ -92,36 +119,45 @@ def _calls(model: nn.Module, example: Any) -> tuple[int, dict[str, Called]]:
     ) from first
 
 
-def _run(model: nn.Module, inputs: Inputs) -> dict[str, Called]:
-    found: dict[str, Called] = {}
+def _run(model: nn.Module, inputs: Inputs) -> _Seen:
+    seen = _Seen()
+    parents = {candidate.parent for candidate in find_lists.candidates(model)}
 
     def recorder(name: str) -> Any:
         def record(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            called = Called.of(args, keywords)
-            is_inside = any(name.startswith(outer + ".") for outer in found)
-            if called is not None and not is_inside:
-                found.setdefault(name, called)
-                if is_parametrized(module):
-                    raise LayoutError(
-                        f"The weights of experts in {name} are made anew in each forward.",
-                        why="an adapter on them (PEFT's target_parameters) or a parametrization "
-                        "makes them of all experts, of which a rank of ep has some",
-                        do='leave target_parameters out, and adapt other layers; or use "zero3"',
-                    )
+            if name in parents:
+                given = Inputs(args, keywords).map(lambda tensor: tensor.clone())
+                seen.parents.setdefault(name, given)
+            called = Called.of(args, keywords) if name else None
+            is_inside = any(name.startswith(outer + ".") for outer in seen.calls)
+            if called is None or is_inside:
+                return
+            if count_in(module) <= 1:
+                shared = _shared_in(module)
+                seen.shared += [f"{name}.{n} {tuple(shape)} is" for n, shape in shared.items()]
+                return
+            seen.calls.setdefault(name, called)
+            if is_parametrized(module):
+                raise LayoutError(
+                    f"The weights of experts in {name} are made anew in each forward.",
+                    why="an adapter on them (PEFT's target_parameters) or a parametrization "
+                    "makes them of all experts, of which a rank of ep has some",
+                    do='leave target_parameters out, and adapt other layers; or use "zero3"',
+                )
 
         return record
 
     hooks = [
         module.register_forward_pre_hook(recorder(name), with_kwargs=True)
         for name, module in model.named_modules()
-        if name and count_in(module) > 1
+        if name in parents or (name and (count_in(module) > 1 or _shared_in(module)))
     ]
     try:
         inputs.run(model)
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return seen
 
 
 def _proven(name: str, module: nn.Module, called: Called, tokens: int, mesh: DeviceMesh) -> Experts:

@@ -8,7 +8,7 @@ samples: its gradients are averaged, of a unit at once, as soon as its backward 
 """
 
 import gc
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,21 +19,21 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from nbdist.engine.compat import torch_hooks
 from nbdist.engine.layout.axes.tp.local_parameters import Local, Place, local_of, wrap_units
 
 
 def share_out(
-    model: nn.Module, experts: Collection[nn.Module], mesh: DeviceMesh, units: list[nn.Module]
+    model: nn.Module, cut: Mapping[int, int], mesh: DeviceMesh, units: list[nn.Module]
 ) -> None:
     """Make every parameter a DTensor, and have its gradient averaged; in place. No collective.
 
     Args:
         model: Its parameters are equal on all ranks of the mesh.
-        experts: Modules whose parameters are cut in their first dim, into equal parts.
+        cut: In which dim the parameters of experts are cut into equal parts, by their `id`.
         mesh: The axis `ep`; beside tp, which has made DTensors of all, `ep` and `tp`.
         units: Blocks, and `model`: gradients of one are averaged together.
     """
-    cut = {id(p) for module in experts for p in module.parameters()}
     made: dict[int, nn.Parameter] = {}
     places: dict[nn.Module, list[Place]] = {}
     for module in model.modules():
@@ -41,20 +41,21 @@ def share_out(
             if parameter is None:
                 continue
             if id(parameter) not in made:
-                made[id(parameter)] = _held(parameter, mesh, is_cut=id(parameter) in cut)
+                made[id(parameter)] = _held(parameter, mesh, cut.get(id(parameter)))
             module._parameters[name] = made[id(parameter)]
             places.setdefault(module, []).append((module, name, local_of))
     wrap_units(places, units, Averaged)
     gc.collect(0)  # the whole weights, where a cycle held them
 
 
-def _held(parameter: nn.Parameter, mesh: DeviceMesh, *, is_cut: bool) -> nn.Parameter:
+def _held(parameter: nn.Parameter, mesh: DeviceMesh, dim: int | None) -> nn.Parameter:
     whole: Any = parameter.detach()
     local = whole.to_local() if isinstance(whole, DTensor) else whole
     of_tp = whole.placements if isinstance(whole, DTensor) else ()
-    if is_cut:
-        local = local.chunk(mesh.size(0))[mesh.get_local_rank(0)].clone()
-    form = _Form((Shard(0) if is_cut else Replicate(), *of_tp), whole.shape, whole.stride())
+    if dim is not None:
+        local = local.chunk(mesh.size(0), dim)[mesh.get_local_rank(0)].clone()
+    placement = Replicate() if dim is None else Shard(dim)
+    form = _Form((placement, *of_tp), whole.shape, whole.stride())
     return nn.Parameter(form.of(local, mesh), requires_grad=parameter.requires_grad)
 
 
@@ -104,10 +105,11 @@ class Averaged(Local):
         found = [(module, name, module._parameters[name]) for module, name, _ in self._places]
         held = [(m, n, p) for m, n, p in found if p is not None and _is_held(p)]
         each = list({id(p): p for _, _, p in held}.values())
-        trained = [p for p in each if p.requires_grad]
+        is_learning = torch.is_grad_enabled()
+        trained = [p for p in each if p.requires_grad and is_learning]
         local = dict(zip(map(id, trained), _local(trained), strict=True))
-        frozen = [p for p in each if not p.requires_grad]
-        local |= zip(map(id, frozen), _without_ep(frozen), strict=True)
+        others = [p for p in each if not (p.requires_grad and is_learning)]
+        local |= zip(map(id, others), _without_ep(others), strict=True)
         for module, name, parameter in held:
             taken.append((module, name, parameter))
             module._parameters[name] = local[id(parameter)]  # type: ignore[assignment]
@@ -122,6 +124,8 @@ def _is_held(parameter: Any) -> bool:
 
 
 def _local(trained: list[Any]) -> tuple[Tensor, ...]:
+    if not torch.is_grad_enabled():
+        return tuple(torch_hooks.local_part(parameter) for parameter in trained)
     if not trained:
         return ()
     made: tuple[Tensor, ...] = _Average.apply(*trained)  # type: ignore[no-untyped-call]
@@ -129,7 +133,7 @@ def _local(trained: list[Any]) -> tuple[Tensor, ...]:
 
 
 def _without_ep(held: Sequence[Any]) -> tuple[Tensor, ...]:
-    return tuple(_Form.like(p).without_ep(p.detach().to_local(), p.device_mesh) for p in held)
+    return tuple(_Form.like(p).without_ep(torch_hooks.local_part(p), p.device_mesh) for p in held)
 
 
 class _Average(torch.autograd.Function):
