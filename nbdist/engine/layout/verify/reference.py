@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 from nbdist.engine.compat import torch_quantized
 from nbdist.engine.layout.plan.inputs import join
-from nbdist.engine.layout.plan.random_numbers import seed_part
+from nbdist.engine.layout.plan.random_numbers import seed_part, states
 from nbdist.engine.layout.verify.low_precision import Lowered
 from nbdist.engine.layout.verify.outputs import Outputs
 from nbdist.engine.layout.verify.report import LossSpread, Noise, OnePiece, spread_of
@@ -100,6 +100,7 @@ class Reference:
         self.float64_failed = ""
         self.spread = LossSpread.ROUND_OFF  # of the losses of the last step
         self.one_piece: OnePiece | None = None  # of the last step, where its batch is cut
+        self.draws = False  # random numbers, though nothing is dropped
         self._loss_of = loss_of
         self._parts = parts
         self._double = self._in_float64()
@@ -226,6 +227,7 @@ class Reference:
         for number, part in enumerate(parts):
             _set(buffers, before)
             seed_part(step, number)
+            begun = states(self._device == "cuda")
             losses = []
             share = lowered.scale if lowered else 1 / len(parts)
             for piece in part.pieces:
@@ -234,6 +236,7 @@ class Reference:
                         loss = self._loss_of(model, piece)
                     loss.backward(torch.full_like(loss, part.weight * share / len(part.pieces)))
                 losses.append(loss.detach())
+            self.draws |= not all(map(torch.equal, begun, states(self._device == "cuda")))
             if lowered is not None:
                 lowered.take(len(parts))
             found[f"loss {number}"] = torch.stack(losses).mean()

@@ -39,6 +39,7 @@ class ReferenceStep:
         spread: Of the losses, computed several times.
         one_piece: The loss of the batch in one piece; None where it is not cut.
         exact: Losses by part in float64; none where it could not be used.
+        draws: Whether the model draws random numbers, though nothing is dropped.
     """
 
     noise: Mapping[str, Noise] = field(default_factory=dict)
@@ -48,6 +49,7 @@ class ReferenceStep:
     spread: LossSpread = LossSpread.ROUND_OFF
     one_piece: OnePiece | None = None
     exact: list[float] = field(default_factory=list)
+    draws: bool = False
 
 
 class Alone:
@@ -176,6 +178,7 @@ class Alone:
             reference.spread,
             reference.one_piece,
             reference.exact,
+            reference.draws,
         )
 
 

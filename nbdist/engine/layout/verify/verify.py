@@ -135,6 +135,7 @@ class _Run:
         self._notes: list[str] = []
         self._unreached: list[str] = []
         self._made = 0  # steps
+        self._draws = False  # the model, though nothing is dropped
 
     def make(self, bare: nn.Module, steps: int) -> None:
         """Make the steps and keep the findings. Collective."""
@@ -160,6 +161,7 @@ class _Run:
         with without_dropout(*models), NoDropout(), self._uncompressed() as is_compressed:
             for step in range(1, steps + 1):
                 reference = alone.step(step)
+                self._draws |= reference.draws
                 self._refuse_chance(reference, step)
                 if reference.spread is LossSpread.DRIFT:
                     self._notes.append(
@@ -203,7 +205,11 @@ class _Run:
             )
 
     def conclude(self) -> Proof:
-        """Combine the findings of all ranks. Collective."""
+        """Combine the findings of all ranks. Collective.
+
+        Raises:
+            LayoutError: Stages and one process have drawn other random numbers.
+        """
         compute = self._layout.policies.precision.compute
         if self._lost and compute != "fp32":
             self._notes.append(
@@ -214,7 +220,7 @@ class _Run:
             self._notes.append(
                 "Norms of gradients are compared: in low precision single numbers err by more."
             )
-        return self._findings.conclude(
+        proof = self._findings.conclude(
             self._layout.name,
             self._made,
             self._losses,
@@ -223,6 +229,15 @@ class _Run:
             self._unreached,
             self._one_piece,
         )
+        if self._draws and self._layout.shape.pp > 1 and not proof.ok:
+            raise LayoutError(
+                "The model draws random numbers outside of dropout, so it cannot be verified "
+                f'under "{self._layout.name}".',
+                why="each stage draws its own, and one process draws others: what it computes "
+                "from them differs",
+                do="verify the model with what it draws set to nothing, such as a probability of 0",
+            )
+        return proof
 
     def looked(self, proof: Proof) -> Looked:
         """Return the proof with what is known of outputs. Collective."""
