@@ -269,6 +269,7 @@ def refusals() -> dict[str, str]:
     refused("static cache", pp, cache_implementation="static")
     refused("sequence", parallelize(copy.deepcopy(llama), "tp=2", TensorParallel(sequence=True)))
     refused("cp", parallelize(copy.deepcopy(gpt), "cp=2", ContextParallel("gather")))
+    refused("encoder", parallelize(make("t5"), "pp=2"))
     plain = parallelize(copy.deepcopy(gpt), "ddp")
     refused("beams of a plain module", plain, num_beams=2)
     refused("padded for a plain module", plain, padded(0))

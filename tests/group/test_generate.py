@@ -131,6 +131,7 @@ def test_policies_that_change_a_forward_leave_tokens_as_they_are() -> None:
         ("static cache", ["does not take cache_implementation", "its own blocks"]),
         ("sequence", ['under "tp=2"', "sequence=True", "other.load_from(layout)"]),
         ("cp", ['under "cp=2"', "a part of each sequence", "other.load_from(layout)"]),
+        ("encoder", ['under "pp=2"', "a call of the encoder alone", "other.load_from(layout)"]),
         ("beams of a plain module", ["does not take num_beams for GPT", "there are do_sample"]),
         ("padded for a plain module", ["got input_ids, attention_mask for GPT", "without padding"]),
         ("no logits", ["returned (3, 16) where logits", "model(ids)"]),

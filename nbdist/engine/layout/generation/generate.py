@@ -48,7 +48,7 @@ def generate(
     """Return what `Layout.generate` returns; see there."""
     model, shape = layout.model, layout.shape
     called = _called(model)
-    refused.refuse_layout(shape, layout.policies)
+    refused.refuse_layout(shape, layout.policies, called)
     refused.refuse_options(shape, options, getattr(called, "generation_config", None))
     refused.refuse_count(max_new_tokens)
     given = _as_keywords(inputs, called, layout.mesh.device_type)

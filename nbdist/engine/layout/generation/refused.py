@@ -26,17 +26,20 @@ _WITH_STAGES = {
 }
 
 
-def refuse_layout(shape: MeshShape, policies: Policies) -> None:
+def refuse_layout(shape: MeshShape, policies: Policies, model: Any) -> None:
     """Refuse a layout that cannot go token by token.
 
     Raises:
-        LayoutError: It cuts sequences: it has cp, or sequence parallel.
+        LayoutError: It cuts sequences: it has cp, or sequence parallel. Or it has pp, and the model
+            an encoder.
     """
     why = ""
     if shape.cp > 1:
         why = "ranks of cp have a part of each sequence, and the next token is one"
     elif shape.tp > 1 and policies.tensor.sequence:
         why = "TensorParallel(sequence=True) cuts a sequence, and the next token is one"
+    elif shape.pp > 1 and getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        why = "text begins with a call of the encoder alone, whose blocks are on several stages"
     if why:
         raise LayoutError(
             f'layout.generate cannot run this model under "{shape.name}".',
