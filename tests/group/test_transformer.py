@@ -17,7 +17,7 @@ def two_ranks() -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "case",
     [f"{kind} {layout}" for kind in ("Encoder", "Masked", "Padded") for layout in ("tp=2", "pp=2")]
-    + ["Both tp=2", "Attending tp=2"]
+    + ["Both tp=2", "Both pp=2", "Attending tp=2"]
     + [f"{kind} cp=2" for kind in ("MaskedPadded", "Asking", "Translating")],
 )
 def test_they_train_and_evaluate_as_in_one_process(
@@ -39,7 +39,6 @@ def test_each_of_torchs_attentions_is_cut_by_heads(two_ranks: list[dict[str, Any
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("Both pp=2", ["no chain of blocks", "both.decoder.layers.0", 'or use "zero3"']),
         ("Using cp=2", ["The weights of an nn.MultiheadAttention are used", "leave cp out"]),
         ("Own cp=2", ["with keys of its own", "add_zero_attn"]),
         ("Deciding tp=2", ["decides by the numbers", "if x_BT.sum() > 3", '"zero3"']),

@@ -222,7 +222,7 @@ def on_two_ranks() -> dict[str, Any]:
         for kind in kinds
         for layout in ("tp=2", "pp=2")
     }
-    found["Both tp=2"] = parity(Both, "tp=2")
+    found |= {f"Both {layout}": parity(Both, layout) for layout in ("tp=2", "pp=2")}
     found["Attending tp=2"] = parity(Attending, "tp=2")
     found["explained"] = repr(parallelize(make(Attending), "tp=2").explain())
     for kind, layout in REFUSED:
@@ -256,7 +256,6 @@ def sent_bytes(method: str) -> tuple[float, float]:
 
 
 REFUSED: list[tuple[type[nn.Module], str]] = [
-    (Both, "pp=2"),
     (Using, "cp=2"),
     (Own, "cp=2"),
     (Deciding, "tp=2"),

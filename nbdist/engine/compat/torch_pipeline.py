@@ -216,14 +216,14 @@ def make_stage(
     device: torch.device,
     group: dist.ProcessGroup,
     *,
-    inputs: torch.Tensor,
-    outputs: torch.Tensor,
+    inputs: tuple[torch.Tensor, ...],
+    outputs: tuple[torch.Tensor, ...],
 ) -> Any:
     """Return a stage that knows its shapes, so that torch needs not run it to learn them."""
     from torch.distributed.pipelining import PipelineStage
 
     stage: Any = PipelineStage(
-        module, index, count, device, input_args=(inputs,), output_args=(outputs,), group=group
+        module, index, count, device, input_args=inputs, output_args=outputs, group=group
     )
     if device.type == "cpu":
         # torch 2.11 begins with messages between neighbours, for NCCL to connect them. In a V a

@@ -1,7 +1,8 @@
 """Run one forward through all stages, and give every rank of the pipeline its last logits.
 
-For text, token by token: no micro-batches, no schedule, no gradients. Each stage sends its hidden
-state to the next, and the last one's logits are broadcast, so that all choose the same token.
+For text, token by token: no micro-batches, no schedule, no gradients. Each stage sends what is
+alive at its end to the next, and the last one's logits are broadcast, so that all choose the same
+token.
 """
 
 # B batch, T sequence, V vocabulary
@@ -15,8 +16,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from nbdist.engine.compat import torch_sharded
+from nbdist.engine.layout.axes.pp.alive import Crossing, TensorSpec
 from nbdist.engine.layout.axes.pp.schedule_runner import ScheduleRunner, as_specified
-from nbdist.engine.layout.axes.pp.stage_trace import ForwardTrace, TensorSpec
+from nbdist.engine.layout.axes.pp.stage_trace import Call, ForwardTrace
 from nbdist.engine.layout.plan.inputs import Inputs
 
 _TRIED = 2, 3  # lengths of sequences: what follows the length is seen by what differs
@@ -52,31 +54,32 @@ class AllStages:
         """
         runner, seen = self._runner, self._at_length(*ids_BT.shape)
         stages = runner.plan.stages
-        hidden: Tensor | None = None
+        given: tuple[Tensor, ...] = ()
         logits: Tensor | None = None
         for stage in (stage for stage in stages if stage.rank == runner.rank):
-            if stage.index and hidden is None:
-                hidden = self._received(seen.hidden[stage.first], stages[stage.index - 1].rank)
-            made = runner.forward.run(stage.first, stage.end, inputs, seen.outputs, hidden)
-            hidden = None
+            if stage.index and not given:
+                given = self._received(seen.crossings[stage.first], stages[stage.index - 1].rank)
+            made = runner.forward.run(stage.first, stage.end, inputs, seen, given)
+            given = ()
             if stage is stages[-1]:
                 logits = getattr(made, "logits", made)[:, -1:].contiguous()
                 continue
-            sent = as_specified(made, seen.hidden[stage.end], stage)
+            sent = as_specified(made, seen.crossings[stage.end], stage)
             after = stages[stage.index + 1].rank
             if after == runner.rank:
-                hidden = sent
-            else:
-                dist.send(sent, group=runner.group, group_dst=after)
+                given = sent
+                continue
+            for tensor in sent:
+                dist.send(tensor, group=runner.group, group_dst=after)
         if self._is_sharded:
             torch_sharded.reshard(runner.model)
         return self._shared(logits, len(ids_BT))
 
-    def _received(self, spec: TensorSpec | None, source: int) -> Tensor:
-        assert spec is not None, "checked when the model was cut"
-        hidden = spec.zeros(self._runner.device)
-        dist.recv(hidden, group=self._runner.group, group_src=source)
-        return hidden
+    def _received(self, crossings: tuple[Crossing, ...], source: int) -> tuple[Tensor, ...]:
+        received = tuple(crossing.spec.zeros(self._runner.device) for crossing in crossings)
+        for tensor in received:
+            dist.recv(tensor, group=self._runner.group, group_src=source)
+        return received
 
     def _shared(self, logits: Tensor | None, samples: int) -> Tensor:
         source, group = self._runner.plan.stages[-1].rank, self._runner.group
@@ -104,10 +107,19 @@ class AllStages:
             shape = [a + (length - _TRIED[0]) * (b - a) for a, b in sizes]
             return TensorSpec(torch.Size(shape), here.dtype)
 
+        def call(here: Call, there: Call) -> Call:
+            return replace(here, output=tree_map(at, here.output, there.output))
+
+        def crossing(here: Crossing, there: Crossing) -> Crossing:
+            return replace(here, spec=at(here.spec, there.spec))
+
         return replace(
             one,
-            hidden=tuple(map(at, one.hidden, other.hidden)),
-            outputs=tree_map(at, one.outputs, other.outputs),
+            calls={n: tuple(map(call, of_one, other.calls[n])) for n, of_one in one.calls.items()},
+            crossings={
+                n: tuple(map(crossing, sent, other.crossings[n]))
+                for n, sent in one.crossings.items()
+            },
         )
 
     def _traced(self, samples: int, length: int) -> ForwardTrace:

@@ -10,8 +10,9 @@ Nothing is changed until the proof has been made. `schedule_runner` runs the ste
 """
 
 import gc
+import itertools
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +21,10 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.layout.axes.pp import segment_times, stages
+from nbdist.engine.layout.axes.pp.alive import Crossing
 from nbdist.engine.layout.axes.pp.shared_weights import shared_by
 from nbdist.engine.layout.axes.pp.stage_forward import StageForward
-from nbdist.engine.layout.axes.pp.stage_trace import ForwardTrace, TensorSpec, find, trace
+from nbdist.engine.layout.axes.pp.stage_trace import ForwardTrace, find, trace
 from nbdist.engine.layout.axes.pp.stages import Stage
 from nbdist.engine.layout.axes.tp.proof import TOLERANCE, evaluating, of_rank_0
 from nbdist.engine.layout.plan.inputs import Inputs
@@ -46,7 +48,7 @@ class StagePlan:
         inputs: The tried inputs.
         balance: The measure by which stages were balanced, in words.
         imitation: The precision in which the layout computes.
-        hidden: The first argument of each block then.
+        sent: What goes to the stage that begins with a block then, by the block's number.
     """
 
     policy: Pipeline
@@ -56,13 +58,23 @@ class StagePlan:
     inputs: Inputs
     balance: str
     imitation: Imitation
-    hidden: tuple[TensorSpec | None, ...]
+    sent: dict[int, tuple[Crossing, ...]]
 
     def elsewhere(self, rank: int) -> list[str]:
         """Return the names of modules that do not run at a place on the axis pp."""
         own = {n for stage in self.of_rank(rank) for n in range(stage.first, stage.end)}
         blocks = [name for i, name in enumerate(self.trace.blocks) if i not in own]
         return blocks + [name for name, used in self.trace.beside.items() if not used & own]
+
+    def here(self, rank: int) -> list[str]:
+        """Return the names of modules that run there outside of blocks; some are parts of one."""
+        own = {n for stage in self.of_rank(rank) for n in range(stage.first, stage.end)}
+        return [
+            name
+            for name, calls in self.trace.calls.items()
+            if name not in self.trace.blocks
+            and any(not call.is_staged or call.segment in own for call in calls)
+        ]
 
     def of_rank(self, rank: int) -> tuple[Stage, ...]:
         """Return the stages of a place on the axis pp."""
@@ -71,13 +83,13 @@ class StagePlan:
     @property
     def sent_bytes(self) -> float:
         """Bytes that a rank sends over pp per token or sample, forward and backward, on average."""
-        ends = [
-            self.hidden[after.first]
-            for before, after in zip(self.stages, self.stages[1:], strict=False)
+        size = sum(
+            crossing.spec.nbytes
+            for before, after in itertools.pairwise(self.stages)
             if before.rank != after.rank
-        ]
-        sizes = [spec.shape.numel() * spec.dtype.itemsize for spec in ends if spec is not None]
-        return 2 * sum(sizes) / self.pp / self._inputs[1]
+            for crossing in self.sent[after.first]
+        )
+        return 2 * size / self.pp / self._inputs[1]
 
     @property
     def unit(self) -> str:
@@ -164,21 +176,23 @@ def find_plan(
     device = next(model.parameters()).device
     inputs = inputs.map(lambda t: of_rank_0(t.to(device)))
     sizes = {name: p.numel() for name, p in model.named_parameters()}
-    forward = StageForward(model, seen)
     if policy.split == "time" and len(seen.blocks) > 1:
         costs = segment_times.measure(model, seen.blocks, inputs)
     else:
         costs = _numbers_in_segments(seen, sizes)
-    firsts = stages.first_blocks(policy, pp, seen.blocks, costs)
-    _check_hidden(seen, firsts)
+    firsts = stages.first_blocks(policy, pp, seen.blocks, costs, seen.cannot)
+    seen = trace(model, names, inputs, device, firsts=firsts)
+    stages.refuse_cut(seen.blocks, seen.cannot)
     count = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     places = {name: count[id(p)] for name, p in model.named_parameters()}
     found = stages.stages(policy, pp, seen.blocks, firsts, seen.uses, sizes, places, costs)
+    _check_halves(policy, found, seen)
     balance = policy.split if isinstance(policy.split, str) else "parameters"
     if policy.split is not None and not isinstance(policy.split, str):
         balance = "what was asked for"
-    low = trace(model, list(seen.blocks), inputs, device, imitation)
-    plan = StagePlan(policy, pp, found, seen, inputs, balance, imitation, low.hidden)
+    low = trace(model, list(seen.blocks), inputs, device, imitation, firsts)
+    plan = StagePlan(policy, pp, found, seen, inputs, balance, imitation, low.crossings)
+    forward = StageForward(model, seen)
     forward.install()
     try:
         _prove(plan, forward)
@@ -197,12 +211,15 @@ def apply(model: nn.Module, plan: StagePlan, rank: int, device_type: str) -> Non
         device_type: Where weights on meta will be.
     """
     kept = [name for stage in plan.of_rank(rank) for name in stage.parameters]
-    _empty(model, kept, plan.elsewhere(rank), device_type)
+    _empty(model, kept, plan.elsewhere(rank), plan.here(rank), device_type)
     gc.collect(0)  # the weights, where a cycle held them
 
 
 def _layers(model: nn.Module) -> list[str]:
-    """Return the layers of the longest list, for a model without blocks: a plain `Sequential`."""
+    """Return the layers of a model without blocks: of its outermost lists, or of the longest.
+
+    So are a plain `Sequential`, and an encoder and a decoder of one layer each.
+    """
     lists = {
         path: [
             f"{path}.{name}".lstrip(".")
@@ -212,8 +229,14 @@ def _layers(model: nn.Module) -> list[str]:
         for path, part in model.named_modules()
         if isinstance(part, nn.Sequential | nn.ModuleList)
     }
+    outermost = [
+        name
+        for path, names in lists.items()
+        if not any(path.startswith(f"{other}.".lstrip(".")) for other in lists if other != path)
+        for name in names
+    ]
     longest = max(lists.values(), key=len, default=[])
-    return longest if len(longest) > 1 else []
+    return next((names for names in (outermost, longest) if len(names) > 1), [])
 
 
 def _numbers_in_segments(seen: ForwardTrace, sizes: dict[str, int]) -> list[float]:
@@ -224,13 +247,15 @@ def _numbers_in_segments(seen: ForwardTrace, sizes: dict[str, int]) -> list[floa
     return counts
 
 
-def _check_hidden(seen: ForwardTrace, firsts: list[int]) -> None:
-    for first in firsts[1:]:
-        if seen.hidden[first] is None:
+def _check_halves(policy: Pipeline, found: Sequence[Stage], seen: ForwardTrace) -> None:
+    for stage in found[1:-1] if stages.makes_halves(policy.schedule) else ():
+        if any(crossing.since >= stage.first for crossing in seen.crossings[stage.end]):
             raise LayoutError(
-                f"{seen.blocks[first]} is not called with a tensor of real numbers first.",
-                why="that tensor, the hidden state, is what one stage sends to the next",
-                do="pass the hidden state as the first argument of every block",
+                f"{stage.blocks[0]} makes of its weights alone what a later stage uses, which "
+                f'"{policy.schedule}" cannot train.',
+                why="torch's half of a backward for the weights begins where what a stage has "
+                "received goes",
+                do='Pipeline("1f1b"), "gpipe" or "interleaved"',
             )
 
 
@@ -242,18 +267,18 @@ def _prove(plan: StagePlan, forward: StageForward) -> None:
     """
     model, inputs = forward.model, plan.inputs
     with untouched(model), evaluating(model), torch.no_grad():
-        whole = forward.run(0, len(plan.trace.blocks), inputs, {}, None)
-        found: Any = None
+        whole = forward.run(0, len(plan.trace.blocks), inputs, plan.trace)
+        found: Any = ()
         for stage in plan.stages:
             try:
-                found = forward.run(stage.first, stage.end, inputs, plan.trace.outputs, found)
+                found = forward.run(stage.first, stage.end, inputs, plan.trace, found)
             except LayoutError:
                 raise
             except Exception as error:
-                raise _not_a_chain(plan, model, stage, named(error)) from error
+                raise _not_the_same(model, stage, named(error)) from error
     tensors = zip(_real(whole), _real(found), strict=True)
     if not all(_is_near(a, b) for a, b in tensors):
-        raise _not_a_chain(plan, model, plan.stages[-1], "the output of all stages is another one")
+        raise _not_the_same(model, plan.stages[-1], "the output of all stages is another one")
 
 
 def _real(tree: Any) -> list[torch.Tensor]:
@@ -265,24 +290,21 @@ def _is_near(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=bound, equal_nan=True)
 
 
-def _not_a_chain(plan: StagePlan, model: nn.Module, stage: Stage, what: str) -> LayoutError:
+def _not_the_same(model: nn.Module, stage: Stage, what: str) -> LayoutError:
     first = stage.blocks[0]
-    is_taken_again = first in plan.trace.taken_again
     return LayoutError(
-        f"{type(model).__name__} is no chain of blocks: cut before {first}, it does not "
-        "compute the same.",
-        why=f"what {first} is called with first is used again behind it, as in h = h + block(h), "
-        "and an earlier stage makes it"
-        if is_taken_again
-        else f"something besides the first argument of {first} comes from earlier stages ({what})",
-        do="add inside of the block: its forward returns h + ..., the model calls h = block(h)"
-        if is_taken_again
-        else 'move what blocks share into the hidden state, or use "zero3"',
+        f"{type(model).__name__}, cut before {first}, does not compute the same.",
+        why=f"something of earlier stages reaches it in a way that is not seen ({what})",
+        do='let modules be called with tensors and return them; "zero3" cuts any model',
     )
 
 
 def _empty(
-    model: nn.Module, kept: Collection[str], elsewhere: Collection[str], device_type: str
+    model: nn.Module,
+    kept: Collection[str],
+    elsewhere: Collection[str],
+    run_here: Collection[str],
+    device_type: str,
 ) -> None:
     """Remove the weights of other ranks, in place: names and classes stay.
 
@@ -295,6 +317,7 @@ def _empty(
         kept: Names of the parameters that stay.
         elsewhere: Names of modules that do not run here: their buffers are removed too, but those
             of modules that are also in others, as VeRA's matrices are in all layers.
+        run_here: Names of modules that do, which may be parts of those.
         device_type: Where weights on meta will be.
     """
     stay = {id(model.get_parameter(name)) for name in kept}
@@ -305,6 +328,7 @@ def _empty(
                 vars(module)[name] = _shape_of(parameter, device_type)
     roots = {id(model.get_submodule(path)) for path in elsewhere}
     here = _reached(model, roots, set())
+    here |= {id(part) for path in run_here for part in model.get_submodule(path).modules()}
     for path in elsewhere:
         for module in model.get_submodule(path).modules():
             for name, buffer in list(module._buffers.items()):

@@ -1,14 +1,15 @@
 """Run a pipeline's steps: micro-batches through the stages of all ranks, by torch's schedules.
 
-What a stage is called with by a schedule is the hidden state and the number of a micro-batch; the
-inputs and targets are here, whole, on every rank of a pipeline. Stages know the shapes that they
-send and receive from a forward of the skeleton on fake tensors, once for each new shape of a batch:
-torch's own way runs the real stage for it, which changes the running statistics of norms.
+What a stage is called with by a schedule is what the one before it sends (`alive`), and the number
+of a micro-batch; the inputs and targets are here, whole, on every rank of a pipeline. Stages know
+the shapes that they send and receive from a forward of the skeleton on fake tensors, once for each
+new shape of a batch: torch's own way runs the real stage for it, which changes the running
+statistics of norms.
 
 Schedules make gradients; only the last stage has a loss.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,9 +24,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from nbdist.engine.compat import torch_pipeline
 from nbdist.engine.layout.axes.cp.context import check_length
 from nbdist.engine.layout.axes.pp import stage_trace, stages
+from nbdist.engine.layout.axes.pp.alive import Crossing, TensorSpec
 from nbdist.engine.layout.axes.pp.pipeline import StagePlan
-from nbdist.engine.layout.axes.pp.stage_forward import StageForward
-from nbdist.engine.layout.axes.pp.stage_trace import ForwardTrace, TensorSpec
+from nbdist.engine.layout.axes.pp.stage_forward import StageForward, is_chain
+from nbdist.engine.layout.axes.pp.stage_trace import ForwardTrace
 from nbdist.engine.layout.axes.pp.stages import Stage
 from nbdist.engine.layout.plan.inputs import Inputs, samples_in, split
 from nbdist.engine.layout.plan.trace import untouched
@@ -62,22 +64,26 @@ class SequenceSlices:
     dims: dict[str, int]
 
     def of(self, seen: ForwardTrace) -> ForwardTrace:
-        """Return the arguments of blocks after the first one, on one rank.
+        """Return what is sent, on one rank.
 
         Raises:
-            LayoutError: A sequence cannot be cut.
+            LayoutError: A sequence cannot be cut, or more than a hidden state is sent.
         """
         if self.count == 1:
             return seen
-        first, *others = zip(seen.blocks, seen.hidden, strict=True)
-        return replace(seen, hidden=(first[1], *(self._part(name, spec) for name, spec in others)))
+        sent = {n: self._part(seen.blocks[n], *found) for n, found in seen.crossings.items()}
+        return replace(seen, crossings=sent)
 
-    def _part(self, name: str, spec: TensorSpec | None) -> TensorSpec | None:
-        if spec is None:
-            return None
-        shape, dim = list(spec.shape), self.dims[name]
+    def _part(self, name: str, hidden: Crossing, *others: Crossing) -> tuple[Crossing, ...]:
+        if others or hidden.places or hidden.in_place:
+            raise LayoutError(
+                f"pp beside cp sends a hidden state alone, and more goes to {name}.",
+                why="cp knows in which dim of a hidden state the sequence is, and of no others",
+                do="leave out cp, or pp",
+            )
+        shape, dim = list(hidden.spec.shape), self.dims[name]
         shape[dim] = check_length(shape[dim], self.count)
-        return TensorSpec(torch.Size(shape), spec.dtype)
+        return (replace(hidden, spec=TensorSpec(torch.Size(shape), hidden.spec.dtype)),)
 
 
 class ScheduleRunner:
@@ -209,16 +215,18 @@ class ScheduleRunner:
             LayoutError: It calls other blocks than those that were cut.
         """
         blocks = list(self.plan.trace.blocks)
+        firsts = [stage.first for stage in self.plan.stages]
         with untouched(self._skeleton):
             self._skeleton.train(self.forward.model.training)
             seen = stage_trace.trace(
-                self._skeleton, blocks, inputs, self.device, self.plan.imitation
+                self._skeleton, blocks, inputs, self.device, self.plan.imitation, firsts
             )
         if seen.blocks != self.plan.trace.blocks:
             raise LayoutError(
                 "The model calls other blocks for this batch than for the one it was cut with.",
                 do="give a batch like this as Pipeline(example=...)",
             )
+        stages.refuse_cut(seen.blocks, seen.cannot)
         return seen
 
     def _make(self, seen: ForwardTrace, count: int, trains: bool) -> Any:
@@ -230,8 +238,8 @@ class ScheduleRunner:
                 last + 1,
                 self.device,
                 self.group,
-                inputs=_sent(seen, part.stage.first) if part.stage.index else torch.zeros(1).long(),
-                outputs=_sent(seen, part.stage.end) if part.stage.index < last else torch.zeros(1),
+                inputs=_sent(seen, part.stage.first) or (torch.zeros(1).long(),),
+                outputs=_sent(seen, part.stage.end) or (torch.zeros(1),),
             )
             for part in self._parts
         ]
@@ -240,18 +248,23 @@ class ScheduleRunner:
             schedule = "gpipe"  # forwards without backwards go one way, in any number
         return torch_pipeline.make_schedule(schedule, made, count, _own_loss if trains else None)
 
-    def run_stage(self, stage: Stage, hidden: torch.Tensor | None, number: int) -> torch.Tensor:
+    def run_stage(self, stage: Stage, received: tuple[torch.Tensor, ...], number: int) -> Any:
         """Run a stage on a micro-batch; called by a schedule.
 
         Returns:
-            The hidden state for the next stage, or the loss, of one element, its gradient scaled.
+            A tuple of what is sent to the next stage, or the loss, of one element, its gradient
+            scaled.
         """
         work = self._work
         assert work is not None, "schedules run within a step"
-        inputs, outputs = work.inputs[number], work.seen.outputs
-        output = self.forward.run(stage.first, stage.end, inputs, outputs, hidden)
+        inputs, seen = work.inputs[number], work.seen
+        output = self.forward.run(stage.first, stage.end, inputs, seen, received)
         if stage is not self.plan.stages[-1]:
-            return as_specified(output, work.seen.hidden[stage.end], stage)
+            sent = seen.crossings[stage.end]
+            if stages.makes_halves(self.plan.policy.schedule) and not is_chain(sent):
+                # They are detached in place, and this stage may use them, too.
+                output = tuple(tensor.clone() for tensor in output)
+            return as_specified(output, sent, stage)
         loss = _plain(work.loss_fn(output, work.targets[number]))
         work.losses.append(loss.detach())
         if torch.is_grad_enabled() and stages.makes_halves(self.plan.policy.schedule):
@@ -271,10 +284,8 @@ class _Part(nn.Module):
         self.stage = stage
         self._held = (runner,)  # in a tuple, where no module is looked for
 
-    def forward(self, *given: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        hidden = given[0] if self.stage.index else None
-        output: torch.Tensor = self._held[0].run_stage(self.stage, hidden, int(number))
-        return output
+    def forward(self, *given: torch.Tensor, number: torch.Tensor) -> Any:
+        return self._held[0].run_stage(self.stage, given if self.stage.index else (), int(number))
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         """Yield this stage's trained parameters."""
@@ -305,9 +316,15 @@ def _plain(loss: torch.Tensor) -> torch.Tensor:
     return whole
 
 
-def as_specified(hidden: Any, spec: TensorSpec | None, stage: Stage) -> torch.Tensor:
-    """Return the hidden state as the next stage expects it, in a dtype that holds it."""
-    assert spec is not None, "checked when the model was cut"
+def as_specified(
+    sent: Sequence[Any], crossings: Sequence[Crossing], stage: Stage
+) -> tuple[torch.Tensor, ...]:
+    """Return tensors as the next stage expects them, in dtypes that hold them."""
+    pairs = zip(sent, crossings, strict=True)
+    return tuple(_as_specified(one, crossing.spec, stage) for one, crossing in pairs)
+
+
+def _as_specified(hidden: Any, spec: TensorSpec, stage: Stage) -> torch.Tensor:
     if not isinstance(hidden, torch.Tensor) or hidden.shape != spec.shape:
         found = tuple(getattr(hidden, "shape", ()))
         raise LayoutError(
@@ -323,7 +340,9 @@ def as_specified(hidden: Any, spec: TensorSpec | None, stage: Stage) -> torch.Te
     return state
 
 
-def _sent(seen: ForwardTrace, block: int) -> torch.Tensor:
-    spec = seen.hidden[block]
-    assert spec is not None, "checked when the model was cut"
-    return torch.empty(spec.shape, dtype=spec.dtype, device="meta", requires_grad=True)
+def _sent(seen: ForwardTrace, block: int) -> tuple[torch.Tensor, ...]:
+    specs = (crossing.spec for crossing in seen.crossings.get(block, ()))
+    return tuple(
+        torch.empty(spec.shape, dtype=spec.dtype, device="meta", requires_grad=True)
+        for spec in specs
+    )

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.compat import torch_modules
-from nbdist.engine.layout.axes.pp.stage_trace import first_of
+from nbdist.engine.layout.axes.pp.stage_trace import arguments
 from nbdist.engine.layout.plan.inputs import Inputs
 from nbdist.engine.layout.plan.trace import untouched
 
@@ -47,7 +47,7 @@ def _once(model: nn.Module, blocks: tuple[str, ...], inputs: Inputs) -> list[flo
 
     def enter(_block: nn.Module, args: Any, keywords: Any) -> None:
         number = len(entered)
-        hidden = first_of(args, keywords)
+        hidden = next(iter(arguments(args, keywords).values()), None)
         if isinstance(hidden, torch.Tensor) and hidden.requires_grad:
             hidden.register_hook(lambda _gradient: gradient_came.update({number: _now()}))
         entered.append(_now())

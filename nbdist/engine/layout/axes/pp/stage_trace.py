@@ -1,16 +1,16 @@
 """Trace one forward of a model by its blocks: the basis on which pp cuts it.
 
 A *segment* is what runs from the entry of one block to the entry of the next. The first one begins
-with the forward (embeddings), the last one ends with it (norm, head). What a block is called with
-first is the *hidden state*: the one thing that goes from stage to stage.
+with the forward (embeddings), the last one ends with it (norm, head). What goes from a stage to the
+next is what is `alive` where one segment ends.
 
 Traced on fake tensors, by hooks and by every operation, so that a weight is known by where
 it is used, however that is written.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from nbdist.engine.compat import torch_quantized
+from nbdist.engine.layout.axes.pp.alive import CannotCutError, Crossing, TensorSpec, Values
 from nbdist.engine.layout.plan.examples import ask_for, of_example
 from nbdist.engine.layout.plan.guesses import guesses
 from nbdist.engine.layout.plan.inputs import Inputs
@@ -34,15 +35,19 @@ from nbdist.shared.errors import LayoutError
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """A tensor without its values."""
+class Call:
+    """A call of a module that is within no other's.
 
-    shape: torch.Size
-    dtype: torch.dtype
+    Attributes:
+        segment: In which it is.
+        output: What it returns, with specs for tensors.
+        is_staged: Whether the stage that has the segment makes it alone: of a block, or where all
+            it returns depends on weights. Others, of positions or masks, run everywhere.
+    """
 
-    def zeros(self, device: torch.device) -> torch.Tensor:
-        """Return a tensor like it, with its own memory: a forward may write to it."""
-        return torch.zeros(self.shape, dtype=self.dtype, device=device)
+    segment: int
+    output: Any
+    is_staged: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +56,26 @@ class ForwardTrace:
 
     Attributes:
         blocks: Those called once, in the order of their calls.
-        hidden: The first argument of each; None where that is no tensor of real numbers.
         uses: In which segments each parameter is used, by name; none where it is not.
-        beside: In which segments a module outside of all blocks is called, for those whose outputs
-            depend on weights. Others, of positions or masks, may run anywhere.
-        outputs: The outputs of each call of a block, or of a module beside: specs for tensors.
-        taken_again: Blocks whose hidden state the model uses once more, behind their call.
+        calls: Of blocks and of modules beside them, by name.
+        crossings: What is sent before a block, by its number; of the cuts that were asked for.
+        cannot: Why no stage may begin with a block, by its number.
     """
 
     blocks: tuple[str, ...]
-    hidden: tuple[TensorSpec | None, ...]
     uses: dict[str, frozenset[int]]
-    beside: dict[str, frozenset[int]]
-    outputs: dict[str, list[Any]]
-    taken_again: frozenset[str]
+    calls: dict[str, tuple[Call, ...]]
+    crossings: dict[int, tuple[Crossing, ...]]
+    cannot: dict[int, str]
+
+    @property
+    def beside(self) -> dict[str, frozenset[int]]:
+        """In which segments each module runs that has calls of stages and is no block."""
+        return {
+            name: frozenset(call.segment for call in calls)
+            for name, calls in self.calls.items()
+            if name not in self.blocks and all(call.is_staged for call in calls)
+        }
 
 
 def find(model: nn.Module, names: list[str], example: Any) -> tuple[Inputs, ForwardTrace]:
@@ -103,6 +114,7 @@ def trace(
     inputs: Inputs,
     device: torch.device,
     imitation: Imitation = AS_BUILT,
+    firsts: Sequence[int] = (),
 ) -> ForwardTrace:
     """Run a forward on fake tensors and return what it did.
 
@@ -112,6 +124,7 @@ def trace(
         inputs: The forward's inputs.
         device: Where the weights are meant to be.
         imitation: In what it computes.
+        firsts: Numbers of blocks before which stages are cut; without, each is tried alone.
     """
     units = [model, *map(model.get_submodule, names)]
     with (
@@ -122,12 +135,15 @@ def trace(
         plain = {name: _fake(t, m, device) for name, t in _tensors(model)}
         state = imitation.state(model, plain)
         used = {name: torch_quantized.plain(state[name]) for name, _ in model.named_parameters()}
-        watch = _Watch({id(part): name for name, parts in used.items() for part in parts})
+        names_of = {id(part): name for name, parts in used.items() for part in parts}
+        parts = [part for parts in used.values() for part in parts]
+        watch = _Watch(names_of, Values([*state.values(), *parts]))
         computing = imitation.on(units, device.type)
         with _hooked(model, names, watch), computing, torch.no_grad(), watch:
             here = inputs.map(m.from_tensor)
-            torch.func.functional_call(model, dict(state), here.args, here.keywords)
-    return watch.found(model)
+            output = torch.func.functional_call(model, dict(state), here.args, here.keywords)
+        watch.values.end(output)
+    return watch.found(model, names, firsts)
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -144,60 +160,73 @@ def _fake(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) -> t
 class _Watch(TorchDispatchMode):
     """Sees every operation of a forward: which parameters it uses, and what depends on them."""
 
-    def __init__(self, parameters: dict[int, str]) -> None:
+    def __init__(self, parameters: dict[int, str], values: Values) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.entered: list[str] = []  # blocks, in order
-        self.fed: list[TensorSpec | None] = []
-        self.depth = 0  # calls of modules beside, or of blocks, that run now
-        self.calls: dict[str, list[int]] = {}  # of modules beside, whose outputs depend on weights
-        self.outputs: dict[str, list[Any]] = {}
+        self.values = values
+        self.running: list[str] = []  # modules whose calls have begun, the outermost first
+        self.calls: dict[str, list[Call]] = {}  # their segments counted as blocks entered
         self._parameters = parameters
         self._uses: dict[str, set[int]] = {name: set() for name in parameters.values()}
-        # Held, for an id may not be given to another tensor meanwhile.
-        self._weighted: dict[int, torch.Tensor] = {}
-        self._left: dict[int, tuple[str, torch.Tensor]] = {}  # hidden states of blocks that ended
-        self._again: set[str] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        read = [id(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        self._again.update(self._left[key][0] for key in read if key in self._left)
-        used = [self._parameters[key] for key in read if key in self._parameters]
+        read = _tensors_in((args, kwargs))
+        used = tuple(self._parameters[id(t)] for t in read if id(t) in self._parameters)
         for name in used:
-            self._uses[name].add(len(self.entered))
-        if used or any(key in self._weighted for key in read):
-            self._weighted.update({id(t): t for t in _tensors_in(result)})
+            self._uses[name].add(len(self.values.entered))
+        within = self.running[0] if self.running else ""
+        self.values.operate(func, read, _tensors_in(result), used, within)
         return result
 
     def depends_on_weights(self, output: Any) -> bool:
-        """Return whether every tensor in it does."""
+        """Return whether every tensor in it does, or is drawn at random."""
         tensors = _tensors_in(output)
-        return bool(tensors) and all(id(t) in self._weighted for t in tensors)
+        return bool(tensors) and all(t in self.values for t in tensors)
 
-    def leave(self, block: str, hidden: Any, output: Any) -> None:
-        """Note that a block has ended, so that who uses its hidden state from here on is seen."""
-        # One that a block has changed in place, and returns, is the next one's.
-        if isinstance(hidden, torch.Tensor) and all(t is not hidden for t in _tensors_in(output)):
-            self._left[id(hidden)] = (block, hidden)
+    def found(self, model: nn.Module, names: list[str], firsts: Sequence[int]) -> ForwardTrace:
+        """Return the record; see `trace`."""
+        entered = self.values.entered
+        once = [i for i, name in enumerate(entered) if entered.count(name) == 1]
 
-    def found(self, model: nn.Module) -> ForwardTrace:
-        """Return the record."""
-        once = [i for i, name in enumerate(self.entered) if self.entered.count(name) == 1]
-
-        def segments(entries: Any) -> frozenset[int]:
+        def segment(entries: int) -> int:
             # Before the first block is in its segment.
-            return frozenset(max(sum(i < n for i in once) - 1, 0) for n in entries)
+            return max(sum(i < entries for i in once) - 1, 0)
 
+        crossings, cannot = self._crossings(once, firsts)
+        crossings = {
+            number: tuple(replace(one, since=segment(one.since)) for one in sent)
+            for number, sent in crossings.items()
+        }
         return ForwardTrace(
-            tuple(self.entered[i] for i in once),
-            tuple(self.fed[i] for i in once),
-            {name: segments(self._uses[name]) for name, _ in model.named_parameters()},
-            {name: segments(entries) for name, entries in self.calls.items()},
-            self.outputs,
-            frozenset(self._again),
+            tuple(entered[i] for i in once),
+            {n: frozenset(map(segment, self._uses[n])) for n, _ in model.named_parameters()},
+            {
+                name: tuple(replace(call, segment=segment(call.segment)) for call in calls)
+                for name, calls in self.calls.items()
+            },
+            crossings,
+            cannot,
         )
+
+    def _crossings(
+        self, once: list[int], firsts: Sequence[int]
+    ) -> tuple[dict[int, tuple[Crossing, ...]], dict[int, str]]:
+        if firsts:
+            numbers = {once[n]: n for n in firsts if 0 < n < len(once)}
+            try:
+                found = self.values.crossings(list(numbers))
+            except CannotCutError as error:
+                return {}, {numbers[error.entry]: str(error)}
+            return {numbers[entry]: sent for entry, sent in found.items()}, {}
+        cannot = {}
+        for number, entry in list(enumerate(once))[1:]:
+            try:
+                self.values.crossings([entry])
+            except CannotCutError as error:
+                cannot[number] = str(error)
+        return {}, cannot
 
 
 def _tensors_in(tree: Any) -> list[torch.Tensor]:
@@ -209,41 +238,35 @@ def specs(tree: Any) -> Any:
     return tree_map_only(torch.Tensor, lambda t: TensorSpec(t.shape, t.dtype), tree)
 
 
-def first_of(args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Return a call's first argument, however it is given."""
-    return next(iter((*args, *keywords.values())), None)
+def arguments(args: tuple[Any, ...], keywords: dict[str, Any]) -> dict[int | str, Any]:
+    """Return a call's arguments, by position or name."""
+    given: dict[int | str, Any] = dict(enumerate(args))
+    given.update(keywords)
+    return given
 
 
 @dataclass
-class _Call:
+class _Looked:
     """Looks at the calls of one module."""
 
     name: str
     watch: _Watch
     is_block: bool
-    tops: list[bool] = field(default_factory=list)  # of the calls that run: within no other's
 
     def before(self, _module: nn.Module, args: Any, keywords: Any) -> None:
-        watch = self.watch
-        self.tops.append(watch.depth == 0)
-        watch.depth += 1
         if self.is_block:
-            hidden = first_of(args, keywords)
-            is_real = isinstance(hidden, torch.Tensor) and hidden.is_floating_point()
-            watch.entered.append(self.name)
-            watch.fed.append(TensorSpec(hidden.shape, hidden.dtype) if is_real else None)
+            self.watch.values.enter(self.name, arguments(args, keywords))
+        self.watch.running.append(self.name)
 
-    def after(self, _module: nn.Module, args: Any, keywords: Any, output: Any) -> None:
+    def after(self, _module: nn.Module, _args: Any, _keywords: Any, output: Any) -> None:
         watch = self.watch
-        watch.depth -= 1
-        if not self.tops.pop():
+        watch.running.pop()
+        if watch.running:
             return
-        if self.is_block:
-            watch.leave(self.name, first_of(args, keywords), output)
-            watch.outputs.setdefault(self.name, []).append(specs(output))
-        elif self.name in watch.calls or watch.depends_on_weights(output):
-            watch.calls.setdefault(self.name, []).append(len(watch.entered))
-            watch.outputs.setdefault(self.name, []).append(specs(output))
+        calls = watch.calls.setdefault(self.name, [])
+        watch.values.leave(self.name, len(calls), output)
+        is_staged = self.is_block or watch.depends_on_weights(output)
+        calls.append(Call(len(watch.values.entered), specs(output), is_staged))
 
 
 @contextmanager
@@ -255,7 +278,7 @@ def _hooked(model: nn.Module, names: list[str], watch: _Watch) -> Iterator[None]
         holds_blocks = not name or any(block.startswith(f"{name}.") for block in blocks)
         if holds_blocks:
             continue
-        call = _Call(name, watch, name in blocks)
+        call = _Looked(name, watch, name in blocks)
         hooks.append(module.register_forward_pre_hook(call.before, with_kwargs=True))
         hooks.append(module.register_forward_hook(call.after, with_kwargs=True))
     try:

@@ -13,8 +13,9 @@ Parallelism", 2023.
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from nbdist.engine.layout.policies.policies import Pipeline
 from nbdist.shared.errors import LayoutError
@@ -170,7 +171,11 @@ def count_for(samples: int, policy: Pipeline, pp: int, before: int = 0, least: i
 
 
 def first_blocks(
-    policy: Pipeline, pp: int, blocks: Sequence[str], costs: Sequence[float]
+    policy: Pipeline,
+    pp: int,
+    blocks: Sequence[str],
+    costs: Sequence[float],
+    cannot: Mapping[int, str] = MappingProxyType({}),
 ) -> list[int]:
     """Return the number of the first block of each stage.
 
@@ -179,9 +184,11 @@ def first_blocks(
         pp: Ranks of a pipeline.
         blocks: Names, in the order of the data.
         costs: The cost of each, with the modules before the first and after the last.
+        cannot: Why no stage may begin with a block, by its number.
 
     Raises:
-        LayoutError: More stages than blocks, or names that are none or in another order.
+        LayoutError: More stages than blocks that may begin one, or names that are none or in
+            another order.
     """
     count = per_rank(policy.schedule) * pp
     if len(blocks) < count:
@@ -194,10 +201,13 @@ def first_blocks(
             else 'Pipeline("1f1b") makes one stage a rank; "zero3" cuts any model',
         )
     if policy.split is None or isinstance(policy.split, str):
-        return balanced(costs, count)
+        if len(blocks) - len(cannot) < count:
+            refuse_cut(blocks, cannot)
+        return balanced(costs, count, cannot)
     numbers = [_number(entry, blocks) for entry in policy.split]
+    refuse_cut(blocks, {n: why for n, why in cannot.items() if n in numbers})
     if len(numbers) != count or numbers[0] != 0 or sorted(set(numbers)) != numbers:
-        shown = balanced(costs, count)
+        shown = balanced(costs, count, cannot if len(blocks) - len(cannot) >= count else {})
         raise LayoutError(
             f"split names {len(numbers)} first blocks, and there are {count} stages."
             if len(numbers) != count
@@ -205,6 +215,21 @@ def first_blocks(
             do=f"by size it would be split={[blocks[n] for n in shown]}",
         )
     return numbers
+
+
+def refuse_cut(blocks: Sequence[str], cannot: Mapping[int, str]) -> None:
+    """Refuse the first of these cuts, if there is one.
+
+    Raises:
+        LayoutError: With why what is alive there cannot be sent.
+    """
+    for number, why in cannot.items():
+        raise LayoutError(
+            f"No stage can begin with {blocks[number]}.",
+            why=why,
+            do="return that tensor from a module, which it is sent from, or cut at other blocks by "
+            'Pipeline(split=[...]); "zero3" cuts any model',
+        )
 
 
 def _number(entry: object, blocks: Sequence[str]) -> int:
@@ -218,18 +243,30 @@ def _number(entry: object, blocks: Sequence[str]) -> int:
     )
 
 
-def balanced(costs: Sequence[float], parts: int) -> list[int]:
+def balanced(
+    costs: Sequence[float], parts: int, cannot: Collection[int] = frozenset()
+) -> list[int]:
     """Cut a row of costs into runs, the heaviest as light as can be, and then all as even.
+
+    Args:
+        costs: Of each.
+        parts: Runs.
+        cannot: Where none may begin; as many others as there are runs may.
 
     Returns:
         Where each run begins.
     """
-    heaviest = _best(costs, parts, max, float("inf"))[0]
-    return _best(costs, parts, lambda a, b: a + b * b, heaviest)[1]
+    begins = [i not in cannot for i in range(len(costs))]
+    heaviest = _best(costs, parts, max, float("inf"), begins)[0]
+    return _best(costs, parts, lambda a, b: a + b * b, heaviest, begins)[1]
 
 
 def _best(
-    costs: Sequence[float], parts: int, join: Callable[[float, float], float], limit: float
+    costs: Sequence[float],
+    parts: int,
+    join: Callable[[float, float], float],
+    limit: float,
+    begins: Sequence[bool],
 ) -> tuple[float, list[int]]:
     """Return the least value of `join` over the runs, none above `limit`, and their beginnings."""
     n = len(costs)
@@ -245,7 +282,7 @@ def _best(
                 (
                     (join(best[j][0], before[i] - before[j]), [*best[j][1], j])
                     for j in range(i)
-                    if before[i] - before[j] <= limit * (1 + 1e-12)
+                    if begins[j] and before[i] - before[j] <= limit * (1 + 1e-12)
                 ),
                 default=(infinite, list[int]()),
             )
