@@ -20,6 +20,7 @@ _PLACES = {
     "current": "nbdist.client.notebook.current",
     "Session": "nbdist.client.session.session",
     "CellResult": "nbdist.client.output.result",
+    "estimate": "nbdist.client.advice.estimate",
     # on a rank
     "init": "nbdist.engine.rank.standalone",
     "parallelize": "nbdist.engine.layout.parallelize",

@@ -41,6 +41,7 @@ MODULES = (
     *(
         "compat.torch_transformer",
         "compat.torch_fakes",
+        "compat.torch_dry",
         "compat.torch_quantized",
         "compat.torch_loaders",
         "compat.cuda_graphs",

@@ -20,7 +20,7 @@ from nbdist.engine.compat import torch_quantized
 from nbdist.engine.layout.axes.axis import Spreading
 from nbdist.engine.layout.axes.registry import axes_of, innermost_first
 from nbdist.engine.layout.layout import Layout
-from nbdist.engine.layout.plan import cost
+from nbdist.engine.layout.plan import cost, numbers
 from nbdist.engine.layout.plan import device_mesh as meshes
 from nbdist.engine.layout.plan.blocks import find_blocks
 from nbdist.engine.layout.plan.mesh import MeshShape
@@ -51,13 +51,15 @@ def spread(
     if policies.offload is not None:
         offload.check_device(device_type)
     eight_bits.check_device(policies.precision, device_type)
-    broadcast.check_same_model(
-        model, {"layout": shape.name, "policies": str(policies)}, device_type
-    )
+    if numbers.are_here():
+        broadcast.check_same_model(
+            model, {"layout": shape.name, "policies": str(policies)}, device_type
+        )
     plain, no_skeleton = meta_copy.copy_without_weights(model)
-    # "cuda" is this rank's current device.
-    model._apply(lambda t: t if t.is_meta else t.to(device_type))
-    broadcast.broadcast(model)
+    if numbers.are_here():
+        # "cuda" is this rank's current device.
+        model._apply(lambda t: t if t.is_meta else t.to(device_type))
+        broadcast.broadcast(model)
     blocks = find_blocks(model)
     size = _size(model, blocks)
     device_mesh = meshes.device_mesh(device_type, shape)

@@ -10,7 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from nbdist.engine.compat import torch_modules, torch_reducers, torch_sharded
 from nbdist.engine.layout.axes import uncalled, unused
 from nbdist.engine.layout.axes.axis import Axis, Spreading
-from nbdist.engine.layout.plan import device_mesh
+from nbdist.engine.layout.axes.dry_reducer import DryReducer
+from nbdist.engine.layout.plan import device_mesh, numbers
 from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.policies import compress, precision
 from nbdist.engine.layout.policies.efficiency import Compress
@@ -51,6 +52,10 @@ class ReplicaAxis(Axis):
             return  # a step averages its gradients once, behind the last micro-batch
         if not shape.is_cut:
             one_bucket = compress.needs_one_bucket(policies.compress, mesh.device_type)
+            if not numbers.are_here():
+                group = device_mesh.averaging(mesh, shape).get_group()
+                DryReducer(model, group, precision.reduce_dtype(chosen), one_bucket)
+                return
             apply(model, device_mesh.averaging(mesh, shape), one_bucket=one_bucket)
             if policies.compress is not None:
                 compress.apply(model, policies.compress, _levels(policies.compress, mesh))

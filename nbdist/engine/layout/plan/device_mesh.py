@@ -12,7 +12,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from nbdist.engine.compat import torch_sharded
+from nbdist.engine.compat import torch_dry, torch_sharded
+from nbdist.engine.layout.plan import numbers
 from nbdist.engine.layout.plan.mesh import MeshShape
 
 
@@ -30,11 +31,13 @@ class Meshes:
         key = (device_type, tuple(dims.items()))
         # A new rank may not have it: no living rank knows a dim whose ranks all died in the cell
         # that made the mesh. Then all ranks make a new one.
-        held = [False] * dist.get_world_size()
-        dist.all_gather_object(held, key in made)
+        held = [key in made] * dist.get_world_size()
+        if numbers.are_here():
+            dist.all_gather_object(held, key in made)
         if not all(held):
             sizes = tuple(dims.values())
-            made[key] = init_device_mesh(device_type, sizes, mesh_dim_names=tuple(dims))
+            init = torch_dry.on_numbers(init_device_mesh)
+            made[key] = init(device_type, sizes, mesh_dim_names=tuple(dims))
         return made[key]
 
     def hand_over(self) -> dict[str, tuple[Any, DeviceMesh]]:

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.data.batches import mix
+from nbdist.engine.layout.plan import numbers
 
 
 def align(mesh: DeviceMesh, group: int) -> None:
@@ -31,6 +32,8 @@ def align(mesh: DeviceMesh, group: int) -> None:
         group: This rank's group, from 0. The first keeps its state; others start a stream that
             follows from the seed and their number.
     """
+    if not numbers.are_here():
+        return
     own = states(mesh.device_type == "cuda")
     seed = torch.tensor([torch.initial_seed()], dtype=torch.uint64)
     shared = [_of_first(tensor, mesh) for tensor in (seed.view(torch.uint8), *own)]
@@ -53,7 +56,7 @@ def independent(mesh: DeviceMesh, *, is_on: bool) -> Iterator[None]:
         mesh: Ranks that share a stream, and work on different parts of the same samples.
         is_on: False changes nothing.
     """
-    if not is_on:
+    if not is_on or not numbers.are_here():
         yield
         return
     # A compiler breaks its graph here in any case; excluded, it logs nothing about it.
@@ -114,6 +117,9 @@ def of_place(*place: int, device_type: str) -> Iterator[None]:
         place: Numbers that identify the place: others draw differently.
         device_type: "cuda" has its own stream there.
     """
+    if not numbers.are_here():
+        yield
+        return
     base = _draw()
     devices = [torch.cuda.current_device()] if device_type == "cuda" else []
     with torch.random.fork_rng(devices=devices):

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from nbdist.engine.compat.torch_hooks import local_part
+from nbdist.engine.layout.plan import numbers
 
 BUCKET_BYTES = 25 << 20  # as DDP's
 
@@ -33,9 +34,11 @@ def average(
     if not trained:
         return
     device = trained[0].device
-    has_gradient = torch.tensor([p.grad is not None for p in trained], dtype=torch.uint8).to(device)
+    here = [p.grad is not None for p in trained]
+    has_gradient = torch.tensor(here, dtype=torch.uint8).to(device)
     dist.all_reduce(has_gradient, dist.ReduceOp.MAX, group)
-    used = [p for p, has in zip(trained, has_gradient.tolist(), strict=True) if has]
+    anywhere = has_gradient.tolist() if numbers.are_here() else here
+    used = [p for p, has in zip(trained, anywhere, strict=True) if has]
     for parameter in used:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)

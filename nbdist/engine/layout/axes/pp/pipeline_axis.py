@@ -3,7 +3,7 @@
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from nbdist.engine.compat import torch_shards
+from nbdist.engine.compat import torch_dry, torch_shards
 from nbdist.engine.layout.axes.axis import Axis, Sent, Spreading
 from nbdist.engine.layout.axes.pp import pipeline
 from nbdist.engine.layout.axes.pp.pipeline_step import PipelineStep
@@ -134,6 +134,7 @@ def _refuse_apart(cut: tuple[str, ...], plan: pipeline.StagePlan) -> None:
             )
 
 
+@torch_dry.on_numbers
 def _same_stages(mesh: DeviceMesh) -> tuple[tuple[int, ...], ...]:
     """Return sets of ranks that have the same part of the model: along dp."""
     is_dp = [name == "dp" for name in mesh.mesh_dim_names or ()]

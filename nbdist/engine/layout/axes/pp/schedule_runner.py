@@ -29,6 +29,7 @@ from nbdist.engine.layout.axes.pp.pipeline import StagePlan
 from nbdist.engine.layout.axes.pp.stage_forward import StageForward, is_chain
 from nbdist.engine.layout.axes.pp.stage_trace import ForwardTrace
 from nbdist.engine.layout.axes.pp.stages import Stage
+from nbdist.engine.layout.plan import numbers
 from nbdist.engine.layout.plan.inputs import Inputs, samples_in, split
 from nbdist.engine.layout.plan.trace import untouched
 from nbdist.engine.training import training
@@ -169,10 +170,10 @@ class ScheduleRunner:
         parts = inputs.split(samples, count)
         schedule, seen = self._schedule(parts[0], count, trains)
         self._work = _Work(parts, split(y, samples, count), loss_fn, scale / count, seen)
-        numbers = torch.arange(count)
-        given = (numbers,) if any(stage.index == 0 for stage in self.mine) else ()
+        order = torch.arange(count)
+        given = (order,) if any(stage.index == 0 for stage in self.mine) else ()
         try:
-            schedule.step(*given, target=numbers, number=numbers)
+            schedule.step(*given, target=order, number=order)
             losses = self._work.losses
         except RuntimeError as error:
             cause = torch_pipeline.raised_in_stage(error)
@@ -285,7 +286,8 @@ class _Part(nn.Module):
         self._held = (runner,)  # in a tuple, where no module is looked for
 
     def forward(self, *given: torch.Tensor, number: torch.Tensor) -> Any:
-        return self._held[0].run_stage(self.stage, given if self.stage.index else (), int(number))
+        nth = int(number) if numbers.are_here() else 0  # in a dry world all have one shape
+        return self._held[0].run_stage(self.stage, given if self.stage.index else (), nth)
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         """Yield this stage's trained parameters."""

@@ -1,0 +1,1 @@
+"""Before a cluster is paid for: what a layout would need."""

@@ -1,0 +1,123 @@
+"""`nbdist.estimate`: what a layout would hold and send on any number of ranks, without a cluster.
+
+A process of its own runs the layout's real code on tensors without numbers (`engine/dry`).
+"""
+
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nbdist.shared import errors
+from nbdist.shared.errors import LayoutError, UsageError
+from nbdist.shared.payload import pack
+from nbdist.study.estimate import Estimate, RankEstimate, Traffic, shapes_of
+
+TIMEOUT_S = 300.0
+_MOST_LINES = 12  # of what a process said that ended without an answer
+
+
+def estimate(
+    model_factory: Callable[[], Any],
+    batch: Any,
+    layout: str,
+    world_size: int,
+    *policies: object,
+    device: str = "cpu",
+    ranks_on_host: int = 8,
+    loss: Callable[[Any, Any], Any] | None = None,
+    optimizer: type | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Estimate:
+    """Return what each rank of a layout would hold and send in a step. Needs no cluster.
+
+    A process of its own makes the model without memory, spreads it over a world of `world_size`
+    ranks of which it is one, and runs two steps without numbers: the code is that of a real rank.
+    It takes seconds, whatever the size of model and world.
+
+    Args:
+        model_factory: Makes the model, such as `lambda: Model(config)`. Weights that it loads from
+            files are read.
+        batch: What one rank's step gets: the model's inputs, as a tensor, a tuple of arguments or
+            a dict of keywords; with `loss` a pair of inputs and targets. Only shapes count:
+            `torch.empty(8, 1024, dtype=torch.long, device="meta")` needs no memory.
+        layout: As `nbdist.parallelize` takes it.
+        world_size: Ranks, from 1 on.
+        policies: As `nbdist.parallelize` takes them.
+        device: "cpu" counts bytes as gloo sends them; "cuda" as nccl does, and memory in the
+            pieces of CUDA's allocator.
+        ranks_on_host: Ranks of one host, as `"hsdp"` asks.
+        loss: Makes the loss of `(outputs, targets)`. Without it the outputs' `loss` is taken, else
+            the mean of the first output.
+        optimizer: A class of optimizers; AdamW without it.
+        options: Its arguments.
+
+    Raises:
+        LayoutError: The layout refuses the model, as `parallelize` does.
+        UsageError: The model, its loss or the optimizer cannot run without numbers.
+        TransferError: Something cannot be sent to the process.
+    """
+    is_class = isinstance(model_factory, type)
+    if not callable(model_factory) or (hasattr(model_factory, "parameters") and not is_class):
+        raise UsageError(
+            "nbdist.estimate got a model where a function that makes one should be.",
+            why="it makes the model without memory",
+            do="nbdist.estimate(lambda: Model(config), batch, layout, world_size)",
+        )
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f'nbdist.estimate knows no device "{device}".', do='"cpu" or "cuda"')
+    asked = {
+        "factory": model_factory,
+        "batch": shapes_of(batch),
+        "layout": layout,
+        "policies": policies,
+        "world_size": world_size,
+        "ranks_on_host": min(ranks_on_host, world_size),
+        "loss": loss,
+        "optimizer": optimizer,
+        "options": dict(options or {}),
+        "backend": "nccl" if device == "cuda" else "gloo",
+    }
+    found = _ask(asked)
+    ranks = tuple(
+        RankEstimate(**{**one, "traffic": {a: Traffic(*t) for a, t in one["traffic"].items()}})
+        for one in found["ranks"]
+    )
+    return Estimate(found["layout"], world_size, ranks)
+
+
+def _ask(asked: dict[str, Any]) -> dict[str, Any]:
+    request = pickle.dumps({"path": sys.path, "buffers": [bytes(b) for b in pack(asked)]})
+    try:
+        ran = subprocess.run(
+            [sys.executable, "-m", "nbdist.engine.dry.child"],
+            input=request,
+            capture_output=True,
+            timeout=TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UsageError(
+            f"There is no estimate after {TIMEOUT_S:.0f} s.",
+            why="the model's own code takes as long, or never ends, where tensors have no numbers",
+            do="estimate a smaller model or batch",
+        ) from error
+    if not ran.stdout:
+        said = ran.stderr.decode(errors="replace").splitlines()[-_MOST_LINES:]
+        raise UsageError("The process of the estimate ended without one.", why="\n".join(said))
+    answer: dict[str, Any] = json.loads(ran.stdout)
+    if "error" in answer:
+        raise _refused(answer["kind"], *answer["error"])
+    return answer
+
+
+def _refused(kind: str, what: str, why: str, do: str) -> errors.NBDistError:
+    if kind:
+        return getattr(errors, kind, LayoutError)(what, why=why, do=do)
+    return UsageError(
+        "The model's step does not run without numbers, so there is no estimate.",
+        why=what,
+        do="leave decisions by tensors' values out of the model, or pass loss= and batch= as in "
+        "training",
+    )

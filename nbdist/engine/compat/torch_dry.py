@@ -1,0 +1,143 @@
+"""Private parts of torch for a world in which tensors have shapes alone, and groups answer nothing.
+
+One of the modules that hold what nbdist uses of torch's private parts; see `torch_groups.py`. Tried
+with torch 2.13.0 (CPU).
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from nbdist.engine.compat.lacking import lacking
+
+
+def check() -> list[str]:
+    """Return what this torch lacks of what we use, in words; empty when all is there."""
+    missing = lacking(dist, ("_compute_bucket_assignment_by_size",), "torch.distributed")
+    try:
+        from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: F401
+    except ImportError as error:
+        missing.append(f"the fake process group has moved: {error}")
+    return [f"torch {torch.__version__}: {what}" for what in missing]
+
+
+@contextmanager
+def fake_group(size: int, rank: int) -> Iterator[None]:
+    """Have a default process group within the block, of which this process is one rank.
+
+    Its collectives return at once, with what their outputs held before.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", world_size=size, rank=rank, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def group_called(name: str) -> dist.ProcessGroup:
+    """Return the process group that a functional collective names."""
+    named: Any = name  # torch's type for it is of one version
+    group: dist.ProcessGroup = dist.distributed_c10d._resolve_process_group(named)
+    return group
+
+
+@contextmanager
+def fake_tensors() -> Iterator[FakeTensorMode]:
+    """Have all new tensors without memory within the block, but for those of DeviceMeshes.
+
+    A mesh asks its own tensors, of ranks, for their numbers.
+    """
+    methods = {name: m for name, m in vars(DeviceMesh).items() if inspect.isfunction(m)}
+    for name, method in methods.items():
+        setattr(DeviceMesh, name, on_numbers(method))
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            yield mode
+    finally:
+        for name, method in methods.items():
+            setattr(DeviceMesh, name, method)
+
+
+def on_numbers(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that makes tensors with numbers, also within `fake_tensors`."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **keywords: Any) -> Any:
+        with unset_fake_temporarily():
+            return method(*args, **keywords)
+
+    return call
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor has a storage of its own, as a DTensor has not."""
+    return type(tensor) in (Tensor, FakeTensor, torch.nn.Parameter)
+
+
+@contextmanager
+def settled_pipelines() -> Iterator[None]:
+    """Have a pipeline's stages not ask each other, within the block, whether shapes are known.
+
+    They are: torch's answer is a number that a stage sends.
+    """
+    from torch.distributed.pipelining import schedules, stage
+
+    kind: Any = schedules._PipelineSchedule
+    modes = getattr(stage, "InferenceMode", None)
+    ask = vars(kind).get("_warmup_p2p")
+    if modes is None or ask is None:
+        yield
+        return
+
+    def settle(_schedule: Any, stages: list[Any], *_: Any) -> None:
+        for one in stages:
+            one._inference_mode = modes.STATIC
+
+    kind._warmup_p2p = settle
+    try:
+        yield
+    finally:
+        kind._warmup_p2p = ask
+
+
+def is_of_parts(types: Sequence[type]) -> bool:
+    """Return whether an operation is one of DTensors, which makes others of their parts.
+
+    A mode that returns NotImplemented for it sees these, too.
+    """
+    return any(issubclass(one, DTensor) for one in types)
+
+
+def ddp_buckets(tensors: list[Tensor], first_bytes: int, bytes: int) -> list[list[int]]:
+    """Return which of the tensors DDP's reducer puts into each bucket, by their places."""
+    buckets, _ = dist._compute_bucket_assignment_by_size(tensors, [first_bytes, bytes])
+    return [list(bucket) for bucket in buckets]
+
+
+@contextmanager
+def resizes(after: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Have `after` called with each storage that is resized within the block, as by FSDP2."""
+    kind: Any = torch.UntypedStorage
+    resize = kind.resize_
+
+    def noted(storage: torch.UntypedStorage, size: int) -> Any:
+        result = resize(storage, size)
+        after(storage)
+        return result
+
+    kind.resize_ = noted
+    try:
+        yield
+    finally:
+        kind.resize_ = resize

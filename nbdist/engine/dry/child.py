@@ -1,0 +1,52 @@
+"""The process of one estimate: `python -m nbdist.engine.dry.child`, with a request on its stdin.
+
+On stdout it says a line of JSON: what ranks hold, or why there is no estimate. What else is
+printed, by the model's own code, goes to stderr.
+"""
+
+import json
+import os
+import pickle
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from nbdist.shared.error_text import text_of
+from nbdist.shared.errors import NBDistError
+
+
+def main() -> None:
+    """Answer one request, and leave nothing behind."""
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    request = pickle.load(sys.stdin.buffer)
+    sys.path[:] = request["path"]  # what the notebook imports is imported from there, too
+    answer.write(json.dumps(_answer(request["buffers"])))
+    answer.flush()
+    os._exit(0)  # nothing here has to be put in order
+
+
+def _answer(buffers: list[bytes]) -> dict[str, Any]:
+    from nbdist.shared.payload import unpack
+
+    try:
+        return _estimate(unpack(buffers))
+    except NBDistError as error:
+        return {"error": [error.what, error.why, error.do], "kind": type(error).__name__}
+    except Exception as error:
+        return {"error": [f"{type(error).__name__}: {text_of(error)}", "", ""], "kind": ""}
+
+
+def _estimate(asked: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    from nbdist.engine.dry.step import Asked, kinds_of_ranks, measure, shape_of
+
+    asked["optimizer"] = asked["optimizer"] or torch.optim.AdamW
+    one = Asked(**asked)
+    held = [asdict(measure(one, rank)) for rank in kinds_of_ranks(shape_of(one))]
+    return {"layout": shape_of(one).name, "ranks": held}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""A model's steps under a layout in a dry world, and what they hold and send.
+
+The code that runs is that of a layout on real ranks: what an axis gathers, keeps and sends is seen
+here, not computed from a formula.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from nbdist.engine.compat import torch_dry, torch_modules
+from nbdist.engine.dry.collectives import Call, CollectiveLog
+from nbdist.engine.dry.flops import Flops
+from nbdist.engine.dry.live_bytes import LiveBytes, storages
+from nbdist.engine.layout.layout import Layout
+from nbdist.engine.layout.plan import mesh
+from nbdist.engine.layout.plan.inputs import as_inputs
+from nbdist.engine.layout.plan.mesh import MeshShape
+from nbdist.engine.layout.plan.trace import place
+from nbdist.engine.layout.policies.policies import Policies, read
+from nbdist.engine.layout.spread import spread
+from nbdist.shared.collectives import sent_bytes
+from nbdist.shared.errors import LayoutError
+from nbdist.study.estimate import TensorShape
+
+# gloo reduces all of it, of which each rank keeps a part.
+_COPIED_BY_GLOO = frozenset({"_reduce_scatter_base_", "reduce_scatter_"})
+
+LossFunction = Callable[[Any, Any], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be known.
+
+    Attributes:
+        factory: Makes the model.
+        batch: What a rank's step gets: the model's inputs, and with `loss` a pair of inputs and
+            targets.
+        layout: As `parallelize` takes it.
+        policies: As `parallelize` takes them.
+        world_size: Ranks.
+        ranks_on_host: Of them, on a host.
+        loss: Makes the loss of `(outputs, targets)`; None takes the outputs' `loss`, else a mean.
+        optimizer: Its class.
+        options: The arguments of it.
+        backend: "gloo" or "nccl".
+    """
+
+    factory: Callable[[], nn.Module]
+    batch: Any
+    layout: str
+    policies: tuple[object, ...]
+    world_size: int
+    ranks_on_host: int
+    loss: LossFunction | None
+    optimizer: type[torch.optim.Optimizer]
+    options: dict[str, Any] = field(default_factory=dict)
+    backend: str = "gloo"
+
+
+@dataclass(slots=True)
+class Held:
+    """Bytes of one rank, and what it sends in a step.
+
+    Attributes:
+        rank: In the world.
+        parameters: Of the model's parameters and buffers, between steps.
+        gradients: Behind a backward.
+        optimizer: Of the optimizer's states.
+        activations: What a forward leaves for its backward.
+        buffers: The most that collectives read and write at once, gathered parameters among it.
+        peak: The most that is alive at once in a step.
+        flops: Of a forward and a backward.
+        traffic: By axes, such as "fsdp": collectives, bytes put in, and bytes sent.
+    """
+
+    rank: int
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    buffers: int = 0
+    peak: int = 0
+    flops: int = 0
+    traffic: dict[str, tuple[int, int, float]] = field(default_factory=dict)
+
+
+def shape_of(asked: Asked) -> MeshShape:
+    """Return the sizes of the axes.
+
+    Raises:
+        LayoutError: The text does not fit the ranks.
+    """
+    return mesh.parse(asked.layout, asked.world_size, asked.ranks_on_host)
+
+
+def kinds_of_ranks(shape: MeshShape) -> list[int]:
+    """Return a rank of each kind that holds or sends something else: one of each stage of pp."""
+    return [stage * shape.world_size // shape.pp for stage in range(shape.pp)]
+
+
+def measure(asked: Asked, rank: int) -> Held:
+    """Return what a rank of a layout would hold and send. Main thread of a process of its own.
+
+    Raises:
+        LayoutError: The layout refuses the model, or a step asks for numbers.
+    """
+    try:
+        return _measure(asked, rank)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise LayoutError(
+            "The step decides by the numbers in a tensor, so there is no estimate.",
+            why=f"{place(error)} needs them, and tensors have only shapes here",
+            do="give a model and a loss that decide by shapes or by plain values",
+        ) from error
+
+
+def _measure(asked: Asked, rank: int) -> Held:
+    is_gloo = asked.backend == "gloo"
+    with torch_dry.fake_group(asked.world_size, rank), torch_dry.fake_tensors():
+        live, held = LiveBytes(1, _COPIED_BY_GLOO) if is_gloo else LiveBytes(512), Held(rank)
+        batch = tree_map_only(TensorShape, _zeros, asked.batch)
+        with live.following():
+            live.add(tree_leaves(batch))
+            shape = shape_of(asked)
+            policies = read(asked.policies, shape)
+            _refuse(shape, policies)
+            model = torch_modules.uncompiled(asked.factory())
+            layout = spread(model, shape, policies)
+            optimizer = layout.optimizer(asked.optimizer, **asked.options)
+            run = _Run(asked, layout, optimizer, batch, live, held)
+            held.parameters = _bytes([*model.parameters(), *model.buffers()])
+            run.step()  # makes the optimizer's states, and the buckets that later steps use
+            with ExitStack() as stack:
+                log = stack.enter_context(CollectiveLog())
+                flops = stack.enter_context(Flops())
+                live.restart()
+                run.step()
+                held.peak, held.buffers = live.peak, live.gathered
+            held.flops = flops.total
+            held.optimizer = _bytes(_tensors_of(optimizer))
+            held.traffic = _traffic(log.calls, shape, asked.backend)
+            return held
+
+
+def _refuse(shape: MeshShape, policies: Policies) -> None:
+    """Refuse what cannot run without numbers.
+
+    Raises:
+        LayoutError: An axis or a policy.
+    """
+    asked = {
+        "the axis ep": shape.ep > 1,
+        "Compress": policies.compress is not None,
+        "Offload": policies.offload is not None,
+    }
+    what = next((name for name, is_asked in asked.items() if is_asked), None)
+    if what is not None:
+        raise LayoutError(
+            f"There is no estimate with {what} yet.",
+            why="it decides by the numbers in tensors, or keeps them where no tensor is seen",
+            do="leave it out of the estimate",
+        )
+
+
+def _zeros(tensor: TensorShape) -> Tensor:
+    return torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype))
+
+
+@dataclass(slots=True)
+class _Run:
+    asked: Asked
+    layout: Layout
+    optimizer: torch.optim.Optimizer
+    batch: Any
+    live: LiveBytes
+    held: Held
+
+    def step(self) -> None:
+        """Run forward, backward and the optimizer."""
+        x, y = self.batch if self.asked.loss is not None else (self.batch, None)
+        loss_of = self.asked.loss or _loss_of_outputs
+        if self.layout.shape.pp > 1:
+            with torch_dry.settled_pipelines():
+                self.layout.step(x, y, loss_of)
+        else:
+            before = self.live.now
+            outputs = as_inputs(x).run(self.layout.model)
+            loss = loss_of(outputs, y)
+            self.held.activations = self.live.now - before
+            del outputs
+            loss.backward()
+        gradients = [p.grad for p in self.layout.model.parameters() if p.grad is not None]
+        self.held.gradients = _bytes(gradients)
+        del gradients
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def _loss_of_outputs(outputs: Any, _targets: Any) -> Tensor:
+    loss = getattr(outputs, "loss", None)
+    if isinstance(loss, Tensor):
+        return loss
+    floats = [t for t in tree_leaves(outputs) if isinstance(t, Tensor) and t.is_floating_point()]
+    return floats[0].float().mean()
+
+
+def _bytes(tensors: Iterable[Any]) -> int:
+    return sum(storage.nbytes() for storage in storages(tensors))
+
+
+def _tensors_of(optimizer: torch.optim.Optimizer) -> list[Any]:
+    own = getattr(optimizer, "optim", optimizer)  # of a ZeroRedundancyOptimizer
+    return tree_leaves([list(state.values()) for state in own.state.values()])
+
+
+def _traffic(
+    calls: list[Call], shape: MeshShape, backend: str
+) -> dict[str, tuple[int, int, float]]:
+    """Return collectives and bytes by the axes whose ranks they join."""
+    found: dict[str, tuple[int, int, float]] = {}
+    for call in calls:
+        name = " x ".join(axes_between(call.ranks, shape.axes))
+        count, payload, nbytes = found.get(name, (0, 0, 0.0))
+        sent = sent_bytes(call.kind, call.nbytes, len(call.ranks), backend)
+        found[name] = (count + 1, payload + call.nbytes, nbytes + sent)
+    return found
+
+
+def axes_between(ranks: Sequence[int], sizes: Mapping[str, int]) -> list[str]:
+    """Return the axes along which ranks differ; the last one's are neighbours."""
+    names, step = [], 1
+    for name, size in reversed(list(sizes.items())):
+        if len({rank // step % size for rank in ranks}) > 1:
+            names.append(name)
+        step *= size
+    return names[::-1]

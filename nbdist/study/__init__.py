@@ -1,0 +1,1 @@
+"""What a layout would need and give, as pure functions on plain numbers; measuring is elsewhere."""

@@ -1,0 +1,175 @@
+"""What the ranks run in test_estimates: an estimate, and the same step with numbers, measured."""
+
+# B samples of a rank, S sequence, V words, D width
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
+
+import nbdist
+from nbdist.engine.compat.torch_hooks import local_part
+from nbdist.engine.layout.layout import Layout
+from nbdist.engine.layout.parallelize import parallelize
+from nbdist.engine.layout.policies.efficiency import ActivationCheckpoint, Compress
+from nbdist.engine.tap import tap
+from nbdist.shared.errors import NBDistError
+
+B, S, V, D = 8, 64, 500, 96
+POLICIES: dict[str, tuple[object, ...]] = {"": (), "checkpoint": (ActivationCheckpoint(),)}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.heads = nn.LayerNorm(D), 4
+        self.q, self.k, self.v, self.o = (nn.Linear(D, D) for _ in range(4))
+        self.up, self.down = nn.Linear(D, 4 * D), nn.Linear(4 * D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        q, k, v = (
+            f(h).unflatten(-1, (-1, D // 4)).transpose(1, 2) for f in (self.q, self.k, self.v)
+        )
+        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(heads.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(V, D)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Linear(D, V)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.words(x)
+        for block in self.blocks:
+            h = block(h)
+        return self.head(h)
+
+
+class Perceptron(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(S, 1000), nn.ReLU(), nn.Linear(1000, V))
+
+
+class Frozen(Decoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks.requires_grad_(False)
+
+
+class Deciding(Perceptron):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+MODELS: dict[str, type[nn.Module]] = {"decoder": Decoder, "mlp": Perceptron, "frozen": Frozen}
+
+
+def batch_of(model: str) -> tuple[Tensor, Tensor]:
+    if model == "mlp":
+        return torch.rand(B, S), torch.randint(V, (B,))
+    return torch.randint(V, (B, S)), torch.randint(V, (B, S))
+
+
+def loss_of(outputs: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(outputs.flatten(0, -2), y.flatten())
+
+
+def estimated(n: int, cases: list[tuple[str, str, str]]) -> list[dict[str, Any]]:
+    """Return estimates for n ranks; runs on one."""
+    found = []
+    for model, layout, policy in cases:
+        one = nbdist.estimate(
+            MODELS[model], batch_of(model), layout, n, *POLICIES[policy], loss=loss_of
+        )
+        ranks = [(r.parameters, r.gradients, r.optimizer, r.peak) for r in one.ranks]
+        traffic = [sum(getattr(t, of) for t in one.traffic.values()) for of in ("count", "payload")]
+        found.append({"ranks": ranks, "traffic": traffic, "text": str(one)})
+    return found
+
+
+def refused() -> list[str]:
+    """Return what the errors of estimates say that there are none of."""
+    batch, found = batch_of("mlp"), []
+    for factory, layout, policies in [
+        (Deciding, "ddp", ()),
+        (Perceptron(), "ddp", ()),
+        (Perceptron, "dp=3", ()),
+        (Perceptron, "ddp", (Compress("bf16"),)),
+    ]:
+        try:
+            nbdist.estimate(factory, batch, layout, 2, *policies, loss=loss_of)
+        except NBDistError as error:
+            found.append(str(error))
+    return found
+
+
+def measured(cases: list[tuple[str, str, str]]) -> list[dict[str, Any]]:
+    """Return what this rank holds, by torch's profiler, and sends, by the tap."""
+    tap.install("full")
+    return [_measured(*case) for case in cases]
+
+
+def _measured(name: str, text: str, policy: str) -> dict[str, Any]:
+    layout = parallelize(MODELS[name](), text, *POLICIES[policy])
+    optimizer = layout.optimizer(torch.optim.AdamW)
+    batch = batch_of(name)
+    for _ in range(2):
+        _step(layout, optimizer, batch)
+    held = [*layout.model.parameters(), *layout.model.buffers(), *batch]
+    own: Any = getattr(optimizer, "optim", optimizer)
+    states = [t for state in own.state.values() for t in state.values()]
+    before = _bytes([*held, *states]) + _room_of_buckets(layout)
+    tap.take()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        gradients = _step(layout, optimizer, batch)
+    totals = tap.take()
+    return {
+        "parameters": _bytes(held[: -len(batch)]),
+        "gradients": gradients,
+        "optimizer": _bytes(states),
+        "peak": before + _most_more(profiled),
+        "count": totals.collectives,
+        "payload": totals.bytes,
+    }
+
+
+def _step(layout: Layout, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> int:
+    x, y = batch
+    if layout.shape.pp > 1:
+        layout.step(x, y, loss_of)
+    else:
+        loss_of(layout.model(x), y).backward()
+    gradients = _bytes([p.grad for p in layout.model.parameters() if p.grad is not None])
+    optimizer.step()
+    optimizer.zero_grad()
+    return gradients
+
+
+def _bytes(tensors: list[Any]) -> int:
+    storages = [local_part(t).untyped_storage() for t in tensors]
+    return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
+
+
+def _room_of_buckets(layout: Layout) -> int:
+    """Return the bytes that DDP's reducer keeps beside gradients: it allocates them but once."""
+    is_reduced = layout.shape.fsdp == 1 and not layout.shape.is_cut
+    trained = [p for p in layout.model.parameters() if p.requires_grad]
+    return _bytes(trained) if is_reduced else 0
+
+
+def _most_more(profiled: Any) -> int:
+    """Return how many bytes more than at the beginning were allocated at once."""
+    events = profiled.profiler.kineto_results.events()
+    changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
+    now = most = 0
+    for _, change in sorted(changes, key=lambda change: change[0]):
+        now += change
+        most = max(most, now)
+    return most

@@ -1,0 +1,63 @@
+"""What an estimate says without a cluster is what ranks are then measured to hold and send."""
+
+from typing import Any
+
+import pytest
+
+from tests.group.harness import run_ranks
+
+RANKS = "tests.group.estimate_ranks:"
+STATES, PEAK, BYTES = 0.01, 0.10, 0.01  # largest relative differences
+
+Case = tuple[str, str, str]  # model, layout, policy
+QUICK: list[Case] = [("decoder", "fsdp=2 tp=2", "")]
+TWO: list[Case] = [
+    ("decoder", "ddp", ""),
+    ("decoder", "zero1", ""),
+    ("decoder", "zero2", ""),
+    ("decoder", "zero3", ""),
+    ("decoder", "zero3", "checkpoint"),
+    ("decoder", "tp=2", ""),
+    ("decoder", "cp=2", ""),
+    ("decoder", "pp=2", ""),
+    ("mlp", "ddp", ""),
+    ("mlp", "zero3", ""),
+    ("frozen", "ddp", ""),
+    ("frozen", "zero3", ""),
+]
+
+
+def _check(estimated: dict[str, Any], measured: list[dict[str, Any]]) -> None:
+    for place, held in enumerate(estimated["ranks"]):
+        own = measured[place * len(measured) // len(estimated["ranks"])]
+        states = own["parameters"], own["gradients"], own["optimizer"]
+        assert held[:3] == pytest.approx(states, rel=STATES)
+        assert held[3] == pytest.approx(own["peak"], rel=PEAK)
+    heaviest = max(measured, key=lambda own: own["peak"])
+    count, payload = estimated["traffic"]
+    assert count == heaviest["count"]
+    assert payload == pytest.approx(heaviest["payload"], rel=BYTES)
+
+
+def test_an_estimate_is_what_four_ranks_hold_and_send() -> None:
+    (estimated,) = run_ranks(1, RANKS + "estimated", 4, QUICK)
+    measured = run_ranks(4, RANKS + "measured", QUICK)
+    _check(estimated[0], [rank[0] for rank in measured])
+
+
+@pytest.mark.slow
+def test_what_cannot_be_estimated_is_refused_in_words() -> None:
+    ((deciding, built, other_ranks, compressed),) = run_ranks(1, RANKS + "refused")
+    assert "decides by the numbers in a tensor" in deciding
+    assert "super().forward(x if x.sum() > 0 else -x) needs them" in deciding
+    assert "lambda: Model(config)" in built
+    assert "dp=3" in other_ranks
+    assert "There is no estimate with Compress yet." in compressed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", TWO, ids=" ".join)
+def test_estimates_are_what_two_ranks_hold_and_send(case: Case) -> None:
+    (estimated,) = run_ranks(1, RANKS + "estimated", 2, [case])
+    measured = run_ranks(2, RANKS + "measured", [case])
+    _check(estimated[0], [rank[0] for rank in measured])
