@@ -107,7 +107,7 @@ def other_router(layout: Any) -> Iterator[None]:
 
 
 def undivided(_layout: Any) -> Any:
-    return expert_ranks._sums_of_experts()
+    return expert_ranks.sums_of_experts()
 
 
 def counted() -> str:
