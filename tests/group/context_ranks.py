@@ -305,6 +305,15 @@ class Convolved(MLP):
         return super().forward(self.mix(x.transpose(1, 2)).transpose(1, 2))
 
 
+class Normed(MLP):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.norm(x.transpose(1, 2)).transpose(1, 2))
+
+
 class MaskInside(Attention):
     """Makes a mask of its own tokens."""
 
@@ -339,6 +348,7 @@ def refusals() -> dict[str, str]:
     refused("own softmax", GPT(block_of(OwnSoftmax)))
     refused("positions inside", GPT(block_of(PositionsInside)))
     refused("convolution", GPT(block_of(mlp=Convolved)))
+    refused("batch norm", GPT(block_of(mlp=Normed)))
     refused("mask inside", GPT(block_of(MaskInside)))
     refused("no blocks", nn.Sequential(nn.Embedding(V, D), nn.Linear(D, V)))
     refused("no cp", GPT(), GATHER, layout="ddp")

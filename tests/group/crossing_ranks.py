@@ -273,12 +273,39 @@ class InPlace(GPT):
         return self.head(self.norm(x_BTD + first))
 
 
+class Kept:
+    """An object that blocks share, and no module."""
+
+    first: Tensor
+
+
+class Keeping(nn.Module):
+    def __init__(self, kept: Kept, is_first: bool) -> None:
+        super().__init__()
+        self.kept, self.is_first, self.layer = kept, is_first, nn.Linear(D, D)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        x_BTD = torch.tanh(self.layer(x_BTD))
+        if self.is_first:
+            self.kept.first = x_BTD
+            return x_BTD
+        return x_BTD + self.kept.first
+
+
+class Sharing(nn.Sequential):
+    """The first block leaves for the others, on an object, what it has made."""
+
+    def __init__(self) -> None:
+        kept = Kept()
+        super().__init__(*(Keeping(kept, number == 0) for number in range(4)))
+
+
 def refusals() -> dict[str, str]:
     """Return what is said of models of which something cannot be sent."""
     found = {}
     in_halves = Pipeline("zero-bubble", MICRO, example=batch("Untied")[0])
     for kind, policy in [
-        *((kind, Pipeline(microbatches=MICRO)) for kind in (Drawing, Counting, InPlace)),
+        *((kind, Pipeline(microbatches=MICRO)) for kind in (Drawing, Counting, InPlace, Sharing)),
         (Untied, in_halves),
     ]:
         try:

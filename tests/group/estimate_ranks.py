@@ -94,6 +94,14 @@ def estimated(n: int, cases: list[tuple[str, str, str]]) -> list[dict[str, Any]]
     return found
 
 
+def nothing() -> None:
+    return None
+
+
+def failing() -> nn.Module:
+    raise ValueError("no such file")
+
+
 def refused() -> list[str]:
     """Return what the errors of estimates say that there are none of."""
     batch, found = batch_of("mlp"), []
@@ -102,6 +110,8 @@ def refused() -> list[str]:
         (Perceptron(), "ddp", ()),
         (Perceptron, "dp=3", ()),
         (Perceptron, "ddp", (Compress("bf16"),)),
+        (failing, "ddp", ()),
+        (nothing, "ddp", ()),
     ]:
         try:
             nbdist.estimate(factory, batch, layout, 2, *policies, loss=loss_of)

@@ -99,6 +99,19 @@ class Again(Mixture):
         return [*reversed(range(E)), *range(E)]
 
 
+class Unguarded(Mixture):
+    """Calls experts that no token has chosen, too."""
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        weight_TK, index_TK = self.router(x_TD)
+        out_TD = torch.zeros_like(x_TD)
+        for e in self.order():
+            token, place = torch.where(index_TK == e)
+            made = self.experts[e](x_TD[token])
+            out_TD.index_add_(0, token, made * weight_TK[token, place, None])
+        return out_TD
+
+
 class Traced(Stacked):
     """Stacks, computed densely: no number decides what runs, so that pp can plan with it."""
 
@@ -141,8 +154,8 @@ def _frozen(*endings: str) -> Net:
     return model
 
 
-def _biased(*bias: float) -> Net:
-    model = Net()
+def _biased(*bias: float, mixture: Callable[[], nn.Module] = Mixture) -> Net:
+    model = Net(mixture)
     for block in model.blocks:
         block.get_parameter("moe.router.gate.bias").data += torch.tensor(bias)
     return model
@@ -178,6 +191,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "alone": Alone,
     "again": lambda: Net(Again),
     "one-sided": lambda: _biased(99.0, 98.0, 0.0, 0.0),  # none for those of rank 1
+    "empty calls": lambda: _biased(99.0, 98.0, 0.0, 0.0, mixture=Unguarded),
     "frozen experts": lambda: _frozen("experts"),
     "frozen parts": lambda: _frozen("up", "token"),
     "frozen router": lambda: _frozen("router", "token", "norm"),
@@ -353,6 +367,13 @@ class Noisy(Mixture):
         return made
 
 
+class Drawing(Mixture):
+    """Has noise on its tokens, in evaluation, too."""
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return super().forward(x_TD + torch.randn_like(x_TD))
+
+
 def proofs() -> dict[str, tuple[bool, str]]:
     """Return what `verify` says of what is right, and of gradients with a wrong divisor."""
     x, y = _part(0)
@@ -367,6 +388,10 @@ def proofs() -> dict[str, tuple[bool, str]]:
     with sums_of_experts():
         proof = parallelize(make("loop"), "ep=2").verify((x, y), loss_of, steps=1)
     found["sums"] = (proof.ok, str(proof))
+    before_it = torch.get_rng_state()
+    drawing = parallelize(Net(Drawing), "ep=2")
+    found["draws"] = (bool(torch.isfinite(drawing.model(x)).all()), repr(drawing.explain()))
+    torch.set_rng_state(before_it)
     layout = parallelize(Net(Noisy), "ep=2")
     mixtures: list[Any] = [m for m in layout.model.modules() if isinstance(m, Noisy)]
     before = [len(mixture.kept) for mixture in mixtures]
@@ -403,6 +428,14 @@ class Reading(Mixture):
         return super().forward(x_TD) + self.experts[0].get_parameter("scale")
 
 
+class Penal(Mixture):
+    """Makes a penalty of the weights of its experts."""
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        self.penalty = sum(p.pow(2).sum() for p in self.experts.parameters())
+        return super().forward(x_TD)
+
+
 class Jittering(Mixture):
     """Changes its input in place while it trains."""
 
@@ -412,7 +445,7 @@ class Jittering(Mixture):
         return super().forward(x_TD)
 
 
-class Turning(Mixture):
+class Turning(Unguarded):
     """Has its experts in another order each time."""
 
     turns = iter(range(1000))
@@ -455,6 +488,7 @@ def refusals() -> dict[str, str]:
         ("shared", Net(shared)),
         ("across rows", Net(of(AcrossRows))),
         ("reading", Net(Reading)),
+        ("penalty", Net(Penal)),
         ("three", Net(of(Expert, 3))),
         ("one bias", StackedNet(OneBias)),
     ):

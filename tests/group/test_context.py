@@ -208,6 +208,7 @@ def test_a_layout_explains_what_it_does_to_sequences(ranks: list[dict[str, Any]]
         ("own softmax", ["No block of GPT calls scaled_dot_product_attention", "flex_attention"]),
         ("positions inside", ["On parts of the sequence GPT computes something else", "rotary"]),
         ("convolution", ["On parts of the sequence GPT computes something else"]),
+        ("batch norm", ["blocks.0.mlp.norm is a batch norm", "leave cp out"]),
         ("mask inside", ["a mask of 6 x 6 for its part", "12 tokens", "is_causal=True"]),
         ("no blocks", ["cp needs lists of blocks, and found none"]),
         ("no cp", ["ContextParallel is given, and the layout has no axis cp"]),

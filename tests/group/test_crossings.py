@@ -75,11 +75,12 @@ def test_so_it_is_by_every_schedule_on_four_ranks_and_beside_other_axes(
         ("Counting", ["a tensor of torch.int64 would be sent", "no gradient"]),
         ("Untied", ["decoder.block.0 makes of its weights alone", 'Pipeline("1f1b")']),
         ("InPlace", ["what token returns is changed in place"]),
+        ("Sharing", ["in a way that is not seen", '"zero3" cuts any model']),
     ],
 )
 def test_what_cannot_be_sent_is_named(kind: str, words: list[str]) -> None:
     for _, refused, *_ in on_two_ranks():
-        assert kind == "Untied" or "No stage can begin with blocks." in refused[kind]
+        assert kind in ("Untied", "Sharing") or "No stage can begin with blocks." in refused[kind]
         assert [word for word in words if word not in refused[kind]] == []
 
 

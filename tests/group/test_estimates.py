@@ -47,12 +47,14 @@ def test_an_estimate_is_what_four_ranks_hold_and_send() -> None:
 
 @pytest.mark.slow
 def test_what_cannot_be_estimated_is_refused_in_words() -> None:
-    ((deciding, built, other_ranks, compressed),) = run_ranks(1, RANKS + "refused")
+    ((deciding, built, other_ranks, compressed, fails, none),) = run_ranks(1, RANKS + "refused")
     assert "decides by the numbers in a tensor" in deciding
     assert "super().forward(x if x.sum() > 0 else -x) needs them" in deciding
     assert "lambda: Model(config)" in built
     assert "dp=3" in other_ranks
     assert "There is no estimate with Compress yet." in compressed
+    assert "The factory made no model: ValueError: no such file" in fails
+    assert "The factory made no model, but a NoneType." in none
 
 
 @pytest.mark.slow

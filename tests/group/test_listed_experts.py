@@ -23,6 +23,7 @@ TWO: list[Case] = [
     ("again", "ep=2", ""),
     ("one-sided", "ep=2", ""),
     ("one-sided", "ep=2", "checkpoint"),
+    ("empty calls", "ep=2", ""),
     ("frozen experts", "ep=2", ""),
     ("frozen parts", "ep=2", ""),
     ("frozen router", "ep=2", ""),
@@ -122,7 +123,7 @@ def test_every_sample_counts_once_also_where_a_rank_has_none(of_first: int) -> N
 def test_bytes_of_exchanges_are_those_that_explain_tells() -> None:
     for seen in given(2, "bytes_sent"):
         rows = 2 * TOKENS * EXPERTS * MIXTURES * WIDTH * NUMBER  # there and back
-        counts = (EXPERTS + WORLD) * MIXTURES * NUMBER
+        counts = (EXPERTS + 2 * WORLD) * MIXTURES * NUMBER
         parts = seen["parts"] * NUMBER
         gradients = (seen["parts"] + seen["part tensors"]) * NUMBER
         averaged = seen["whole"] * NUMBER
@@ -134,7 +135,7 @@ def test_bytes_of_exchanges_are_those_that_explain_tells() -> None:
         assert seen["explained"] == pytest.approx(to_others + averaged, rel=1e-12)
 
 
-@pytest.mark.parametrize("case", ["loop", "noise", "bf16", "kept"])
+@pytest.mark.parametrize("case", ["loop", "noise", "bf16", "draws", "kept"])
 def test_a_proof_compares_with_one_process_and_a_forward_leaves_the_traces_of_one(
     case: str,
 ) -> None:
@@ -156,6 +157,7 @@ def test_a_proof_tells_experts_whose_gradients_were_summed_and_not_averaged() ->
         ("shared", ["blocks.0.moe.experts shares a parameter, 0.up.weight"]),
         ("across rows", ["blocks.0.moe.experts makes something else of a row among others"]),
         ("reading", ["blocks.0.moe.experts fails where its weights are not here"]),
+        ("penalty", ["fails where its weights are not here", "reads the parameters of experts"]),
         ("three", ["blocks.0.moe.experts has 3, of which 2 ranks cannot have as many each"]),
         ("one bias", ["blocks.0.experts.shared (16,) is of all experts"]),
         ("jittering", ["The forward of blocks.0.moe.experts changes in place", 'use "zero3"']),

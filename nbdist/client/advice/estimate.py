@@ -66,6 +66,8 @@ def estimate(
             why="it makes the model without memory",
             do="nbdist.estimate(lambda: Model(config), batch, layout, world_size)",
         )
+    if not isinstance(world_size, int) or world_size < 1:
+        raise UsageError(f"An estimate is for 1 rank or more, and not for {world_size!r}.")
     if device not in ("cpu", "cuda"):
         raise UsageError(f'nbdist.estimate knows no device "{device}".', do='"cpu" or "cuda"')
     asked = {
@@ -116,8 +118,8 @@ def _refused(kind: str, what: str, why: str, do: str) -> errors.NBDistError:
     if kind:
         return getattr(errors, kind, LayoutError)(what, why=why, do=do)
     return UsageError(
-        "The model's step does not run without numbers, so there is no estimate.",
+        "A step of the model does not run, so there is no estimate.",
         why=what,
-        do="leave decisions by tensors' values out of the model, or pass loss= and batch= as in "
-        "training",
+        do="see that model(batch) runs, and with loss= that batch is a pair of inputs and targets; "
+        "what needs numbers in tensors, as .item() does, cannot run here",
     )

@@ -26,6 +26,7 @@ from nbdist.engine.layout.plan.trace import place
 from nbdist.engine.layout.policies.policies import Policies, read
 from nbdist.engine.layout.spread import spread
 from nbdist.shared.collectives import sent_bytes
+from nbdist.shared.error_text import named
 from nbdist.shared.errors import LayoutError
 from nbdist.study.estimate import TensorShape
 
@@ -132,7 +133,7 @@ def _measure(asked: Asked, rank: int) -> Held:
             shape = shape_of(asked)
             policies = read(asked.policies, shape)
             _refuse(shape, policies)
-            model = torch_modules.uncompiled(asked.factory())
+            model = torch_modules.uncompiled(_made(asked.factory))
             layout = spread(model, shape, policies)
             optimizer = layout.optimizer(asked.optimizer, **asked.options)
             run = _Run(asked, layout, optimizer, batch, live, held)
@@ -168,6 +169,24 @@ def _refuse(shape: MeshShape, policies: Policies) -> None:
             why="it decides by the numbers in tensors, or keeps them where no tensor is seen",
             do="leave it out of the estimate",
         )
+
+
+def _made(factory: Callable[[], Any]) -> nn.Module:
+    """Return the model.
+
+    Raises:
+        LayoutError: There is none.
+    """
+    try:
+        model = factory()
+    except Exception as error:
+        raise LayoutError(f"The factory made no model: {named(error)}.") from error
+    if not isinstance(model, nn.Module):
+        raise LayoutError(
+            f"The factory made no model, but a {type(model).__name__}.",
+            do="give a function that returns a torch.nn.Module, such as lambda: Model(config)",
+        )
+    return model
 
 
 def _zeros(tensor: TensorShape) -> Tensor:

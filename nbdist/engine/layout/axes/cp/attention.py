@@ -121,7 +121,8 @@ def check_lengths(
             f"here a sequence has {length} tokens.",
             why="cp knows attention of a sequence to itself and to one that blocks before have "
             "made: not in windows, or to a cache of keys",
-            do="generate on a copy without cp; for other attention leave cp out",
+            do="give ContextParallel(example=batch) a batch as you train with; generate on a copy "
+            "without cp; for other attention leave cp out",
         )
 
 

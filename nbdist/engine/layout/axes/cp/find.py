@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from nbdist.engine.layout.axes.cp import attention, context, exchange, follow
 from nbdist.engine.layout.axes.cp.context import FEWEST, Context
@@ -53,6 +54,7 @@ def find(
     blocks = {n: b for at in lists for n, b in candidates.items() if follow.list_of(n) == at}
     first.order = [name for name in first.order if name in blocks]
     _check_order(model, first, list(blocks))
+    _check_statistics(blocks)
     follows = follow.follows(first, second)
     hidden = {name: _hidden(name, first, follows) for name in blocks}
     for name, (place, _) in hidden.items():
@@ -86,6 +88,19 @@ def _check_blocks(model: nn.Module, blocks: dict[str, nn.Module]) -> None:
             why="the sequence is cut before the first and put together after the last",
             do='leave cp out; "zero3" takes any model',
         )
+
+
+def _check_statistics(blocks: dict[str, nn.Module]) -> None:
+    """Refuse what a forward that is tried does not show, for it is one of evaluation."""
+    for name, block in blocks.items():
+        for inner, module in block.named_modules():
+            if isinstance(module, _BatchNorm):
+                raise LayoutError(
+                    f"{f'{name}.{inner}'.rstrip('.')} is a batch norm, in a block that cp cuts.",
+                    why="in training it takes the mean of all tokens, and a rank has a part of a "
+                    "sequence",
+                    do="use another norm in blocks, such as nn.LayerNorm, or leave cp out",
+                )
 
 
 def _check_order(model: nn.Module, run: follow.Run, names: list[str]) -> None:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from nbdist.engine.layout.axes.ep.lists import Listed, Owners
 from nbdist.engine.layout.axes.ep.twice import Twice, as_before, called, is_mere_list, rows_in
 from nbdist.engine.layout.axes.tp.proof import difference, tolerance
+from nbdist.engine.layout.plan import random_numbers
 from nbdist.engine.layout.plan.inputs import Inputs
 from nbdist.engine.layout.plan.trace import first_line
 
@@ -100,6 +101,7 @@ def find(
             with as_before(model.get_submodule(candidate.parent)):
                 proof = _Proof(candidate, model, inputs[candidate.parent], mesh)
                 plan, unfit = proof.result(tokens)
+                proof.put_back_draws()
             if plan is not None:
                 found.append(plan)
             else:
@@ -122,6 +124,7 @@ class _Proof:
         self._experts = experts_in(model.get_submodule(candidate.name))
         self._calls: list[tuple[int, Tensor, Tensor]] = []  # of which expert, given, made
         self._keyword: str | None = None
+        self._random = random_numbers.states(mesh.device_type == "cuda")
 
     def result(self, tokens: int) -> tuple[Listed | None, str]:
         """Return the place in the plan, or None and why there is none."""
@@ -149,12 +152,18 @@ class _Proof:
             return plan, ""
         return None, why or "computes something else where ranks have some of them each"
 
+    def put_back_draws(self) -> None:
+        """Let what follows draw as if nothing had been tried."""
+        random_numbers.restore(self._random)
+
     def _is_true_everywhere(self, claim: bool) -> bool:
         flag = torch.tensor(int(claim), device=self._mesh.device_type)
         dist.all_reduce(flag, dist.ReduceOp.MIN)
         return bool(flag)
 
     def _inputs(self) -> Inputs:
+        """Return the inputs; a forward of them draws what each other one does."""
+        random_numbers.restore(self._random)
         return self._given.map(lambda tensor: tensor.clone())
 
     def _alone(self) -> list[Tensor]:
@@ -221,6 +230,8 @@ class _Proof:
         if self._candidate.unfit:
             raise ValueError(self._candidate.unfit)
         for number, rows, made in self._calls:
+            if not rows.numel():
+                continue
             among = torch.cat([rows.new_full((3, rows.shape[-1]), 0.3), rows.flatten(0, -2)])
             found = called(self._experts[number], among, self._keyword)[3:]
             if not float(difference(made.flatten(0, -2), found)) <= tolerance(made.dtype):

@@ -80,7 +80,7 @@ class Owners:
         self._places = [own_weights.places_of(expert) for expert in experts]
         self.places = list(chain.from_iterable(self._places))
         # A forward that reads them instead of calling experts fails: who has some has others, too.
-        self._nowhere = [m.get_parameter(name).detach().to("meta") for m, name in self.places]
+        self._nowhere = [own_weights.Elsewhere.of(m.get_parameter(n)) for m, n in self.places]
         self._results: dict[Any, tuple[int, torch.dtype]] = {}
 
     def run(
@@ -286,7 +286,8 @@ def _by_call(back: Tensor, calls: list[Call]) -> list[Tensor]:
     sizes = [calls[i].rows.shape[:-1].numel() for i in order]
     found = dict(zip(order, back.split(sizes), strict=True))
     # Copies: a forward may change a result in place, as it could an expert's.
-    return [found[i].view(*call.rows.shape[:-1], -1).clone() for i, call in enumerate(calls)]
+    width = back.shape[-1]
+    return [found[i].view(*call.rows.shape[:-1], width).clone() for i, call in enumerate(calls)]
 
 
 def _is_float(leaf: Any) -> bool:

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
 from nbdist.engine.layout.axes.ep import exchange
+from nbdist.shared.errors import LayoutError
 
 Place = tuple[nn.Module, str]  # of a parameter
 
@@ -34,6 +35,43 @@ def places_of(expert: nn.Module) -> list[Place]:
         for name, parameter in module._parameters.items()
         if parameter is not None
     ]
+
+
+class Elsewhere(Tensor):
+    """A parameter of an expert where no call of it runs: it has a shape, and no numbers."""
+
+    @classmethod
+    def of(cls, parameter: Tensor) -> "Elsewhere":
+        """Return it in the place of a parameter."""
+        made: Any = parameter.detach().to("meta").as_subclass(cls)
+        elsewhere: Elsewhere = made.requires_grad_(parameter.requires_grad)
+        return elsewhere
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Answer what is asked of its shape.
+
+        Raises:
+            LayoutError: Numbers are asked.
+        """
+        if func.__name__ in _OF_SHAPES:
+            of_tensors: Any = super().__torch_function__
+            return of_tensors(func, types, args, kwargs or {})
+        raise LayoutError(
+            f"A forward reads the parameters of experts in a list, by {func.__name__}.",
+            why="under ep ranks have them within a call of an expert alone",
+            do='leave ep out, and use "zero3", which shards any model',
+        )
+
+
+_OF_SHAPES = frozenset(
+    {
+        *("__get__", "size", "numel", "dim", "stride", "element_size", "requires_grad_"),
+        *("is_floating_point", "is_complex", "as_subclass", "untyped_storage"),
+    }
+)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
     trace          a record of a forward, on fake tensors
     stages         which blocks, and parameters beside them, go to which rank
     stage_forward  hooks that run a part of the forward
-    _prove         all parts one after the other, on the model as it is: the same output?
+    _prove         each part on its rank, on the model as it is: the same output?
     _empty         weights of other ranks are removed
 
 Nothing is changed until the proof has been made. `schedule_runner` runs the steps.
@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.layout.axes.pp import segment_times, stages
-from nbdist.engine.layout.axes.pp.alive import Crossing
+from nbdist.engine.layout.axes.pp.alive import Crossing, TensorSpec
 from nbdist.engine.layout.axes.pp.shared_weights import shared_by
 from nbdist.engine.layout.axes.pp.stage_forward import StageForward
 from nbdist.engine.layout.axes.pp.stage_trace import ForwardTrace, find, trace
@@ -151,20 +154,25 @@ class StagePlan:
 
 
 def find_plan(
-    model: nn.Module, policy: Pipeline, pp: int, blocks: list[str], imitation: Imitation
+    model: nn.Module,
+    policy: Pipeline,
+    mesh: DeviceMesh,
+    blocks: list[str],
+    imitation: Imitation,
 ) -> tuple[StagePlan, StageForward]:
     """Return the proven cut of a model, and the hooks that will run its parts. Collective.
 
     Args:
         model: On its device, with the same weights on every rank; not changed.
         policy: The policy of pp.
-        pp: Ranks of a pipeline.
+        mesh: The axis `pp`.
         blocks: From `find_blocks`.
         imitation: The precision in which the layout will compute.
 
     Raises:
         LayoutError: The model has no blocks, too few, or cannot be run in parts; it is untouched.
     """
+    pp = mesh.size()
     stages.check_microbatches(policy, pp)
     names = blocks or _layers(model)
     if not names:
@@ -197,7 +205,7 @@ def find_plan(
     if numbers.are_here():
         forward.install()
         try:
-            _prove(plan, forward)
+            _prove(plan, forward, mesh)
         finally:
             forward.remove()
     return plan, forward
@@ -261,26 +269,66 @@ def _check_halves(policy: Pipeline, found: Sequence[Stage], seen: ForwardTrace) 
             )
 
 
-def _prove(plan: StagePlan, forward: StageForward) -> None:
-    """Run all parts one after the other, and compare with the whole.
+def _prove(plan: StagePlan, forward: StageForward, mesh: DeviceMesh) -> None:
+    """Run each stage on its rank, as a step does, and compare with the whole. Collective.
+
+    So what a block leaves for another one where no one sees it, as on an object that both hold, is
+    missing here, too. The whole runs last, for it leaves all of that everywhere.
 
     Raises:
-        LayoutError: They differ, or a part does not run.
+        LayoutError: They differ, or a part does not run. On all ranks.
     """
-    model, inputs = forward.model, plan.inputs
+    model, last = forward.model, plan.stages[-1]
+    found: Any = ()
     with untouched(model), evaluating(model), torch.no_grad():
-        whole = forward.run(0, len(plan.trace.blocks), inputs, plan.trace)
-        found: Any = ()
         for stage in plan.stages:
-            try:
-                found = forward.run(stage.first, stage.end, inputs, plan.trace, found)
-            except LayoutError:
-                raise
-            except Exception as error:
-                raise _not_the_same(model, stage, named(error)) from error
-    tensors = zip(_real(whole), _real(found), strict=True)
-    if not all(_is_near(a, b) for a, b in tensors):
-        raise _not_the_same(model, plan.stages[-1], "the output of all stages is another one")
+            found = _run_on_its_rank(plan, forward, stage, found, mesh)
+        whole = forward.run(0, len(plan.trace.blocks), plan.inputs, plan.trace)
+    problem = None
+    if last.rank == mesh.get_local_rank():
+        tensors = list(zip(_real(whole), _real(found), strict=True))
+        if not all(_has_numbers(b) and _is_near(a, b) for a, b in tensors):
+            problem = _not_the_same(model, last, "the output of all stages is another one")
+    _raise_everywhere(problem, last, mesh)
+
+
+def _run_on_its_rank(
+    plan: StagePlan, forward: StageForward, stage: Stage, received: Any, mesh: DeviceMesh
+) -> Any:
+    """Return on all ranks what a stage sends; of the last one its rank gets the output."""
+    found, problem = None, None
+    specs = [crossing.spec for crossing in plan.trace.crossings.get(stage.end, ())]
+    if stage.rank == mesh.get_local_rank():
+        try:
+            found = forward.run(stage.first, stage.end, plan.inputs, plan.trace, received)
+            given = [TensorSpec(one.shape, one.dtype) for one in found] if specs else specs
+            if given != specs or (specs and not all(map(_has_numbers, found))):
+                problem = _not_the_same(forward.model, stage, "what it sends is another tensor")
+        except LayoutError as error:
+            problem = error
+        except Exception as error:
+            problem = _not_the_same(forward.model, stage, named(error))
+    _raise_everywhere(problem, stage, mesh)
+    if not specs:
+        return found
+    device = next(forward.model.parameters()).device
+    sent = found if found is not None else [spec.zeros(device) for spec in specs]
+    sent = [one.contiguous() for one in sent]
+    for tensor in sent:
+        dist.broadcast(tensor, group=mesh.get_group(), group_src=stage.rank)
+    return tuple(sent)
+
+
+def _has_numbers(tensor: torch.Tensor) -> bool:
+    """Return whether it is none of a trace, which a block has kept where no one saw it."""
+    return not isinstance(tensor, FakeTensor)
+
+
+def _raise_everywhere(problem: LayoutError | None, stage: Stage, mesh: DeviceMesh) -> None:
+    told = [problem]
+    dist.broadcast_object_list(told, group=mesh.get_group(), group_src=stage.rank)
+    if told[0] is not None:
+        raise told[0]
 
 
 def _real(tree: Any) -> list[torch.Tensor]:

@@ -69,7 +69,7 @@ class PipelineAxis(Axis):
         shape, policies = work.shape, work.policies
         imitation = precision.Imitation.of(policies.precision, has_units=shape.fsdp > 1)
         self._plan, self._forward = pipeline.find_plan(
-            work.model, policies.pipeline, shape.pp, list(work.blocks), imitation
+            work.model, policies.pipeline, work.mesh["pp"], list(work.blocks), imitation
         )
         for pair in work.plan.pairs if work.plan else ():
             _refuse_apart((*pair.columns, pair.row), self._plan)
