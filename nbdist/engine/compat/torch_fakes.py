@@ -11,9 +11,23 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _PRODUCT: Any = getattr(torch.ops.aten, "_grouped_mm", None)
+
+
+# What a fake tensor raises that is asked for its numbers.
+ASKED_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has a shape and no numbers."""
+    return isinstance(tensor, FakeTensor)
 
 
 def check() -> list[str]:

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from nbdist.engine.compat import torch_dry, torch_modules
+from nbdist.engine.compat import torch_dry, torch_fakes, torch_modules
 from nbdist.engine.dry.collectives import Call, CollectiveLog
 from nbdist.engine.dry.flops import Flops
 from nbdist.engine.dry.live_bytes import LiveBytes, storages
@@ -115,7 +114,7 @@ def measure(asked: Asked, rank: int) -> Held:
     """
     try:
         return _measure(asked, rank)
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+    except torch_fakes.ASKED_NUMBERS as error:
         raise LayoutError(
             "The step decides by the numbers in a tensor, so there is no estimate.",
             why=f"{place(error)} needs them, and tensors have only shapes here",

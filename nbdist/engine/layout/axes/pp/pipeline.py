@@ -19,10 +19,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_leaves
 
+from nbdist.engine.compat import torch_fakes
 from nbdist.engine.layout.axes.pp import segment_times, stages
 from nbdist.engine.layout.axes.pp.alive import Crossing, TensorSpec
 from nbdist.engine.layout.axes.pp.shared_weights import shared_by
@@ -321,7 +321,7 @@ def _run_on_its_rank(
 
 def _has_numbers(tensor: torch.Tensor) -> bool:
     """Return whether it is none of a trace, which a block has kept where no one saw it."""
-    return not isinstance(tensor, FakeTensor)
+    return not torch_fakes.is_fake(tensor)
 
 
 def _raise_everywhere(problem: LayoutError | None, stage: Stage, mesh: DeviceMesh) -> None:
