@@ -31,7 +31,7 @@ def shapes_of(batch: Any) -> Any:
     return batch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Traffic:
     """What a rank sends over one axis in a step.
 
@@ -41,12 +41,12 @@ class Traffic:
         nbytes: Bytes sent for that, headers aside.
     """
 
-    count: int
-    payload: int
-    nbytes: float
+    count: int = 0
+    payload: int = 0
+    nbytes: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RankEstimate:
     """One rank: bytes, and its traffic in a step.
 
@@ -63,13 +63,13 @@ class RankEstimate:
     """
 
     rank: int
-    parameters: int
-    gradients: int
-    optimizer: int
-    activations: int
-    buffers: int
-    peak: int
-    flops: int
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    buffers: int = 0
+    peak: int = 0
+    flops: int = 0
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
 
 

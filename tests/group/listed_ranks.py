@@ -21,10 +21,10 @@ from nbdist.engine.tap import tap
 from nbdist.shared.errors import LayoutError
 from tests.group.expert_ranks import Mixture as Stacked
 from tests.group.expert_ranks import Net as StackedNet
-from tests.group.expert_ranks import sums_of_experts
+from tests.group.expert_ranks import batch, loss_of, sums_of_experts
 from tests.group.layout_ranks import difference, state_of
 
-STEPS, GLOBAL_BATCH = 3, 8
+STEPS = 3
 V, S, D, E, K, WIDE = 20, 6, 16, 4, 2, 12
 
 
@@ -207,16 +207,6 @@ POLICIES: dict[str, tuple[object, ...]] = {
 def make(name: str, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     return MODELS[name]().double()
-
-
-def batch(step: int) -> tuple[Tensor, Tensor]:
-    random = torch.Generator().manual_seed(1000 + step)
-    x_BS = torch.randint(V, (GLOBAL_BATCH, S), generator=random)
-    return x_BS, (x_BS * 7 + 3) % V
-
-
-def loss_of(out: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(out.flatten(0, 1), y.flatten())
 
 
 def one_process(name: str, parts: int) -> tuple[list[float], dict[str, Tensor]]:

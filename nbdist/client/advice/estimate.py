@@ -84,7 +84,7 @@ def estimate(
     }
     found = _ask(asked)
     ranks = tuple(
-        RankEstimate(**{**one, "traffic": {a: Traffic(*t) for a, t in one["traffic"].items()}})
+        RankEstimate(**{**one, "traffic": {a: Traffic(**t) for a, t in one["traffic"].items()}})
         for one in found["ranks"]
     )
     return Estimate(found["layout"], world_size, ranks)

@@ -27,7 +27,7 @@ from nbdist.engine.layout.spread import spread
 from nbdist.shared.collectives import sent_bytes
 from nbdist.shared.error_text import named
 from nbdist.shared.errors import LayoutError
-from nbdist.study.estimate import TensorShape
+from nbdist.study.estimate import RankEstimate, TensorShape, Traffic
 
 # gloo reduces all of it, of which each rank keeps a part.
 _COPIED_BY_GLOO = frozenset({"_reduce_scatter_base_", "reduce_scatter_"})
@@ -65,33 +65,6 @@ class Asked:
     backend: str = "gloo"
 
 
-@dataclass(slots=True)
-class Held:
-    """Bytes of one rank, and what it sends in a step.
-
-    Attributes:
-        rank: In the world.
-        parameters: Of the model's parameters and buffers, between steps.
-        gradients: Behind a backward.
-        optimizer: Of the optimizer's states.
-        activations: What a forward leaves for its backward.
-        buffers: The most that collectives read and write at once, gathered parameters among it.
-        peak: The most that is alive at once in a step.
-        flops: Of a forward and a backward.
-        traffic: By axes, such as "fsdp": collectives, bytes put in, and bytes sent.
-    """
-
-    rank: int
-    parameters: int = 0
-    gradients: int = 0
-    optimizer: int = 0
-    activations: int = 0
-    buffers: int = 0
-    peak: int = 0
-    flops: int = 0
-    traffic: dict[str, tuple[int, int, float]] = field(default_factory=dict)
-
-
 def shape_of(asked: Asked) -> MeshShape:
     """Return the sizes of the axes.
 
@@ -106,7 +79,7 @@ def kinds_of_ranks(shape: MeshShape) -> list[int]:
     return [stage * shape.world_size // shape.pp for stage in range(shape.pp)]
 
 
-def measure(asked: Asked, rank: int) -> Held:
+def measure(asked: Asked, rank: int) -> RankEstimate:
     """Return what a rank of a layout would hold and send. Main thread of a process of its own.
 
     Raises:
@@ -122,10 +95,11 @@ def measure(asked: Asked, rank: int) -> Held:
         ) from error
 
 
-def _measure(asked: Asked, rank: int) -> Held:
+def _measure(asked: Asked, rank: int) -> RankEstimate:
     is_gloo = asked.backend == "gloo"
     with torch_dry.fake_group(asked.world_size, rank), torch_dry.fake_tensors():
-        live, held = LiveBytes(1, _COPIED_BY_GLOO) if is_gloo else LiveBytes(512), Held(rank)
+        live = LiveBytes(1, _COPIED_BY_GLOO) if is_gloo else LiveBytes(512)
+        held = RankEstimate(rank)
         batch = tree_map_only(TensorShape, _zeros, asked.batch)
         with live.following():
             live.add(tree_leaves(batch))
@@ -199,7 +173,7 @@ class _Run:
     optimizer: torch.optim.Optimizer
     batch: Any
     live: LiveBytes
-    held: Held
+    held: RankEstimate
 
     def step(self) -> None:
         """Run forward, backward and the optimizer."""
@@ -239,16 +213,14 @@ def _tensors_of(optimizer: torch.optim.Optimizer) -> list[Any]:
     return tree_leaves([list(state.values()) for state in own.state.values()])
 
 
-def _traffic(
-    calls: list[Call], shape: MeshShape, backend: str
-) -> dict[str, tuple[int, int, float]]:
+def _traffic(calls: list[Call], shape: MeshShape, backend: str) -> dict[str, Traffic]:
     """Return collectives and bytes by the axes whose ranks they join."""
-    found: dict[str, tuple[int, int, float]] = {}
+    found: dict[str, Traffic] = {}
     for call in calls:
-        name = " x ".join(axes_between(call.ranks, shape.axes))
-        count, payload, nbytes = found.get(name, (0, 0, 0.0))
-        sent = sent_bytes(call.kind, call.nbytes, len(call.ranks), backend)
-        found[name] = (count + 1, payload + call.nbytes, nbytes + sent)
+        sent = found.setdefault(" x ".join(axes_between(call.ranks, shape.axes)), Traffic())
+        sent.count += 1
+        sent.payload += call.nbytes
+        sent.nbytes += sent_bytes(call.kind, call.nbytes, len(call.ranks), backend)
     return found
 
 
