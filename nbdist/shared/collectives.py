@@ -7,7 +7,7 @@ A collective that is new has its line in `COLLECTIVES` and its operator in `engi
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from nbdist.shared.errors import UsageError
 
@@ -113,3 +113,28 @@ def sent_bytes(kind: str, bytes: int, n: int, backend: str) -> float:
     if kind == "scatter":  # `bytes` are the root's, one part a rank
         return others / n / n * bytes
     raise UsageError(f"there is no collective called {kind}.")
+
+
+_RINGS: Final = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+
+
+def rounds(kind: str, n: int, backend: str) -> int:
+    """Return how many messages one collective sends one after another: each waits a latency.
+
+    Along a ring a part passes each other rank; a tree has as many levels as `n` has doublings. NCCL
+    reduces what is short, whose latency counts, in trees.
+
+    Sources: gloo's allreduce.cc, allgather.cc, broadcast.cc, barrier.cc (dissemination); NCCL,
+    "Massively Scale Your Deep Learning Training with NCCL 2.4" (trees).
+    """
+    if n < 2 or kind == "recv":
+        return 0
+    levels = (n - 1).bit_length()
+    if kind == "all_reduce" and backend == "nccl":
+        return 2 * levels
+    if kind in _RINGS:
+        is_all_reduce = kind == "reduce_scatter" and backend == "gloo"
+        return (2 if is_all_reduce else _RINGS[kind]) * (n - 1)
+    if kind in ("broadcast", "reduce", "barrier", "monitored_barrier"):
+        return levels
+    return 1  # sent at once to all: gather, scatter, all_to_all, send

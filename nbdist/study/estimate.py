@@ -39,11 +39,15 @@ class Traffic:
         count: Collectives and messages.
         payload: Bytes that it puts into them.
         nbytes: Bytes sent for that, headers aside.
+        rounds: Messages that are sent one after another for it, each of which waits a latency.
+        ranks: The most that one of them joins.
     """
 
     count: int = 0
     payload: int = 0
     nbytes: float = 0.0
+    rounds: int = 0
+    ranks: int = 1
 
 
 @dataclass(slots=True)

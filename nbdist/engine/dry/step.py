@@ -24,7 +24,7 @@ from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.plan.trace import place
 from nbdist.engine.layout.policies.policies import Policies, read
 from nbdist.engine.layout.spread import spread
-from nbdist.shared.collectives import sent_bytes
+from nbdist.shared.collectives import rounds, sent_bytes
 from nbdist.shared.error_text import named
 from nbdist.shared.errors import LayoutError
 from nbdist.study.estimate import RankEstimate, TensorShape, Traffic
@@ -221,6 +221,8 @@ def _traffic(calls: list[Call], shape: MeshShape, backend: str) -> dict[str, Tra
         sent.count += 1
         sent.payload += call.nbytes
         sent.nbytes += sent_bytes(call.kind, call.nbytes, len(call.ranks), backend)
+        sent.rounds += rounds(call.kind, len(call.ranks), backend)
+        sent.ranks = max(sent.ranks, len(call.ranks))
     return found
 
 
