@@ -95,11 +95,15 @@ class Estimate:
         layout: With all of its sizes, such as "fsdp=8".
         world_size: Ranks.
         ranks: One of each kind that differs: the stages of a pipeline, else one.
+        model: Its class.
+        parameter_count: Of the whole model.
     """
 
     layout: str
     world_size: int
     ranks: tuple[RankEstimate, ...]
+    model: str = ""
+    parameter_count: int = 0
 
     @property
     def heaviest(self) -> RankEstimate:

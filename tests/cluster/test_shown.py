@@ -333,3 +333,19 @@ def test_pulling_a_tensor_brings_torch_into_the_kernel_only_then(notebook: Kerne
     ran = notebook.run("%dist pull t\nprint(t[1])", timeout_s=90)
     assert "tensor([1., 1.], dtype=torch.bfloat16)" in ran.text
     assert notebook.run(here).text == "True"
+
+
+def test_a_training_ends_with_its_estimate_beside_what_was_measured(notebook: Kernel) -> None:
+    make = "def make(): return torch.nn.Linear(64, 64)\n"
+    batch = "torch.empty(4, 64, device='meta')"
+    notebook.run(f"import nbdist, torch\n{make}_ = nbdist.estimate(make, {batch}, 'ddp', 2)")
+    before = runs(notebook.folder)
+    loop = "for _ in range(4): m(torch.ones(4, 64)).mean().backward(); o.step(); o.zero_grad()"
+    ran = notebook.cell(
+        f"{make}nbdist.parallelize(m := make(), 'ddp')\no = torch.optim.SGD(m.parameters())\n{loop}"
+    )
+    (run,) = set(runs(notebook.folder)) - set(before)
+    said = "collectives 1 (estimated 1), bytes sent 17 kB (estimated 17 kB)."
+    assert f"Beside nbdist.estimate, a step: {said}" in ran.text
+    kept = notebook.folder / ".nbdist" / "spool" / run / "files" / "estimate.txt"
+    assert "ddp on 2 ranks" in kept.read_text()

@@ -1,11 +1,20 @@
-"""What an estimate says without a cluster is what ranks are then measured to hold and send."""
+"""What an estimate says without a cluster is what ranks are then measured to hold and send.
 
+`NBDIST_WRITE_ESTIMATE_TABLE=1 python -m pytest -m slow tests/group/test_estimates.py` writes
+`estimate_table.md` anew.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.group.harness import run_ranks
 
+TABLE = Path(__file__).with_name("estimate_table.md")
+WRITES = bool(os.environ.get("NBDIST_WRITE_ESTIMATE_TABLE"))
 RANKS = "tests.group.estimate_ranks:"
 STATES, PEAK, BYTES = 0.01, 0.10, 0.01  # largest relative differences
 
@@ -25,6 +34,38 @@ TWO: list[Case] = [
     ("frozen", "ddp", ""),
     ("frozen", "zero3", ""),
 ]
+
+
+HEAD = """\
+# Estimates beside measurements
+
+Bytes of the heaviest of two CPU ranks: estimated / measured. Made by `test_estimates.py`.
+
+| model | layout | states | peak | collectives | payload a step |
+| --- | --- | --- | --- | --- | --- |
+"""
+
+
+@pytest.fixture(scope="module")
+def rows() -> Iterator[list[str]]:
+    """What the tests found; written where that is asked."""
+    found: list[str] = []
+    yield found
+    if WRITES:
+        TABLE.write_text(HEAD + "".join(found))
+
+
+def _row(case: Case, estimated: dict[str, Any], measured: list[dict[str, Any]]) -> str:
+    own = max(measured, key=lambda rank: rank["peak"])
+    held = max(estimated["ranks"], key=lambda rank: rank[3])
+    pairs = [
+        (sum(held[:3]), own["parameters"] + own["gradients"] + own["optimizer"]),
+        (held[3], own["peak"]),
+        (estimated["traffic"][0], own["count"]),
+        (estimated["traffic"][1], own["payload"]),
+    ]
+    cells = [case[0], " ".join(case[1:]).strip(), *(f"{a:,} / {b:,}" for a, b in pairs)]
+    return f"| {' | '.join(cells)} |\n"
 
 
 def _check(estimated: dict[str, Any], measured: list[dict[str, Any]]) -> None:
@@ -59,7 +100,8 @@ def test_what_cannot_be_estimated_is_refused_in_words() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", TWO, ids=" ".join)
-def test_estimates_are_what_two_ranks_hold_and_send(case: Case) -> None:
+def test_estimates_are_what_two_ranks_hold_and_send(case: Case, rows: list[str]) -> None:
     (estimated,) = run_ranks(1, RANKS + "estimated", 2, [case])
-    measured = run_ranks(2, RANKS + "measured", [case])
-    _check(estimated[0], [rank[0] for rank in measured])
+    measured = [rank[0] for rank in run_ranks(2, RANKS + "measured", [case])]
+    rows.append(_row(case, estimated[0], measured))
+    _check(estimated[0], measured)

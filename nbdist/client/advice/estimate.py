@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nbdist.client.cells import estimates
 from nbdist.shared import errors
 from nbdist.shared.errors import LayoutError, UsageError
 from nbdist.shared.payload import pack
@@ -87,7 +88,9 @@ def estimate(
         RankEstimate(**{**one, "traffic": {a: Traffic(**t) for a, t in one["traffic"].items()}})
         for one in found["ranks"]
     )
-    return Estimate(found["layout"], world_size, ranks)
+    result = Estimate(found["layout"], world_size, ranks, found["model"], found["parameter_count"])
+    estimates.here.add(result)
+    return result
 
 
 def _ask(asked: dict[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from nbdist.client.metrics.detail import Detail
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.output.slots import Display
 from nbdist.shared.errors import ClusterError, TrackingError
+from nbdist.study.beside import Beside
 
 if TYPE_CHECKING:
     from nbdist.client.tracking.run import TrackedRun, Tracker
@@ -191,16 +192,19 @@ class CellContext:
             if collector.replied:
                 self._heard[rank] = (self._processes[rank], collector.summary.next_seq)
 
-    def remember_training(self, outcome: Outcome) -> None:
+    def remember_training(self, outcome: Outcome) -> Beside | None:
         """Keep what the cell trained; it is over, and so are the checks of it."""
-        if self._open is not None:
-            closed = self._open.close(outcome.word)
-            self._open = None
-            if closed is not None:
-                self.trained = closed
-                self._note_cost_of_checks(closed)
-                telemetry = closed.telemetry
-                self.note_trained(telemetry.first_values("loss"), telemetry.changes)
+        if self._open is None:
+            return None
+        closed = self._open.close(outcome.word)
+        self._open = None
+        if closed is None:
+            return None
+        self.trained = closed
+        self._note_cost_of_checks(closed)
+        telemetry = closed.telemetry
+        self.note_trained(telemetry.first_values("loss"), telemetry.changes)
+        return closed.beside
 
     def rules(self) -> Checks:
         """Return the rules, with what they have found in the newest cell."""

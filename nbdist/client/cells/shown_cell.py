@@ -29,6 +29,7 @@ from nbdist.client.output import merge, pages
 from nbdist.client.output.pages import Pages
 from nbdist.client.output.slots import Display, Slots, owns_cell
 from nbdist.shared.text import name_ranks
+from nbdist.study.beside import Beside
 
 if TYPE_CHECKING:
     from nbdist.client.tracking.run import TrackedRun
@@ -59,8 +60,8 @@ class Surroundings(Protocol):
     def remember_board(self, past: Past | None) -> None:
         """Its board is whole, if it had one."""
 
-    def remember_training(self, outcome: Outcome) -> None:
-        """It is over, and so are the checks of its training."""
+    def remember_training(self, outcome: Outcome) -> Beside | None:
+        """It is over, and so are the checks of its training; return its estimate, beside it."""
 
 
 class ShownCell:
@@ -99,6 +100,7 @@ class ShownCell:
         self._clocks = cell.clocks
         self.checks = cell.checks
         self._run = run
+        self._beside: Beside | None = None
         self._show = show
         static = os.environ.get("NBDIST_STATIC") == "1" or not show
         theme, view = look
@@ -145,13 +147,15 @@ class ShownCell:
             board = self._board.finish(outcome.word, is_seen_again=was_reopened)
             self._showing.remember_board(self._board.past)
             self.checks.lines(is_last=True)
-            self._showing.remember_training(outcome)
+            self._beside = self._showing.remember_training(outcome)
             if self._show:
                 # An error of a rule says its sentence itself.
                 found = [
                     one for one in self.checks.found if one != getattr(outcome.error, "what", "")
                 ]
                 said = [*map(_text, found), *_notices(outcome)]
+                if self._beside is not None:
+                    said.append(_text(self._beside.sentence))
                 finals = [*board, *self._texts(outcome), *said, *_shown(profiled)]
                 if should_go_on(outcome.error):
                     finals = []  # it is run once more, and shows the same again
@@ -212,6 +216,7 @@ class ShownCell:
             picture=self._board.picture() if has_trained else None,
             files=profiled.artifacts if profiled is not None else {},
             board=_to_keep(self._board.past),
+            beside=self._beside,
         )
         if link is None:
             return

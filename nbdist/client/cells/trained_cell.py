@@ -7,6 +7,7 @@ a new start.
 from collections import deque
 from dataclasses import dataclass
 
+from nbdist.client.cells import estimates
 from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
 from nbdist.client.metrics.analysis.clocks import Clocks
 from nbdist.client.metrics.analysis.values import Straggler
@@ -14,6 +15,7 @@ from nbdist.client.metrics.checks.cell_checks import CellChecks
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.metrics.usual_step import RunFigures, UsualSteps
 from nbdist.shared.text import counted
+from nbdist.study.beside import Beside
 
 _MOST_RUNS = 500
 _WAYS = {"failed": "failed", "interrupted": "was interrupted"}
@@ -41,7 +43,7 @@ class TrainedCell:
 
     `before` are the figures of the run of its name that went well before it in this kernel, on as
     many ranks; None without one, or without a name. `cut_off` is empty of a cell that finished, and
-    else says how it ended: "failed after 3 steps".
+    else says how it ended: "failed after 3 steps". `beside` compares it with its estimate.
     """
 
     info: CellInfo
@@ -51,6 +53,7 @@ class TrainedCell:
     verdicts: tuple[Straggler, ...]
     before: RunFigures | None
     cut_off: str
+    beside: Beside | None = None
 
 
 class OpenCell:
@@ -80,6 +83,7 @@ class OpenCell:
             self._cell.insight.now().verdicts,
             before,
             "" if ended == "finished" else f"{_WAYS[ended]} after {counted(steps, 'step')}",
+            estimates.here.beside(self._cell.telemetry, figures),
         )
 
 

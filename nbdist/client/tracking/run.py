@@ -32,6 +32,7 @@ from nbdist.client.tracking.writing import Feed, Outcome, RunEnd, RunWriter
 from nbdist.shared.background import lower_thread
 from nbdist.shared.errors import TrackingError
 from nbdist.shared.wire import RUN_KINDS, Record
+from nbdist.study.beside import Beside
 
 MOST_WAITING = 200_000  # records not yet on disk, about 100 MB; a disk that hangs fills it
 PERIOD_S = 0.5  # between writes to the spool
@@ -213,6 +214,7 @@ class TrackedRun:
         picture: bytes | None = None,
         files: Mapping[str, Path] | None = None,
         board: bytes | None = None,
+        beside: Beside | None = None,
     ) -> RunLink | None:
         """End the run; return what the cell says of it, None when no record came.
 
@@ -224,13 +226,14 @@ class TrackedRun:
             picture: The board's last picture, PNG.
             files: More artifacts: where they lie, by their names in the run.
             board: What its board is drawn from again.
+            beside: Its estimate, and what was measured.
         """
         ended_early = outcome != "finished" and self._is_of_a_sweep()
         if self._thread is None and not ended_early:
             return None
         verdicts = self._insight.now().verdicts if self._insight is not None else ()
         now_ms = time.time_ns() // 1_000_000
-        self._end = RunEnd(outcome, error, picture, now_ms, verdicts, files or {}, board)
+        self._end = RunEnd(outcome, error, picture, now_ms, verdicts, files or {}, board, beside)
         if self._thread is None:
             self._thread = self._started()
         self._ending.set()

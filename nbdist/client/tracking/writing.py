@@ -37,6 +37,7 @@ from nbdist.client.tracking.shipping.description import TAG, description
 from nbdist.client.tracking.spool import SpoolWriter, spool_of
 from nbdist.client.tracking.story import story
 from nbdist.shared.wire import CHANGES, CONTINUES, NUMERICS, PUBLISHED, TRAINED_BEFORE, Record
+from nbdist.study.beside import Beside
 
 Outcome = Literal["finished", "failed", "interrupted"]
 SUMMARY_S = 2.0
@@ -66,7 +67,7 @@ class RunEnd:
     """How a run ended. `error` is text for people, `picture` a PNG.
 
     `board` is what its board is drawn from again. `files` are more artifacts: where they lie, by
-    their names in the run.
+    their names in the run. `beside` is an estimate of it, with what was measured.
     """
 
     outcome: Outcome
@@ -76,6 +77,7 @@ class RunEnd:
     verdicts: Sequence[Straggler] = ()
     files: Mapping[str, Path] = field(default_factory=dict)
     board: bytes | None = None
+    beside: Beside | None = None
 
 
 class RunWriter:
@@ -201,6 +203,9 @@ class RunWriter:
             spool.file("verdicts.txt", ("\n".join(said) + "\n").encode())
         if end.picture:
             spool.file("board.png", end.picture)
+        if end.beside:
+            spool.tags({"nbdist.estimate": end.beside.sentence})
+            spool.file("estimate.txt", f"{end.beside}\n".encode())
         self._write_description(end)
         for name, path in end.files.items():
             spool.file(name, path.read_bytes())

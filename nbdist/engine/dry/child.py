@@ -44,8 +44,13 @@ def _estimate(asked: dict[str, Any]) -> dict[str, Any]:
 
     asked["optimizer"] = asked["optimizer"] or torch.optim.AdamW
     one = Asked(**asked)
-    held = [asdict(measure(one, rank)) for rank in kinds_of_ranks(shape_of(one))]
-    return {"layout": shape_of(one).name, "ranks": held}
+    ranks = [measure(one, rank) for rank in kinds_of_ranks(shape_of(one))]
+    return {
+        "layout": shape_of(one).name,
+        "ranks": [asdict(rank.held) for rank in ranks],
+        "model": ranks[0].model,
+        "parameter_count": ranks[0].parameter_count,
+    }
 
 
 if __name__ == "__main__":

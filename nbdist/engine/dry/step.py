@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from nbdist.engine.compat import torch_dry, torch_fakes, torch_modules
+from nbdist.engine.compat import torch_dry, torch_fakes, torch_modules, torch_sharded
 from nbdist.engine.dry.collectives import Call, CollectiveLog
 from nbdist.engine.dry.flops import Flops
 from nbdist.engine.dry.live_bytes import LiveBytes, storages
@@ -79,7 +79,22 @@ def kinds_of_ranks(shape: MeshShape) -> list[int]:
     return [stage * shape.world_size // shape.pp for stage in range(shape.pp)]
 
 
-def measure(asked: Asked, rank: int) -> RankEstimate:
+@dataclass(frozen=True, slots=True)
+class DryRank:
+    """A rank that has run its steps.
+
+    Attributes:
+        held: What it held and sent.
+        model: The class of its model.
+        parameter_count: Of the whole model.
+    """
+
+    held: RankEstimate
+    model: str
+    parameter_count: int
+
+
+def measure(asked: Asked, rank: int) -> DryRank:
     """Return what a rank of a layout would hold and send. Main thread of a process of its own.
 
     Raises:
@@ -95,7 +110,7 @@ def measure(asked: Asked, rank: int) -> RankEstimate:
         ) from error
 
 
-def _measure(asked: Asked, rank: int) -> RankEstimate:
+def _measure(asked: Asked, rank: int) -> DryRank:
     is_gloo = asked.backend == "gloo"
     with torch_dry.fake_group(asked.world_size, rank), torch_dry.fake_tensors():
         live = LiveBytes(1, _COPIED_BY_GLOO) if is_gloo else LiveBytes(512)
@@ -121,7 +136,7 @@ def _measure(asked: Asked, rank: int) -> RankEstimate:
             held.flops = flops.total
             held.optimizer = _bytes(_tensors_of(optimizer))
             held.traffic = _traffic(log.calls, shape, asked.backend)
-            return held
+            return DryRank(held, torch_sharded.plain_name(model), layout.size.parameters)
 
 
 def _refuse(shape: MeshShape, policies: Policies) -> None:
