@@ -119,7 +119,8 @@ def _measure(asked: Asked, rank: int) -> DryRank:
         with live.following():
             live.add(tree_leaves(batch))
             shape = shape_of(asked)
-            policies = read(asked.policies, shape)
+            x = batch if asked.loss is None else batch[0]
+            policies = read(asked.policies, shape).with_example(x)
             _refuse(shape, policies)
             model = torch_modules.uncompiled(_made(asked.factory))
             layout = spread(model, shape, policies)

@@ -1,7 +1,7 @@
 """Policies of a layout beside its text: small frozen values that `parallelize` takes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from nbdist.engine.layout.plan.mesh import MeshShape
@@ -171,6 +171,17 @@ class Policies:
         """The batch that a policy was given to try the model with; None where none was."""
         given = (self.tensor, self.pipeline, self.context, self.experts)
         return next((one.example for one in given if one.example is not None), None)
+
+    def with_example(self, batch: Any) -> "Policies":
+        """Return the same, which try the model with this batch where they were given no other."""
+        if self.example is not None:
+            return self
+        return replace(
+            self,
+            tensor=replace(self.tensor, example=batch),
+            context=replace(self.context, example=batch),
+            experts=replace(self.experts, example=batch),
+        )
 
     def __str__(self) -> str:
         """Return an equal text for an equal policy."""
