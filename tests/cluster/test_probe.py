@@ -1,20 +1,61 @@
 """`%dist probe` between live ranks."""
 
+import sys
+
 import pytest
 
-from nbdist import Session, UsageError
+from nbdist import Session
 from tests.cluster.conftest import Kernel
 from tests.cluster.test_faults import assert_usable
+
+RATE = 20e6  # bytes/s
+TRAINING = """
+import torch
+model = torch.nn.Linear(64, 64)
+nbdist.parallelize(model, "ddp")
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    model(torch.ones(4, 64)).sum().backward()
+    opt.step()
+    opt.zero_grad()
+"""
 
 
 def test_a_probe_measures_each_link_and_changes_nothing(session: Session) -> None:
     session.run("kept = [rank]")
-    (link,) = session.probe()
+    found = session.probe()
+    (link,) = found
     assert link.ranks == (0, 1)
     assert 0 < link.latency_s < 1
     assert link.bandwidth > 1e6
+    assert [one.name for one in found.classes] == ["inside a host"]
+    assert found.rates.keys() == {0, 1}
+    assert all(of_rank.keys() == {"float32", "bfloat16"} for of_rank in found.rates.values())
+    assert found.all_reduce is not None
+    assert found.traffic is None
     assert session.run("kept").value_list == [[0], [1]]
     assert_usable(session)
+
+
+def test_a_probe_knows_what_the_newest_training_sends(session: Session) -> None:
+    session.run(TRAINING)
+    found = session.probe()
+    assert found.traffic is not None
+    assert found.traffic.nbytes == 4 * (64 * 64 + 64)  # a ring of two sends each byte once
+    assert sum(found.traffic.collectives.values()) == 1
+    assert "A step of the newest training sends 17 kB a rank in 1 collective" in str(found)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux paces connections")
+def test_a_probe_finds_the_bandwidth_of_an_emulated_link(session: Session) -> None:
+    session.run(f"nbdist.emulate_link({RATE})")
+    try:
+        found = session.probe()
+    finally:
+        session.run("nbdist.emulate_link(None)")
+    assert found[0].bandwidth == pytest.approx(RATE, rel=0.15)
+    assert found.ring is not None
+    assert found.ring.bandwidth == pytest.approx(RATE, rel=0.15)
 
 
 def test_the_magic_shows_a_table(notebook: Kernel) -> None:
@@ -23,10 +64,11 @@ def test_the_magic_shows_a_table(notebook: Kernel) -> None:
     assert "0 - 1  localhost" in shown
 
 
-def test_links_of_one_rank_are_refused(session: Session) -> None:
+def test_one_rank_is_told_how_fast_it_computes(session: Session) -> None:
     session.scale(1)
     try:
-        with pytest.raises(UsageError, match="there is one rank"):
-            session.probe()
+        found = session.probe()
+        assert len(found) == 0
+        assert found.rates[0]["float32"] > 1e8
     finally:
         session.scale(2)

@@ -40,7 +40,7 @@ from nbdist.client.metrics.profile.chosen import parse_steps
 from nbdist.client.metrics.profile.gather import Profiled
 from nbdist.client.output.result import CellResult
 from nbdist.client.session.chaos import Chaos, ChaosPlan
-from nbdist.client.session.probe import LinkProbe, choose_pairs, links
+from nbdist.client.session.probe import LinkProbe, choose_pairs, links, of_newest
 from nbdist.client.session.rank_names import RankNames
 from nbdist.client.session.scale import scale
 from nbdist.client.session.sweep import SweepResult, combinations, sweep
@@ -53,6 +53,7 @@ from nbdist.shared.errors import (
 )
 from nbdist.shared.options import ClusterOptions, is_number, is_whole
 from nbdist.shared.text import begin_with_ranks, parse_ranks
+from nbdist.study.fit import fit
 
 _SETTLE_TIMEOUT_S = 10.0  # of a cell after an interrupt; the second one kills its ranks
 _STOP_INTERRUPTS = 3
@@ -601,22 +602,45 @@ class Session:
         self._showing.note_trained = note
 
     def probe(self) -> LinkProbe:
-        """Measure latency and bandwidth between the ranks; nothing else may run meanwhile.
+        """Measure links between the ranks, and how fast they compute; nothing else may run.
 
         Returns:
-            A link for each pair of ranks; of many ranks, one for each pair of hosts.
-
-        Raises:
-            UsageError: There is one rank only.
+            A link for each pair of ranks; of many ranks, one for each pair of hosts. Printed with
+            a verdict: of kinds of links, all_reduces, computing, and of the newest training.
         """
-        if self.world_size == 1:
-            raise UsageError("%dist probe measures links between ranks, and there is one rank.")
-        self._require_usable()
+        rates = self.compute_rates()
         hosts = {rank: state.host for rank, state in self._cluster.ranks.items()}
         pairs = choose_pairs(hosts)
+        data, traffic = of_newest(self.trained, len(hosts))
+        if len(hosts) == 1:
+            return LinkProbe((), None, rates, data)
         with self._alone():
             found = self._attempts.call("group.probe", tuple(sorted(hosts)), pairs=pairs)
-            return links(pairs, hosts, {rank: found[rank].value for rank in hosts})
+        measured = {rank: found[rank].value for rank in hosts}
+        return LinkProbe(
+            links(pairs, hosts, {rank: of_rank["pairs"] for rank, of_rank in measured.items()}),
+            fit([(size, seconds) for size, seconds in measured[min(hosts)]["all_reduce"]]),
+            rates,
+            data,
+            traffic,
+            "nccl" if self._uses_nccl else "gloo",
+        )
+
+    @property
+    def _uses_nccl(self) -> bool:
+        options = self._cluster.options
+        return options is not None and "nccl" in options.backend
+
+    def compute_rates(self) -> dict[int, dict[str, float]]:
+        """Return the floating-point operations a second of each rank, by dtype; half a second.
+
+        They are those of large matmuls, all ranks at once: the most that a training can compute.
+        """
+        self._require_usable()
+        everyone = tuple(range(self.world_size))
+        with self._alone():
+            found = self._attempts.call("training.compute_rate", everyone)
+        return {rank: found[rank].value for rank in everyone}
 
     def push(self, values: Mapping[str, Any], ranks: str = "all") -> None:
         """Set names on the ranks to these values. Arrays and tensors travel as raw buffers.

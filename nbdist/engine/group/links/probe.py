@@ -1,9 +1,7 @@
-"""Measure latency and bandwidth between ranks, one pair after another, in the training's own group.
+"""Time messages between ranks, one pair after another, and all_reduces of all of them.
 
-The model is that of Hockney (1994): a message of n bytes takes latency + n / bandwidth. Latency is
-half of the fastest of several round trips of a few bytes. Bandwidth is the slope between two long
-messages, whose sizes grow until the longer one takes long enough to be timed: what both have in
-common, such as the latency or the burst that a limited link lets through, falls out.
+They go through the training's own group, in sizes that grow until one takes long enough to be
+timed. Of each size the fastest of several counts: what else a machine does makes it slower only.
 
 Main thread, on all ranks, as a cell runs. Pairs take turns, so that none shares its link with
 another.
@@ -16,70 +14,105 @@ import torch
 import torch.distributed as dist
 
 _PINGS: Final = 20
-_SHORT: Final = 8  # bytes
-_FIRST: Final = 256 * 1024
-_LONGEST: Final = 64 * 1024 * 1024
-_LONG_ENOUGH_S: Final = 0.02
+_SIZES: Final = (8, 4096, *(64 * 1024 * 4**i for i in range(6)))  # bytes, 64 MiB the most
+_LONG_ENOUGH_S: Final = 0.05
 _MANY_WINDOWS: Final = 10  # latencies: TCP has opened its window by then
 _TOO_LONG_S: Final = 0.5  # to send four times as much once more
-_LONG_ONES: Final = 3  # of each size, the fastest counts
+_FEWEST: Final = 4  # sizes: a line has two ends
+_SHORT: Final = 256 * 1024  # bytes: up to here more of them are sent
+_TIMES: Final = (10, 3)  # short and long ones; the fastest counts
+
+Points = list[tuple[int, float]]  # bytes, seconds
 
 
-def measure(pairs: list[list[int]], names: dict[str, Any]) -> list[list[float]]:
-    """Return [latency in s, bandwidth in bytes/s] of the pairs in which this rank is the first.
+def measure(pairs: list[list[int]], names: dict[str, Any]) -> dict[str, Any]:
+    """Return the points of the pairs in which this rank is the first, and those of all_reduces.
 
     Args:
         pairs: Of ranks, the same list on all; each waits for its turn.
         names: The namespace of the rank's cells.
     """
     rank, device = dist.get_rank(), names["device"]
-    found = []
+    found: list[Points] = []
     for first, second in pairs:
         if rank == first:
             found.append(_ask(second, device))
         elif rank == second:
             _answer(first, device)
         dist.barrier()
-    return found
+    return {"pairs": found, "all_reduce": _reduce_all(device) if dist.get_world_size() > 1 else []}
 
 
-def _ask(peer: int, device: torch.device) -> list[float]:
-    short = torch.zeros(_SHORT, dtype=torch.uint8, device=device)
+def _ask(peer: int, device: torch.device) -> Points:
+    """Return bytes, and seconds in one direction."""
+    short = torch.zeros(_SIZES[0], dtype=torch.uint8, device=device)
     latency_s = min(_round_trip(short, short, peer) for _ in range(_PINGS)) / 2
-    long_enough_s = max(_LONG_ENOUGH_S, _MANY_WINDOWS * latency_s)
-    size, before, before_s = _FIRST, 0, 2 * latency_s
-    while True:
+    points = [(_SIZES[0], latency_s)]
+    for size in _SIZES[1:]:
         long = torch.zeros(size, dtype=torch.uint8, device=device)
         _round_trip(long, short, peer)  # the first one opens buffers and windows
-        seconds = min(_round_trip(long, short, peer) for _ in range(_LONG_ONES))
-        is_timed = before > 0 and seconds >= long_enough_s
-        is_last = is_timed or seconds >= _TOO_LONG_S or size >= _LONGEST
+        seconds = min(_round_trip(long, short, peer) for _ in range(_times(size))) - latency_s
+        points.append((size, max(seconds, 1e-9)))
+        is_last = _is_enough(points)
         _tell(peer, is_last=is_last, device=device)
         if is_last:
-            return [latency_s, (size - before) / max(seconds - before_s, 1e-9)]
-        size, before, before_s = size * 4, size, seconds
+            break
+    return points
 
 
 def _answer(peer: int, device: torch.device) -> None:
-    short = torch.zeros(_SHORT, dtype=torch.uint8, device=device)
+    short = torch.zeros(_SIZES[0], dtype=torch.uint8, device=device)
     for _ in range(_PINGS):
         _return(short, short, peer)
-    size = _FIRST
-    is_last = False
-    while not is_last:
+    for size in _SIZES[1:]:
         long = torch.zeros(size, dtype=torch.uint8, device=device)
-        for _ in range(1 + _LONG_ONES):
+        for _ in range(1 + _times(size)):
             _return(long, short, peer)
-        is_last = _hear(peer, device)
-        size *= 4
+        if _hear(peer, device):
+            break
+
+
+def _reduce_all(device: torch.device) -> Points:
+    """Return bytes, and seconds until the last rank has the sum."""
+    points: Points = []
+    for size in _SIZES:
+        tensor = torch.zeros(size // 4, device=device)
+        times = []
+        for _ in range(1 + _times(size)):
+            dist.barrier()
+            began = time.perf_counter()
+            dist.all_reduce(tensor)
+            _wait(device)
+            times.append(time.perf_counter() - began)
+        slowest = torch.tensor(times[1:], device=device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        points.append((size, slowest.min().item()))
+        if _is_enough(points):  # all ranks have the same points
+            break
+    return points
+
+
+def _times(size: int) -> int:
+    return _TIMES[size > _SHORT]
+
+
+def _is_enough(points: Points) -> bool:
+    seconds = points[-1][1]
+    long_enough_s = max(_LONG_ENOUGH_S, _MANY_WINDOWS * points[0][1])
+    is_line = len(points) >= _FEWEST and seconds >= long_enough_s
+    return seconds >= _TOO_LONG_S or is_line or points[-1][0] == _SIZES[-1]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _round_trip(there: torch.Tensor, back: torch.Tensor, peer: int) -> float:
     began = time.perf_counter()
     dist.send(there, peer)
     dist.recv(back, peer)
-    if back.is_cuda:
-        torch.cuda.synchronize(back.device)
+    _wait(back.device)
     return time.perf_counter() - began
 
 

@@ -62,6 +62,7 @@ CELLS = {
     "layout.compare": "nbdist.engine.layout.compare_layouts:compare",
     "checks.replay": "nbdist.engine.checks.replay:replay",
     "group.probe": "nbdist.engine.group.links.probe:measure",
+    "training.compute_rate": "nbdist.engine.training.compute_rate:measure",
 }
 
 CALL = "_nbdist_call"  # in the namespace of cells while one of these runs
