@@ -1,4 +1,10 @@
-"""What accelerators compute and hold, by their data sheets: dense figures, none with sparsity."""
+"""What accelerators compute and hold, by their data sheets: dense figures, none with sparsity.
+
+Memory of T4, A10, L4, L40S, A100 and H100 as github.com/modal-labs/modal-client/pull/2797 lists it,
+of H200 as github.com/stas00/ml-engineering; of V100, MI300X, RTX 4090 and 5090 it was not checked.
+Of data sheets, those of T4, A100, H100, H200, B200, L40S and MI300X were compared with a second
+source.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +36,11 @@ class Accelerator:
     link: str
     source: str
     share: float = ASSUMED_SHARE
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether nobody is known to have measured the share."""
+        return self.share == ASSUMED_SHARE
 
 
 def _flops(
@@ -81,12 +92,13 @@ ACCELERATORS: Final[Mapping[str, Accelerator]] = {
         *(f"NVIDIA H100 data sheet, halved where it counts sparsity{_MATMUL}", 0.80),
     ),
     "h200": Accelerator(
-        *("NVIDIA H200 SXM", _flops(67, 494.5, 989), 143771 * _MIB, 4.8e12, "nvlink4"),
+        *("NVIDIA H200 SXM", _flops(67, 494.5, 989), 143155 * _MIB, 4.8e12, "nvlink4"),
         *(f"NVIDIA H200 data sheet, halved where it counts sparsity{_MATMUL} of GH200", 0.84),
     ),
     "b200": Accelerator(
-        *("NVIDIA B200 SXM", _flops(80, 1125, 2250), 183359 * _MIB, 8e12, "nvlink5"),
-        "NVIDIA DGX B200 data sheet, an eighth of it, halved where it counts sparsity",
+        *("NVIDIA B200 SXM", _flops(80, 1125, 2250), 182630 * _MIB, 8e12, "nvlink5"),
+        "NVIDIA DGX B200 data sheet, an eighth of it, halved where it counts sparsity; memory by "
+        "its driver, github.com/pytorch/ao/pull/4002",
     ),
     "mi300x": Accelerator(
         *("AMD MI300X", _flops(163.4, 653.7, 1307.4), 196592 * _MIB, 5.3e12, "xgmi"),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from nbdist.shared.collectives import rounds, sent_bytes
 from nbdist.study.estimate import Traffic
 
 
@@ -29,6 +30,11 @@ class Link:
     def time_s(self, sent: Traffic) -> float:
         """Return the seconds of collectives whose messages all go over this link."""
         return sent.rounds * self.latency_s + sent.nbytes / self.bandwidth
+
+    def collective_s(self, kind: str, nbytes: int, n: int, backend: str = "nccl") -> float:
+        """Return the seconds of one collective of `n` ranks, each of which puts `nbytes` in."""
+        nsent = sent_bytes(kind, nbytes, n, backend)
+        return self.time_s(Traffic(1, nbytes, nsent, rounds(kind, n, backend), n))
 
 
 _BOOK = "Bekman, Machine Learning Engineering, github.com/stas00/ml-engineering"
@@ -145,5 +151,5 @@ LINKS: Final[Mapping[str, Link]] = {
     ),
 }
 
-# Of them, what joins hosts.
 BETWEEN_HOSTS: Final = tuple(word for word, link in LINKS.items() if "Gbit" in link.name)
+INSIDE_HOSTS: Final = tuple(word for word in LINKS if word not in BETWEEN_HOSTS)

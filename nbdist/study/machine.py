@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from nbdist.shared.errors import UsageError
 from nbdist.shared.text import counted
 from nbdist.study.accelerators import ACCELERATORS, Accelerator
-from nbdist.study.links import BETWEEN_HOSTS, LINKS, Link
+from nbdist.study.links import BETWEEN_HOSTS, INSIDE_HOSTS, LINKS, Link
 
 EXAMPLE: Final = "8 h100 nvlink4, 2 hosts ib400"
 _Known = TypeVar("_Known")
@@ -111,7 +111,7 @@ def parse_machine(text: str) -> Machine:
     if len(words) > 2:
         raise _wrong(text, f'"{" ".join(words[2:])}" is one word too many')
     accelerator = _known(words[0], ACCELERATORS, "accelerator", text)
-    inside = {word: link for word, link in LINKS.items() if word not in BETWEEN_HOSTS}
+    inside = {word: LINKS[word] for word in INSIDE_HOSTS}
     link = _known(words[1] if len(words) > 1 else accelerator.link, inside, "link in a host", text)
     if not comma:
         return Machine(accelerator, per_host, 1, link)

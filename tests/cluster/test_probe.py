@@ -47,13 +47,16 @@ def test_a_probe_knows_what_the_newest_training_sends(session: Session) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux paces connections")
-def test_a_probe_finds_the_bandwidth_of_an_emulated_link(session: Session) -> None:
-    session.run(f"nbdist.emulate_link({RATE})")
+def test_a_probe_finds_the_bandwidth_of_an_emulated_link_and_who_sends_so_slowly(
+    session: Session,
+) -> None:
+    session.run(f"nbdist.emulate_link({RATE})", ranks="1")
     try:
         found = session.probe()
     finally:
-        session.run("nbdist.emulate_link(None)")
+        session.run("nbdist.emulate_link(None)", ranks="1")
     assert found[0].bandwidth == pytest.approx(RATE, rel=0.15)
+    assert found[0].sender == 1
     assert found.ring is not None
     assert found.ring.bandwidth == pytest.approx(RATE, rel=0.15)
 
@@ -62,6 +65,13 @@ def test_the_magic_shows_a_table(notebook: Kernel) -> None:
     shown = notebook.run("%dist probe").text
     assert shown.split("\n")[0].split() == ["ranks", "hosts", "latency", "bandwidth"]
     assert "0 - 1  localhost" in shown
+
+
+def test_a_preset_is_compared_with_the_ranks_here(notebook: Kernel) -> None:
+    shown = notebook.run("%dist probe --on 8 h100, 2 hosts ib400").text
+    assert "2 hosts of 8 NVIDIA H100 SXM on NVLink 4, 1 x 400 Gbit InfiniBand a host" in shown
+    assert "From presets: nothing of it was measured." in shown
+    assert "a rank here" in shown
 
 
 def test_one_rank_is_told_how_fast_it_computes(session: Session) -> None:

@@ -19,6 +19,9 @@ from nbdist.client.metrics.checks.settings import require_rules
 from nbdist.client.notebook.start_options import all_options
 from nbdist.shared.errors import UsageError
 from nbdist.shared.options import Option, Parser, flag_of, read_seconds, read_word
+from nbdist.study.accelerators import ACCELERATORS
+from nbdist.study.links import BETWEEN_HOSTS, INSIDE_HOSTS
+from nbdist.study.machine import EXAMPLE
 
 COMMANDS = {
     "start": "start the ranks and create their process group",
@@ -35,7 +38,7 @@ COMMANDS = {
     "pull": "copy a variable from the ranks: NAME becomes a list with one entry per rank",
     "verify": "compare a layout with one process on the same split; changes nothing",
     "expect": "check what is said of the newest training, for notebooks that are tests",
-    "probe": "measure latency and bandwidth between the ranks",
+    "probe": "measure latency and bandwidth between the ranks, and how fast they compute",
     "stacks": "show where each rank is: cell line, collective, ranks that it waits for",
     "pause": "let the training stand still, all ranks after the same step",
     "continue": "let a training go on that is paused",
@@ -123,6 +126,14 @@ def dist_parser(own: type = NoOptions) -> argparse.ArgumentParser:
         nargs="?",
         metavar="HANDLE",
         help="name of a layout or of its model on the ranks; by default the newest",
+    )
+    made["probe"].add_argument(
+        "--on",
+        nargs="+",
+        metavar="MACHINE",
+        help=f'for a machine that is not here, by presets, such as "{EXAMPLE}": any of '
+        f"{', '.join(ACCELERATORS)}; in a host {', '.join(INSIDE_HOSTS)}; between hosts "
+        f"{', '.join(BETWEEN_HOSTS)}, with the number of NICs a host before it, or 1",
     )
     made["expect"].add_argument(
         "words",

@@ -236,9 +236,17 @@ class NBDist(Magics):
         print(current().expect(" ".join(asked.words)))
 
     def _probe(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.notebook.current import current
+        from nbdist.client.notebook.current import current, is_running
 
-        print(current().probe())
+        if not asked.on:
+            print(current().probe())
+            return
+        from nbdist.study.machine import parse_machine
+        from nbdist.study.preset import PresetProbe, median_rates
+
+        machine = parse_machine(" ".join(asked.on))
+        here = median_rates(current().compute_rates()) if is_running() else {}
+        print(PresetProbe(machine, here))
 
     def _stacks(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current

@@ -11,6 +11,7 @@ from nbdist.shared.collectives import COLLECTIVES, rounds
 from nbdist.shared.text import aligned, counted, figure, name_bytes, name_ranks, name_rate
 from nbdist.study.fit import Fit, fit
 from nbdist.study.links import Link
+from nbdist.study.preset import median_rates, name_flops
 
 _MOST_PAIRS = 28  # all of eight ranks
 _FASTER: Final = 2.0  # times the bandwidth: another kind of link
@@ -26,7 +27,8 @@ Points = Sequence[tuple[int, float]]
 class PairLink:
     """Between two ranks: seconds that a short message takes, and bytes a second of a long one.
 
-    `points` are bytes and seconds in one direction of the messages that were timed.
+    They are those of the slower direction. `points` are bytes and seconds of its messages;
+    `sender` is the rank that sends in it where the other direction is twice as fast or more.
     """
 
     ranks: tuple[int, int]
@@ -34,6 +36,7 @@ class PairLink:
     latency_s: float
     bandwidth: float
     points: Points = ()
+    sender: int | None = None
 
     @property
     def is_inside(self) -> bool:
@@ -132,14 +135,18 @@ class LinkProbe(Sequence[PairLink]):
         middle = median(link.bandwidth for link in self.links)
         for link in self.links:
             hosts = link.hosts[0] if link.is_inside else " - ".join(link.hosts)
-            slow = f"{link.bandwidth / middle:.2f} x the median"
+            notes = []
+            if link.bandwidth * _FASTER < middle:
+                notes.append(f"{link.bandwidth / middle:.2f} x the median")
+            if link.sender is not None:
+                notes.append(f"when rank {link.sender} sends")
             rows.append(
                 (
                     "{} - {}".format(*link.ranks),
                     hosts,
                     f"{figure(link.latency_s * 1e3)} ms",
                     name_rate(link.bandwidth),
-                    slow if link.bandwidth * _FASTER < middle else "",
+                    " ".join(notes),
                 )
             )
         return "\n".join(aligned(rows))
@@ -180,19 +187,37 @@ def choose_pairs(hosts: Mapping[int, str]) -> list[tuple[int, int]]:
     return sorted(by_link.values())
 
 
+def both_ways(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return each pair twice, the rank that sends first: a link may be slow in one direction."""
+    return [ends for first, second in pairs for ends in ((first, second), (second, first))]
+
+
 def links(
     pairs: Sequence[tuple[int, int]],
     hosts: Mapping[int, str],
     measured: Mapping[int, Sequence[Points]],
 ) -> tuple[PairLink, ...]:
-    """Return what each pair's first rank has measured, in the order of the pairs."""
+    """Return the link of each pair, in its slower direction.
+
+    Args:
+        pairs: As `choose_pairs` returns them.
+        hosts: The host of each rank.
+        measured: By the rank that sent, in the order of `both_ways(pairs)`.
+    """
     left = {rank: iter(values) for rank, values in measured.items()}
+    lines: dict[tuple[int, int], tuple[Fit, Points]] = {}
+    for ends in both_ways(pairs):
+        timed = tuple((size, seconds) for size, seconds in next(left[ends[0]]))
+        lines[ends] = fit(timed), timed
     found = []
     for first, second in pairs:
-        points = tuple((size, seconds) for size, seconds in next(left[first]))
-        line = fit(points)
-        ends = (hosts[first], hosts[second])
-        found.append(PairLink((first, second), ends, line.latency_s, line.bandwidth, points))
+        ways = ((first, second), (second, first))
+        slow, fast = sorted(ways, key=lambda way: lines[way][0].bandwidth)
+        line, points = lines[slow]
+        is_one_way = line.bandwidth * _FASTER < lines[fast][0].bandwidth
+        at = (hosts[first], hosts[second])
+        slower = slow[0] if is_one_way else None
+        found.append(PairLink((first, second), at, line.latency_s, line.bandwidth, points, slower))
     return tuple(found)
 
 
@@ -268,21 +293,14 @@ def _line(line: Fit) -> str:
 
 def _of_computing(rates: Mapping[int, Mapping[str, float]]) -> str:
     """Return each dtype's median rate, and who is slower than that."""
-    dtypes = list(next(iter(rates.values())))
-    middle = {dtype: median(of_rank[dtype] for of_rank in rates.values()) for dtype in dtypes}
-    named = ", ".join(f"{name_flops(middle[dtype])} in {dtype}" for dtype in dtypes)
+    middle = median_rates(rates)
+    named = ", ".join(f"{name_flops(rate)} in {dtype}" for dtype, rate in middle.items())
     said = [f"Ranks multiply matrices at {named} each, all at once."]
     for rank, of_rank in sorted(rates.items()):
-        share = min(of_rank[dtype] / middle[dtype] for dtype in dtypes)
+        share = min(of_rank[dtype] / middle[dtype] for dtype in middle)
         if share < _SLOW:
             said.append(f"Rank {rank} computes at {share:.2g} x the median.")
     return " ".join(said)
-
-
-def name_flops(rate: float) -> str:
-    """Return operations a second as data sheets do: 989 TFLOP/s, 34.1 GFLOP/s."""
-    unit, worth = ("TFLOP/s", 1e12) if rate >= 1e12 else ("GFLOP/s", 1e9)
-    return f"{figure(rate / worth)} {unit}"
 
 
 def _of_traffic(sent: StepTraffic, ring: Link, n: int, backend: str) -> str:

@@ -40,7 +40,7 @@ from nbdist.client.metrics.profile.chosen import parse_steps
 from nbdist.client.metrics.profile.gather import Profiled
 from nbdist.client.output.result import CellResult
 from nbdist.client.session.chaos import Chaos, ChaosPlan
-from nbdist.client.session.probe import LinkProbe, choose_pairs, links, of_newest
+from nbdist.client.session.probe import LinkProbe, both_ways, choose_pairs, links, of_newest
 from nbdist.client.session.rank_names import RankNames
 from nbdist.client.session.scale import scale
 from nbdist.client.session.sweep import SweepResult, combinations, sweep
@@ -615,7 +615,7 @@ class Session:
         if len(hosts) == 1:
             return LinkProbe((), None, rates, data)
         with self._alone():
-            found = self._attempts.call("group.probe", tuple(sorted(hosts)), pairs=pairs)
+            found = self._attempts.call("group.probe", tuple(sorted(hosts)), pairs=both_ways(pairs))
         measured = {rank: found[rank].value for rank in hosts}
         return LinkProbe(
             links(pairs, hosts, {rank: of_rank["pairs"] for rank, of_rank in measured.items()}),

@@ -4,7 +4,6 @@ import pytest
 
 from nbdist.shared.errors import UsageError
 from nbdist.study.accelerators import ACCELERATORS
-from nbdist.study.estimate import Traffic
 from nbdist.study.links import LINKS
 from nbdist.study.machine import group_of, parse_machine
 
@@ -82,10 +81,6 @@ def test_a_rank_beyond_the_machine_is_refused() -> None:
         parse_machine("8 h100").link_of([0, 8])
 
 
-def all_reduced(nbytes: float, n: int) -> Traffic:
-    return Traffic(1, int(nbytes), 2 * (n - 1) / n * nbytes, 2 * (n - 1).bit_length(), n)
-
-
 # Bytes and seconds of an all_reduce: github.com/stas00/ml-engineering, network/benchmarks.
 @pytest.mark.parametrize(
     ("text", "nbytes", "measured_s"),
@@ -100,11 +95,11 @@ def all_reduced(nbytes: float, n: int) -> Traffic:
     ],
 )
 def test_presets_come_near_what_others_have_measured(
-    text: str, nbytes: float, measured_s: float
+    text: str, nbytes: int, measured_s: float
 ) -> None:
     machine = parse_machine(text)
     n = machine.world_size
-    found_s = machine.link_of(range(n)).time_s(all_reduced(nbytes, n))
+    found_s = machine.link_of(range(n)).collective_s("all_reduce", nbytes, n)
     assert found_s == pytest.approx(measured_s, rel=0.3)  # as links.py says
 
 

@@ -29,7 +29,7 @@ def measure(pairs: list[list[int]], names: dict[str, Any]) -> dict[str, Any]:
     """Return the points of the pairs in which this rank is the first, and those of all_reduces.
 
     Args:
-        pairs: Of ranks, the same list on all; each waits for its turn.
+        pairs: Of ranks, the first of which sends; the same list on all, each waits for its turn.
         names: The namespace of the rank's cells.
     """
     rank, device = dist.get_rank(), names["device"]
@@ -40,24 +40,23 @@ def measure(pairs: list[list[int]], names: dict[str, Any]) -> dict[str, Any]:
         elif rank == second:
             _answer(first, device)
         dist.barrier()
-    return {"pairs": found, "all_reduce": _reduce_all(device) if dist.get_world_size() > 1 else []}
+    return {"pairs": found, "all_reduce": _reduce_all(device)}
 
 
 def _ask(peer: int, device: torch.device) -> Points:
-    """Return bytes, and seconds in one direction."""
+    """Return bytes, and seconds in one direction: each message is answered by a short one."""
     short = torch.zeros(_SIZES[0], dtype=torch.uint8, device=device)
-    latency_s = min(_round_trip(short, short, peer) for _ in range(_PINGS)) / 2
-    points = [(_SIZES[0], latency_s)]
+    trips = [(_SIZES[0], min(_round_trip(short, short, peer) for _ in range(_PINGS)))]
     for size in _SIZES[1:]:
         long = torch.zeros(size, dtype=torch.uint8, device=device)
         _round_trip(long, short, peer)  # the first one opens buffers and windows
-        seconds = min(_round_trip(long, short, peer) for _ in range(_times(size))) - latency_s
-        points.append((size, max(seconds, 1e-9)))
-        is_last = _is_enough(points)
+        trips.append((size, min(_round_trip(long, short, peer) for _ in range(_times(size)))))
+        is_last = _is_enough(trips)
         _tell(peer, is_last=is_last, device=device)
         if is_last:
             break
-    return points
+    back_s = min(seconds for _, seconds in trips) / 2  # no trip is shorter than two short messages
+    return [(size, seconds - back_s) for size, seconds in trips]
 
 
 def _answer(peer: int, device: torch.device) -> None:

@@ -40,6 +40,16 @@ def test_a_push_within_a_function_finds_its_own_names_and_the_notebooks(
     assert pushed == {"q": 1, "r": 3}
 
 
+@pytest.mark.parametrize("line", ["probe --on 8 h100, 2 hosts ib400", 'probe --on "1 T4"'])
+def test_a_machine_is_looked_at_without_ranks(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    shell.run_line_magic("dist", line)
+    shown = capsys.readouterr().out
+    assert "From presets: nothing of it was measured." in shown
+    assert "%dist start, and it is compared with the ranks here." in shown
+
+
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [

@@ -37,15 +37,20 @@ def test_of_many_ranks_each_link_is_measured_once() -> None:
     assert choose_pairs(hosts) == [(0, 1), (0, 8), (8, 9)]
 
 
-def test_links_are_those_that_their_first_ranks_measured() -> None:
+def test_a_link_is_as_fast_as_its_slower_direction() -> None:
     hosts = {0: "a", 1: "a", 2: "b"}
-    measured = {0: [points(1e-4, 1e9), points(1e-3, 1e8)], 1: [points(2e-3, 9e7)], 2: []}
+    measured = {
+        0: [points(1e-4, 1e9), points(1e-3, 1e8)],  # to 1, to 2
+        1: [points(1e-4, 9e8), points(2e-3, 9e7)],  # to 0, to 2
+        2: [points(1e-3, 1e7), points(2e-3, 8e7)],  # to 0, to 1
+    }
     found = links([(0, 1), (0, 2), (1, 2)], hosts, measured)
-    assert found[1].ranks == (0, 2)
+    assert [one.ranks for one in found] == [(0, 1), (0, 2), (1, 2)]
     assert found[1].hosts == ("a", "b")
     assert found[1].latency_s == pytest.approx(1e-3)
-    assert found[1].bandwidth == pytest.approx(1e8)
-    assert found[2].bandwidth == pytest.approx(9e7)
+    assert [one.bandwidth for one in found] == pytest.approx([9e8, 1e7, 8e7])
+    assert [one.sender for one in found] == [None, 2, None]
+    assert str(LinkProbe(found)).splitlines()[2].endswith("0.12 x the median when rank 2 sends")
 
 
 def test_links_inside_and_between_hosts_are_apart() -> None:
