@@ -1,7 +1,7 @@
 """`%dist probe`: what to measure, and what to say of links, computing and data. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import median
 from typing import Final
@@ -94,7 +94,7 @@ class LinkProbe(Sequence[PairLink]):
 
     links: tuple[PairLink, ...]
     all_reduce: Fit | None = None
-    rates: Mapping[int, Mapping[str, float]] | None = None
+    rates: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     data: DataWait | None = None
     traffic: StepTraffic | None = None
     backend: str = "gloo"
@@ -116,9 +116,9 @@ class LinkProbe(Sequence[PairLink]):
     @property
     def ring(self) -> Link | None:
         """What each rank has of the links while all of them send, by their all_reduces."""
-        if self.all_reduce is None:
+        n = len(self.rates)
+        if self.all_reduce is None or n < 2:
             return None
-        n = len(self.rates or {})
         latency_s = self.all_reduce.latency_s / rounds("all_reduce", n, self.backend)
         bandwidth = self.all_reduce.bandwidth * 2 * (n - 1) / n
         return Link(latency_s, bandwidth, "all ranks", "measured by %dist probe")
@@ -159,7 +159,7 @@ class LinkProbe(Sequence[PairLink]):
         if self.all_reduce is not None:
             said.append(self._of_all_reduce(self.all_reduce))
         if self.traffic is not None and self.ring is not None:
-            said.append(_of_traffic(self.traffic, self.ring, len(self.rates or {}), self.backend))
+            said.append(_of_traffic(self.traffic, self.ring, len(self.rates), self.backend))
         if self.data is not None:
             said.append(_of_data(self.data))
         return said
@@ -167,7 +167,7 @@ class LinkProbe(Sequence[PairLink]):
     def _of_all_reduce(self, line: Fit) -> str:
         return (
             f"{name_bytes(_BUCKET)} of gradients take about {_ms(line.time_s(_BUCKET))} to reduce "
-            f"on these {len(self.rates or {})} ranks: {_line(line)}."
+            f"on these {len(self.rates)} ranks: {_line(line)}."
         )
 
 
@@ -277,8 +277,13 @@ def _of_links(one: LinkClass) -> str:
     if one.name.endswith(("slower", "later")):
         pairs = ", ".join("{} - {}".format(*pair.ranks) for pair in one.pairs[:6])
         pairs += ", ..." if len(one.pairs) > 6 else ""
+        senders = [pair.sender for pair in one.pairs if pair.sender is not None]
         common = set.intersection(*(set(pair.ranks) for pair in one.pairs))
-        if len(one.pairs) > 1 and common:
+        if len(senders) == 1 and None not in senders:
+            pairs += (
+                f": when {name_ranks(sender for sender in senders if sender is not None)} sends"
+            )
+        elif len(one.pairs) > 1 and common:
             pairs += f": {name_ranks(common)} in each"
     return f"Links {one.name} ({pairs}): {_line(one.fit)}."
 

@@ -15,10 +15,11 @@ import torch.distributed as dist
 
 _PINGS: Final = 20
 _SIZES: Final = (8, 4096, *(64 * 1024 * 4**i for i in range(6)))  # bytes, 64 MiB the most
-_LONG_ENOUGH_S: Final = 0.05
+_LONG_ENOUGH_S: Final = 0.01
 _MANY_WINDOWS: Final = 10  # latencies: TCP has opened its window by then
 _TOO_LONG_S: Final = 0.5  # to send four times as much once more
-_FEWEST: Final = 4  # sizes: a line has two ends
+_LONG: Final = 4  # times the shortest: such messages tell of the bandwidth
+_FEWEST: Final = 3  # of them
 _SHORT: Final = 256 * 1024  # bytes: up to here more of them are sent
 _TIMES: Final = (10, 3)  # short and long ones; the fastest counts
 
@@ -96,10 +97,11 @@ def _times(size: int) -> int:
 
 
 def _is_enough(points: Points) -> bool:
-    seconds = points[-1][1]
-    long_enough_s = max(_LONG_ENOUGH_S, _MANY_WINDOWS * points[0][1])
-    is_line = len(points) >= _FEWEST and seconds >= long_enough_s
-    return seconds >= _TOO_LONG_S or is_line or points[-1][0] == _SIZES[-1]
+    shortest_s, seconds = points[0][1], points[-1][1]
+    long_enough_s = max(_LONG_ENOUGH_S, _MANY_WINDOWS * shortest_s)
+    is_line = sum(each > _LONG * shortest_s for _, each in points) >= _FEWEST
+    is_timed = is_line and seconds >= long_enough_s
+    return is_timed or seconds >= _TOO_LONG_S or points[-1][0] == _SIZES[-1]
 
 
 def _wait(device: torch.device) -> None:

@@ -50,7 +50,9 @@ def test_a_link_is_as_fast_as_its_slower_direction() -> None:
     assert found[1].latency_s == pytest.approx(1e-3)
     assert [one.bandwidth for one in found] == pytest.approx([9e8, 1e7, 8e7])
     assert [one.sender for one in found] == [None, 2, None]
-    assert str(LinkProbe(found)).splitlines()[2].endswith("0.12 x the median when rank 2 sends")
+    shown = str(LinkProbe(found))
+    assert shown.splitlines()[2].endswith("0.12 x the median when rank 2 sends")
+    assert "Links between hosts, slower (0 - 2: when rank 2 sends): " in shown
 
 
 def test_links_inside_and_between_hosts_are_apart() -> None:
