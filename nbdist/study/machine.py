@@ -125,6 +125,15 @@ def parse_machine(text: str) -> Machine:
     return Machine(accelerator, per_host, hosts, link, nic if hosts > 1 else None, nics)
 
 
+def words_after(text: str) -> tuple[str, ...]:
+    """Return the words that may come next in a text for `parse_machine`, for Tab."""
+    here, comma, rest = text.lower().partition(",")
+    count = len((rest if comma else here).split())
+    if not comma:
+        return ((), tuple(ACCELERATORS), INSIDE_HOSTS)[count] if count < 3 else ()
+    return ((), ("hosts",), BETWEEN_HOSTS, BETWEEN_HOSTS)[count] if count < 4 else ()
+
+
 def _counted(part: str, text: str) -> tuple[int, list[str]]:
     found = _PART.fullmatch(part.strip())
     if found is None or int(found["count"]) < 1:

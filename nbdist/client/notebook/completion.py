@@ -12,6 +12,7 @@ from nbdist.client.board import VIEWS
 from nbdist.client.expect.assertion import FORMS, OVER_STEPS
 from nbdist.client.metrics.checks.rules import all_rules
 from nbdist.client.notebook import arguments
+from nbdist.study.machine import words_after
 
 _MAGICS = ("%dist", "%%distributed")
 _QUOTES = ("'", '"')
@@ -221,6 +222,8 @@ def _values(command: str, option: str, values: Values, before: list[str]) -> Ite
         return values.runs()
     if option:
         return ()
+    if command == "probe" and "--on" in before:
+        return words_after(" ".join(before[before.index("--on") + 1 :]))
     if command == "board":
         return _of_board(before[1:], values)
     if command == "checks":

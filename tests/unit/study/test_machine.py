@@ -5,7 +5,7 @@ import pytest
 from nbdist.shared.errors import UsageError
 from nbdist.study.accelerators import ACCELERATORS
 from nbdist.study.links import LINKS
-from nbdist.study.machine import group_of, parse_machine
+from nbdist.study.machine import group_of, parse_machine, words_after
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,15 @@ def test_a_text_that_names_no_machine_is_told_what_is_right(text: str, why: str)
         parse_machine(text)
     assert why in caught.value.why
     assert "8 h100 nvlink4, 2 hosts ib400" in caught.value.do
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [("8", "h100"), ("8 h100", "nvlink4"), ("8 h100, 2", "hosts"), ("8 h100, 2 hosts 8", "ib400")],
+)
+def test_the_words_that_may_come_next_are_offered(text: str, word: str) -> None:
+    assert word in words_after(text)
+    assert words_after("") == words_after("8 h100 nvlink4") == ()
 
 
 def test_groups_over_axes_are_numbered_as_a_mesh_is() -> None:

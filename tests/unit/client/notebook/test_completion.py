@@ -40,6 +40,8 @@ VALUES = Values(
         ("%dist checks same", ["same-samples"]),
         ("%%distributed --ignore step", ["step-past-scaler"]),
         ("%%distributed --ignore step-past-scaler,same", ["step-past-scaler,same-samples"]),
+        ("%dist probe --on 8 h", ["h100", "h200"]),
+        ("%dist probe --on 8 h100, 2 hosts ib4", ["ib400"]),
         ("%dist start ", []),
         ("%dist start --device ", ["cpu", "cuda"]),
         ("%dist start -n 2 --backend n", ["nccl"]),
