@@ -55,7 +55,7 @@ def _nic(word: str, gbit: float, share: float, latency_s: float, source: str) ->
 # PyTorch's own (_BENCH). What stands between hosts is one NIC, in one direction.
 #
 # Measured times (_BENCH) over those of this line: on 8 H200 0.77 to 1.37 (32 KiB to 16 GiB); on 32
-# B200 of 4 hosts 0.98 to 1.34 below 256 KiB and from 128 MiB on, and up to 2.7 between (16 MiB),
+# B200 of 4 hosts 0.98 to 1.34 up to 128 KiB and from 128 MiB on, and up to 2.7 between (16 MiB),
 # where NCCL changes its algorithm.
 LINKS: Final[Mapping[str, Link]] = {
     "nvlink2": Link(
