@@ -64,6 +64,7 @@ def transformer(
         "trainable": trainable,
         "frozen_bytes": frozen_bytes,
         "blocks": blocks,
+        "tokens": tokens,
         "flops": for_one * (active or parameters) * tokens + attention,
         "activations": 34 * blocks * tokens * width + 6 * tokens * vocabulary,
         "kept": 2 * blocks * tokens * width,
