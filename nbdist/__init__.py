@@ -21,6 +21,7 @@ _PLACES = {
     "Session": "nbdist.client.session.session",
     "CellResult": "nbdist.client.output.result",
     "estimate": "nbdist.client.advice.estimate",
+    "advise": "nbdist.client.advice.advise",
     # on a rank
     "init": "nbdist.engine.rank.standalone",
     "parallelize": "nbdist.engine.layout.parallelize",

@@ -1,4 +1,4 @@
-"""The `nbdist` command: `demo | lab | ui | status | peek | stop | export | doctor` and more.
+"""The `nbdist` command: `demo | lab | ui | status | stop | export | advise | doctor` and more.
 
 Imports nothing heavy: each command brings what it needs when it is called, so that `--help`
 answers at once and works in an environment that is broken.
@@ -24,6 +24,7 @@ LAB_COPY = Path("nbdist-tutorials")  # in the folder one stands in
 
 _PACKAGE = Path(__file__).resolve().parent
 _STOP_TIMEOUT_S = 10.0
+_OWN = ("export", "estimate", "advise")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,9 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The words after `nbdist`; those of this process by default.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    of_export: list[str] = []
-    if words[:1] == ["export"]:  # a parser of its own reads the rest: to make it costs imports
-        words, of_export = words[:1], words[1:]
+    rest: list[str] = []
+    if words[:1] and words[0] in _OWN:  # a parser of its own reads the rest: that costs imports
+        words, rest = words[:1], words[1:]
     parser = build_parser()
     known, others = parser.parse_known_args(words)
     if others and known.command != "lab":
@@ -53,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case "pause" | "continue" | "change" | "peek":
                 return ask(known)
             case "export":
-                return export(of_export)
+                return export(rest)
+            case "estimate" | "advise":
+                return foresee(known.command, rest)
             case "doctor":
                 return doctor()
             case _:
@@ -130,6 +133,12 @@ def build_parser() -> argparse.ArgumentParser:
             )
     commands.add_parser(
         "export", help="write a notebook's %%%%distributed cells as a script for torchrun"
+    )
+    commands.add_parser(
+        "estimate", help="what each rank of a layout would hold and send, of module:function"
+    )
+    commands.add_parser(
+        "advise", help="which layout trains module:function best on a machine, and why"
     )
     commands.add_parser("doctor", help="check this machine and suggest fixes")
     return parser
@@ -316,6 +325,14 @@ def export(words: Sequence[str]) -> int:
     parser.add_argument("notebook", metavar="NOTEBOOK", help="the notebook's file")
     add_export(parser, "which code cells, counted from 1, such as 3,5-8")
     export_file(parser.parse_args(words))
+    return 0
+
+
+def foresee(command: str, words: Sequence[str]) -> int:
+    """Estimate a layout, or advise one, of a model that a module makes."""
+    from nbdist.client.advice import terminal
+
+    (terminal.run_estimate if command == "estimate" else terminal.run_advise)(words)
     return 0
 
 

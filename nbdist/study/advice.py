@@ -392,6 +392,8 @@ def _variants(job: Job, machine: Machine, its: Spread, overlap: float) -> Iterat
     for checkpoint in (False, True) if job.blocks and job.kept else (False,):
         for once in (True, False) if sharded else (True,):
             for micro in reversed(_divisors(share)):
+                if share // micro % its.pp:
+                    continue  # "interleaved" orders multiples of the stages
                 one = Candidate(
                     its, micro, share // micro, checkpoint, once, 0.0, StepTime(seconds)
                 )

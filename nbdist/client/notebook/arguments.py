@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn, get_args, get_origin
 
+from nbdist.client.advice.options import add_options
 from nbdist.client.board.views import VIEWS, require_view
 from nbdist.client.cells.params import drop_comment, read_param, split_line
 from nbdist.client.cluster.launchers.base import LOCAL, OWN, NoOptions, find_options
@@ -39,6 +40,7 @@ COMMANDS = {
     "verify": "compare a layout with one process on the same split; changes nothing",
     "expect": "check what is said of the newest training, for notebooks that are tests",
     "probe": "measure latency and bandwidth between the ranks, and how fast they compute",
+    "advise": "say which layout trains a model best on a machine, and why, before it is paid for",
     "stacks": "show where each rank is: cell line, collective, ranks that it waits for",
     "pause": "let the training stand still, all ranks after the same step",
     "continue": "let a training go on that is paused",
@@ -142,6 +144,7 @@ def dist_parser(own: type = NoOptions) -> argparse.ArgumentParser:
         help="; ".join(f"{form}: {text}" for form, text in FORMS).replace("%", "%%")
         + f". Before a name: {', '.join(OVER_STEPS)}, as in max loss < 9",
     )
+    _add_advise(made["advise"])
     made["change"].add_argument(
         "values",
         nargs="+",
@@ -200,6 +203,19 @@ def dist_parser(own: type = NoOptions) -> argparse.ArgumentParser:
     _add_run(made["run"])
     add_export(made["export"], "numbers of prompts, such as 3,5-8, of the cells to export")
     return parser
+
+
+def _add_advise(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="FACTORY", help="name of the function that makes it")
+    parser.add_argument("batch", metavar="BATCH", help="name of a step's batch; shapes will do")
+    add_options(parser)
+    parser.add_argument("--loss", metavar="NAME", help="of (outputs, targets)")
+    parser.add_argument("--optimizer", metavar="NAME", help="its class, such as torch.optim.SGD")
+    parser.add_argument(
+        "--run",
+        action="store_true",
+        help="train some steps as advised on the running ranks, and compare",
+    )
 
 
 def _add_flag(parser: argparse.ArgumentParser, option: Option) -> None:

@@ -218,7 +218,7 @@ def _values(command: str, option: str, values: Values, before: list[str]) -> Ite
     """Return what may follow an option, or come alone after a command."""
     if option in ("-r", "--ranks"):
         return values.ranks()
-    if option == "--run" or command in ("runs", "diff"):
+    if (option == "--run" and command != "advise") or command in ("runs", "diff"):
         return values.runs()
     if option:
         return ()
@@ -233,6 +233,6 @@ def _values(command: str, option: str, values: Values, before: list[str]) -> Ite
     of_ranks = command == "pull" or (command == "verify" and len(before) == 1)
     if of_ranks:
         return (name for name in values.of_ranks() if not name.startswith("_"))
-    if command == "push":
+    if command in ("push", "advise"):
         return (name for name in values.of_notebook() if not name.startswith("_"))
     return ()

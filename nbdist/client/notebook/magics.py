@@ -248,6 +248,11 @@ class NBDist(Magics):
         here = median_rates(current().compute_rates()) if is_running() else {}
         print(PresetProbe(machine, here))
 
+    def _advise(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.notebook.advise_command import advise
+
+        print(advise(asked, names))
+
     def _stacks(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current
 

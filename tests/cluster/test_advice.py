@@ -1,0 +1,96 @@
+"""Advice that a session carries out: its code runs on ranks, and the best is measured."""
+
+import re
+from argparse import Namespace
+
+import pytest
+
+import nbdist
+from nbdist.client.advice.paste import lines
+from nbdist.client.session.session import Session
+from nbdist.study.advice import Candidate, Spread
+from nbdist.study.step_time import StepTime
+
+NAMES = """
+def make():
+    return torch.nn.Sequential(
+        *(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()) for _ in range(4)),
+        torch.nn.Linear(8, 2),
+    )
+loss = torch.nn.functional.cross_entropy
+generator = torch.Generator().manual_seed(0)
+dataset = torch.utils.data.TensorDataset(
+    torch.randn(32, 8, generator=generator), torch.randint(2, (32,), generator=generator)
+)
+lr = 0.1
+"""
+
+
+def code(spread: Spread, parts: int = 1, precision: str = "fp32", **other: bool) -> str:
+    one = Candidate(spread, 4, parts, other.get("checkpoint", False), True, 0.0, StepTime(1.0))
+    return lines(
+        one,
+        model="make",
+        loss="loss",
+        optimizer="torch.optim.SGD",
+        precision=precision,
+        global_batch=8 * parts,
+        reference_batch=4,
+        rule="linear",
+        warmup_steps=2,
+    )
+
+
+@pytest.fixture(scope="module")
+def session() -> Session:
+    with nbdist.start(n=2, device="cpu") as started:
+        yield started
+
+
+@pytest.mark.parametrize(
+    "advised",
+    [
+        code(Spread(dp=2), parts=2),
+        code(Spread(fsdp=2, stage=3), parts=2, precision="bf16", checkpoint=True),
+        pytest.param(code(Spread(dp=2, stage=1)), marks=pytest.mark.slow),
+        pytest.param(code(Spread(fsdp=2, stage=2)), marks=pytest.mark.slow),
+        pytest.param(code(Spread(pp=2), parts=2), marks=pytest.mark.slow),
+    ],
+    ids=["ddp", "zero3", "zero1", "zero2", "pp"],
+)
+def test_the_advised_lines_train_on_two_ranks(session: Session, advised: str) -> None:
+    result = session.run(f"{NAMES}\n{advised}", track=False)
+    assert result.ok, result
+    rate = session.run("optimizer.param_groups[0]['lr']", track=False)
+    scaled = int(re.findall(r"global_batch=(\d+), reference", advised)[0]) / 4
+    assert rate[0].value == pytest.approx(0.1 * scaled)
+
+
+def test_accumulated_lines_give_the_gradients_of_one_step(session: Session) -> None:
+    def weights(advised: str) -> list[float]:
+        seeded = f"{NAMES}\ntorch.manual_seed(0)\n{advised}"
+        assert session.run(seeded, track=False).ok
+        flat = "[p.detach().double().sum().item() for p in layout.model.parameters()]"
+        return session.run(flat, track=False)[0].value
+
+    whole = code(Spread(dp=2)).replace("global_batch=8", "global_batch=16")
+    assert weights(code(Spread(dp=2), parts=2)) == pytest.approx(weights(whole), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_the_best_is_measured_on_the_running_ranks(session: Session) -> None:
+    import torch
+
+    from nbdist.client.notebook.advise_command import advise
+
+    def make() -> torch.nn.Module:
+        return torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4)))
+
+    given = {"model": "make", "batch": "batch", "global_batch": 64, "samples": 0, "run": True}
+    asked = Namespace(**given, **dict.fromkeys(("loss", "optimizer", "on", "prices")))
+    found = advise(asked, {"make": make, "batch": torch.empty(64, 512, device="meta")})
+    assert found.best is not None
+    assert found.measured_s is not None
+    assert "A step of the best was measured here: " in str(found)
+    print(found)
+    assert not session.run("'_nbdist_advised' in globals()", track=False)[0].value
