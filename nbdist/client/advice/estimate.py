@@ -7,6 +7,8 @@ import json
 import pickle
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -60,61 +62,133 @@ def estimate(
         UsageError: The model, its loss or the optimizer cannot run without numbers.
         TransferError: Something cannot be sent to the process.
     """
-    is_class = isinstance(model_factory, type)
-    if not callable(model_factory) or (hasattr(model_factory, "parameters") and not is_class):
-        raise UsageError(
-            "nbdist.estimate got a model where a function that makes one should be.",
-            why="it makes the model without memory",
-            do="nbdist.estimate(lambda: Model(config), batch, layout, world_size)",
+    with EstimateProcess() as process:
+        return process.estimate(
+            *(model_factory, batch, layout, world_size, *policies),
+            device=device,
+            ranks_on_host=ranks_on_host,
+            loss=loss,
+            optimizer=optimizer,
+            options=options,
         )
-    if not isinstance(world_size, int) or world_size < 1:
-        raise UsageError(f"An estimate is for 1 rank or more, and not for {world_size!r}.")
-    if device not in ("cpu", "cuda"):
-        raise UsageError(f'nbdist.estimate knows no device "{device}".', do='"cpu" or "cuda"')
-    asked = {
-        "factory": model_factory,
-        "batch": shapes_of(batch),
-        "layout": layout,
-        "policies": policies,
-        "world_size": world_size,
-        "ranks_on_host": min(ranks_on_host, world_size),
-        "loss": loss,
-        "optimizer": optimizer,
-        "options": dict(options or {}),
-        "backend": "nccl" if device == "cuda" else "gloo",
-    }
-    found = _ask(asked)
-    ranks = tuple(
-        RankEstimate(**{**one, "traffic": {a: Traffic(**t) for a, t in one["traffic"].items()}})
-        for one in found["ranks"]
-    )
-    result = Estimate(found["layout"], world_size, ranks, found["model"], found["parameter_count"])
-    estimates.here.add(result)
-    return result
 
 
-def _ask(asked: dict[str, Any]) -> dict[str, Any]:
-    request = pickle.dumps({"path": sys.path, "buffers": [bytes(b) for b in pack(asked)]})
-    try:
-        ran = subprocess.run(
+class EstimateProcess:
+    """A process that makes one estimate after another, so that torch is imported once.
+
+    One thread at a time; a context manager.
+    """
+
+    def __init__(self) -> None:
+        """Start it."""
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - what the model's own code prints
+        self._process = subprocess.Popen(
             [sys.executable, "-m", "nbdist.engine.dry.child"],
-            input=request,
-            capture_output=True,
-            timeout=TIMEOUT_S,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
         )
-    except subprocess.TimeoutExpired as error:
-        raise UsageError(
-            f"There is no estimate after {TIMEOUT_S:.0f} s.",
-            why="the model's own code takes as long, or never ends, where tensors have no numbers",
-            do="estimate a smaller model or batch",
-        ) from error
-    if not ran.stdout:
-        said = ran.stderr.decode(errors="replace").splitlines()[-_MOST_LINES:]
-        raise UsageError("The process of the estimate ended without one.", why="\n".join(said))
-    answer: dict[str, Any] = json.loads(ran.stdout)
-    if "error" in answer:
-        raise _refused(answer["kind"], *answer["error"])
-    return answer
+
+    def __enter__(self) -> "EstimateProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+        self._said.close()
+
+    def estimate(
+        self,
+        model_factory: Callable[[], Any],
+        batch: Any,
+        layout: str,
+        world_size: int,
+        *policies: object,
+        device: str = "cpu",
+        ranks_on_host: int = 8,
+        loss: Callable[[Any, Any], Any] | None = None,
+        optimizer: type | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Estimate:
+        """Return an estimate, as the function of that name does."""
+        is_class = isinstance(model_factory, type)
+        if not callable(model_factory) or (hasattr(model_factory, "parameters") and not is_class):
+            raise UsageError(
+                "nbdist.estimate got a model where a function that makes one should be.",
+                why="it makes the model without memory",
+                do="nbdist.estimate(lambda: Model(config), batch, layout, world_size)",
+            )
+        if not isinstance(world_size, int) or world_size < 1:
+            raise UsageError(f"An estimate is for 1 rank or more, and not for {world_size!r}.")
+        if device not in ("cpu", "cuda"):
+            raise UsageError(f'nbdist.estimate knows no device "{device}".', do='"cpu" or "cuda"')
+        asked = {
+            "factory": model_factory,
+            "batch": shapes_of(batch),
+            "layout": layout,
+            "policies": policies,
+            "world_size": world_size,
+            "ranks_on_host": min(ranks_on_host, world_size),
+            "loss": loss,
+            "optimizer": optimizer,
+            "options": dict(options or {}),
+            "backend": "nccl" if device == "cuda" else "gloo",
+        }
+        found = self._ask(asked)
+        ranks = tuple(
+            RankEstimate(**{**one, "traffic": {a: Traffic(**t) for a, t in one["traffic"].items()}})
+            for one in found["ranks"]
+        )
+        result = Estimate(
+            found["layout"], world_size, ranks, found["model"], found["parameter_count"]
+        )
+        estimates.here.add(result)
+        return result
+
+    def _ask(self, asked: dict[str, Any]) -> dict[str, Any]:
+        request = pickle.dumps({"path": sys.path, "buffers": [bytes(b) for b in pack(asked)]})
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            self._process.kill()
+
+        timer = threading.Timer(TIMEOUT_S, end)
+        timer.start()
+        try:
+            self._process.stdin.write(request)
+            self._process.stdin.flush()
+            said = self._process.stdout.readline()
+        except BrokenPipeError:  # it has ended, and below is why
+            said = b""
+        finally:
+            timer.cancel()
+        if late.is_set():
+            raise UsageError(
+                f"There is no estimate after {TIMEOUT_S:.0f} s.",
+                why="the model's own code takes as long, or never ends, where tensors have no "
+                "numbers",
+                do="estimate a smaller model or batch",
+            )
+        if not said:
+            raise UsageError("The process of the estimate ended without one.", why=self._last())
+        answer: dict[str, Any] = json.loads(said)
+        if "error" in answer:
+            raise _refused(answer["kind"], *answer["error"])
+        return answer
+
+    def _last(self) -> str:
+        """Return what the process printed last."""
+        self._process.wait()
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").splitlines()
+        return "\n".join(lines[-_MOST_LINES:])
 
 
 def _refused(kind: str, what: str, why: str, do: str) -> errors.NBDistError:

@@ -1,7 +1,7 @@
-"""The process of one estimate: `python -m nbdist.engine.dry.child`, with a request on its stdin.
+"""The process of estimates: `python -m nbdist.engine.dry.child`, with requests on its stdin.
 
-On stdout it says a line of JSON: what ranks hold, or why there is no estimate. What else is
-printed, by the model's own code, goes to stderr.
+To each it says a line of JSON on stdout: what ranks hold, or why there is no estimate. What else is
+printed, by the model's own code, goes to stderr. It ends with its stdin.
 """
 
 import json
@@ -16,13 +16,14 @@ from nbdist.shared.errors import NBDistError
 
 
 def main() -> None:
-    """Answer one request, and leave nothing behind."""
-    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    """Answer requests one after another, and leave nothing behind."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    request = pickle.load(sys.stdin.buffer)
-    sys.path[:] = request["path"]  # what the notebook imports is imported from there, too
-    answer.write(json.dumps(_answer(request["buffers"])))
-    answer.flush()
+    while sys.stdin.buffer.peek(1):
+        request = pickle.load(sys.stdin.buffer)
+        sys.path[:] = request["path"]  # what the notebook imports is imported from there, too
+        answers.write(json.dumps(_answer(request["buffers"])) + "\n")
+        answers.flush()
     os._exit(0)  # nothing here has to be put in order
 
 
