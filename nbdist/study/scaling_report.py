@@ -1,0 +1,133 @@
+"""How measured and forecast scaling reads: a table, and what it rests on. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from nbdist.shared.text import aligned, counted, figure, name_rate
+from nbdist.study.forecast import Forecast
+from nbdist.study.links import Link
+from nbdist.study.scaling import LOSSES, Kind, Point, World
+
+_HEAD: Final = ("ranks", "step", "samples/s", "speed-up", "efficiency", "lost to")
+_RIGHT: Final = (True, True, True, True, True, False)
+_LEAST: Final = 0.005  # of a step: below it nothing is told
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """What was measured on several numbers of ranks, and what is predicted. Prints as a table.
+
+    Attributes:
+        kind: Strong or weak.
+        worlds: As measured, by their number of ranks.
+        points: Of each, its speed-up and losses.
+        forecasts: Over the link as measured.
+        others: Over another link.
+        notes: In sentences: which cell, and what limits this measurement.
+    """
+
+    kind: Kind
+    worlds: tuple[World, ...]
+    points: tuple[Point, ...]
+    forecasts: tuple[Forecast, ...] = ()
+    others: tuple[Forecast, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the table, the forecasts below what was measured, and the notes."""
+        rows = [_HEAD, *map(self._measured, self.points)]
+        rows += [_predicted(one) for one in (*self.forecasts, *self.others)]
+        lines = aligned(rows, _RIGHT)
+        end = 1 + len(self.points)
+        here = end + len(self.forecasts)
+        said = [f"{self.kind.capitalize()} scaling, measured:", *lines[:end]]
+        if self.forecasts:
+            said += [f"Forecast, {_named(self.forecasts[0].link)}:", *lines[end:here]]
+        if self.others:
+            said += [f"Forecast, {_named(self.others[-1].link)}:", *lines[here:]]
+        return "\n".join([*said, *self.notes])
+
+    __repr__ = __str__
+
+    def _measured(self, point: Point) -> tuple[str, ...]:
+        names = {"serial": "serial part" if self.kind == "strong" else "slower computation"}
+        names["cores"] = "cores shared"
+        told = [
+            f"{names.get(name, name)} {_percent(point.lost[name], 1)}"
+            for name in LOSSES
+            if abs(point.lost[name]) >= _LEAST
+        ]
+        step = f"{_ms(point.step_s)} ms"
+        return (
+            *_row(point.n, step, point.samples_s, point.speed_up, point.efficiency),
+            ", ".join(told),
+        )
+
+
+def _predicted(one: Forecast) -> tuple[str, ...]:
+    step = f"{_ms(one.step_s)} ± {_ms(one.error_s)} ms"
+    time, parts = one.time, []
+    for name, seconds in (
+        ("communication", time.exposed_s),
+        ("skew", time.skew_s),
+        ("loader", time.loader_s),
+    ):
+        share = seconds / one.step_s
+        parts += [f"{name} {_percent(share, 1)} of the step"] if share >= _LEAST else []
+    return (*_row(one.n, step, one.samples_s, one.speed_up, one.efficiency), ", ".join(parts))
+
+
+def _row(
+    n: int, step: str, samples_s: float, speed_up: float, efficiency: float
+) -> tuple[str, str, str, str, str]:
+    return (
+        str(n),
+        step,
+        figure(samples_s) if samples_s else "–",
+        f"{speed_up:.2f}",
+        _percent(efficiency),
+    )
+
+
+def _named(link: Link) -> str:
+    rate = "not told by bytes" if link.bandwidth == float("inf") else name_rate(link.bandwidth)
+    figures = f"latency {link.latency_s * 1e6:.0f} us, {rate}"
+    return f"each rank on cores of its own, link {link.name} ({figures})"
+
+
+def _percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:.{digits}f} %".replace("-", "−")
+
+
+def _ms(seconds: float) -> str:
+    return figure(seconds * 1e3)
+
+
+def notes_of(worlds: Sequence[World], kind: Kind, *, is_known: bool) -> tuple[str, ...]:
+    """Return in sentences what was measured, and what limits it.
+
+    Args:
+        worlds: By their number of ranks.
+        kind: Strong or weak.
+        is_known: By samples that were counted; else weak scaling is assumed.
+    """
+    first = worlds[0]
+    samples = counted(round(first.samples), "sample")
+    if not is_known:
+        said = ["Samples were not counted: taken for weak scaling, each rank doing as much."]
+    elif kind == "strong":
+        said = [f"Strong: all ranks together take {samples} a step, as the cell is."]
+    else:
+        each = counted(round(first.samples / first.n), "sample")
+        said = [f"Weak: each rank takes {each} a step, so that the batch grows with the ranks."]
+    crowded = [world for world in worlds if world.is_crowded]
+    if crowded:
+        ranks = ", ".join(str(world.n) for world in crowded)
+        starved = max(world.starved_s / world.step_s for world in crowded)
+        said.append(
+            f"{ranks} ranks share {counted(crowded[0].cores, 'core')}, and wait for one up to "
+            f"{_percent(starved)} of a step: cores limit them, not the number of ranks. "
+            "The forecast leaves them out."
+        )
+    return tuple(said)
