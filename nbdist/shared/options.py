@@ -19,6 +19,9 @@ from nbdist.shared.text import counted
 
 LOOPBACK = "127.0.0.1"
 HASH_SEED = "0"  # PYTHONHASHSEED of ranks, where a notebook on one machine has no other
+# What `%dist scaling` starts ranks with: after how many steps they end, where they leave the time
+# of a short collective, and by what `nbdist.loader` multiplies its batch.
+STEPS, LATENCY, BATCH_TIMES = "NBDIST_STEPS", "NBDIST_LATENCY", "NBDIST_BATCH_TIMES"
 MOST_RANKS_A_CORE = 64
 DEVICES = ("cpu", "cuda")
 BACKENDS = ("gloo", "nccl")

@@ -57,6 +57,7 @@ x, y = _x[:4].clone().requires_grad_(), _x[:4, :4].argmax(1)
     "notebooks-as-tests.md": 'nbdist.parallelize(model, "ddp")'
     + TRAIN.replace("epochs=1", "epochs=9"),
     "profiling.md": 'nbdist.parallelize(model, "ddp")' + TRAIN,
+    "scaling.md": 'nbdist.parallelize(model, "ddp")' + TRAIN + "train()",
     "weights.md": """
 config, GPT = None, lambda config: Net()
 nbdist.parallelize(lambda: Net(), "ddp").save_pretrained("gpt")

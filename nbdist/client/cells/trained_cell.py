@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nbdist.client.cells import estimates
 from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
 from nbdist.client.metrics.analysis.clocks import Clocks
-from nbdist.client.metrics.analysis.values import Straggler
+from nbdist.client.metrics.analysis.values import Analysis, Straggler
 from nbdist.client.metrics.checks.cell_checks import CellChecks
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.metrics.usual_step import RunFigures, UsualSteps
@@ -50,10 +50,15 @@ class TrainedCell:
     telemetry: Telemetry
     figures: RunFigures | None
     alarms: tuple[str, ...]
-    verdicts: tuple[Straggler, ...]
+    analysis: Analysis
     before: RunFigures | None
     cut_off: str
     beside: Beside | None = None
+
+    @property
+    def verdicts(self) -> tuple[Straggler, ...]:
+        """The ranks that made others slow, and why."""
+        return self.analysis.verdicts
 
 
 class OpenCell:
@@ -80,7 +85,7 @@ class OpenCell:
             self._cell.telemetry,
             figures,
             self._cell.checks.found,
-            self._cell.insight.now().verdicts,
+            self._cell.insight.now(),
             before,
             "" if ended == "finished" else f"{_WAYS[ended]} after {counted(steps, 'step')}",
             estimates.here.beside(self._cell.telemetry, figures),

@@ -4,26 +4,18 @@ What guesses about a notebook could say at best, this shows: that the script run
 as the notebook did.
 """
 
-import json
-import os
-import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from nbdist.client.export.launch import LaunchFailed, launch, read_records
 from nbdist.client.export.parts import trains
 from nbdist.client.export.script import Script
 from nbdist.shared.errors import NBDistError
-from nbdist.shared.options import HASH_SEED
 from nbdist.shared.text import name_ranks
 
 TIMEOUT_S = 600.0
-_MOST_LINES = 6  # of what a script that fails has said
-_OF_RANK = re.compile(r"\[rank\d+\]: ")
-_RUNNER = "nbdist.engine.rank.first_step"
-_RUNNER_FILE = "rank/first_step.py"
 
 
 class ExportError(NBDistError):
@@ -81,56 +73,26 @@ def _named(losses: Mapping[int, float]) -> str:
 
 def _first_steps(path: Path, script: Script) -> dict[int, Mapping[str, float]]:
     """Return what ranks recorded of the script's first step; those that made none are left out."""
-    options = script.options
-    words = {
-        "device": options.device,
-        "backend": options.backend or None,
-        "threads": options.threads,
-        **({} if options.timeout is None else {"timeout": options.timeout}),
-    }
     with tempfile.TemporaryDirectory(prefix="nbdist-check-") as folder:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={options.n}", "-m", _RUNNER, path.name, folder]
-        _run([*command, json.dumps(words)], path)
-        steps = {rank: _first_step(Path(folder, f"rank-{rank}.jsonl")) for rank in range(options.n)}
+        _run(path, script, Path(folder))
+        steps = {
+            rank: next((record.values for record in records if record.kind == "step"), None)
+            for rank, records in read_records(Path(folder), script.options.n).items()
+        }
     return {rank: step for rank, step in steps.items() if step is not None}
 
 
-def _run(command: list[str], path: Path) -> None:
+def _run(path: Path, script: Script, folder: Path) -> None:
     try:
-        ran = subprocess.run(
-            command,
-            env={**os.environ, "PYTHONHASHSEED": HASH_SEED},
-            cwd=path.parent,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
+        launch(path, script.options, folder, timeout_s=TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         raise ExportError(
             f"{path} was written, and has made no step in {TIMEOUT_S:.0f} s under torchrun.",
             do="run it yourself, without --check",
         ) from error
-    if ran.returncode:
+    except LaunchFailed as failed:
         raise ExportError(
             f"{path} was written, and fails under torchrun before its first step is over.",
-            why=_end_of_traceback(ran.stderr),
+            why=str(failed),
             do="see above what the script is without, export that too, or mend the script",
-        )
-
-
-def _end_of_traceback(said: str) -> str:
-    """Return the end of what one rank has said: torch puts `[rank0]: ` before each line of it."""
-    lines = said.splitlines()
-    first = next((found[0] for line in lines if (found := _OF_RANK.match(line))), "")
-    mine = [line.removeprefix(first) for line in lines if first and line.startswith(first)]
-    mine = [line for line in mine if "<frozen runpy>" not in line and _RUNNER_FILE not in line]
-    return "\n".join(mine[-_MOST_LINES:])
-
-
-def _first_step(records: Path) -> Mapping[str, float] | None:
-    if not records.exists():
-        return None
-    rows = map(json.loads, records.read_text(encoding="utf-8").splitlines())
-    return next((row["values"] for row in rows if row["kind"] == "step"), None)
+        ) from None

@@ -5,7 +5,7 @@ Called by `%dist export`, with what the kernel knows, and by `nbdist export`, wi
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nbdist.client.cluster.launchers.slurm_words import read_lines
@@ -37,6 +37,7 @@ class ExportRequest:
         partition: Of Slurm.
         nodes: Of the job; None for what the notebook had.
         sbatch: More of Slurm's options, or files with `#SBATCH` lines, as in `%dist start`.
+        threads: CPU threads a rank; None for what the notebook had.
     """
 
     path: Path
@@ -48,6 +49,7 @@ class ExportRequest:
     partition: str = ""
     nodes: int | None = None
     sbatch: tuple[str, ...] = ()
+    threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,7 @@ def export(
     started = list(dist_lines([cell for cell in cells if cell.number <= last], parse_dist))
     least = max(part.least_ranks for part in parts)
     options = _options(started, running, request.nodes, least)
+    options = replace(options, threads=request.threads or options.threads)
     doubts = _doubts_of_runs(cells)
     script = write(parts, options, request.path.name, notebook, modules, doubts, cells)
     if request.path.name in script.modules:

@@ -41,6 +41,8 @@ COMMANDS = {
     "expect": "check what is said of the newest training, for notebooks that are tests",
     "probe": "measure latency and bandwidth between the ranks, and how fast they compute",
     "advise": "say which layout trains a model best on a machine, and why, before it is paid for",
+    "scaling": "run a cell's steps on 1, 2, 4 and more ranks, in processes of their own: speed-up, "
+    "what it is lost to, and a forecast; or what would change the newest training's step",
     "stacks": "show where each rank is: cell line, collective, ranks that it waits for",
     "pause": "let the training stand still, all ranks after the same step",
     "continue": "let a training go on that is paused",
@@ -201,6 +203,7 @@ def dist_parser(own: type = NoOptions) -> argparse.ArgumentParser:
     )
     made["runs"].add_argument("--plain", action="store_true", help="as text")
     _add_run(made["run"])
+    _add_scaling(made["scaling"])
     add_export(made["export"], "numbers of prompts, such as 3,5-8, of the cells to export")
     return parser
 
@@ -484,6 +487,29 @@ def _of_board(asked: argparse.Namespace) -> argparse.Namespace:
     return asked
 
 
+def _add_scaling(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "cell", nargs="?", type=int, metavar="CELL", help="number of its prompt; else the newest "
+        "that has trained",
+    )  # fmt: skip
+    parser.add_argument(
+        "-n", type=_numbers_of_ranks, metavar="N,N", help="numbers of ranks, such as 1,2,4; by "
+        "default 1, 2, 4 and so on to those of the cluster",
+    )  # fmt: skip
+    parser.add_argument(
+        "--steps", type=int, default=12, metavar="K", help="that each makes; the first 2 are left "
+        "out, 12 by default",
+    )  # fmt: skip
+    parser.add_argument(
+        "--weak", action="store_true", help="batches of nbdist.loader grow with the ranks"
+    )
+    parser.add_argument("--on", metavar="LINK", help="a forecast over this link, too: ib400")
+    parser.add_argument(
+        "--what-if", action="store_true", help="what changes would make of the newest training's "
+        "step, what they cost, and what that rests on; runs nothing",
+    )  # fmt: skip
+
+
 def _add_ranks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-r", "--ranks", default="all", metavar="RANKS", help="all, 0, 0,2 or 1-3")
 
@@ -561,6 +587,13 @@ def _every(text: str) -> int:
     if name != "every" or not is_given or not steps.isdecimal() or not int(steps):
         raise argparse.ArgumentTypeError(f"takes every=STEPS, such as every=100, not {text!r}")
     return int(steps)
+
+
+def _numbers_of_ranks(text: str) -> tuple[int, ...]:
+    words = text.split(",")
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise argparse.ArgumentTypeError(f"takes numbers of ranks, such as 1,2,4, not {text!r}")
+    return tuple(sorted(set(map(int, words))))
 
 
 def _times(text: str) -> int:

@@ -253,6 +253,21 @@ class NBDist(Magics):
 
         print(advise(asked, names))
 
+    def _scaling(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.notebook import scaling_command
+        from nbdist.client.notebook.current import current, is_running
+
+        cells = export_command.here.cells()
+        if asked.what_if:
+            print(scaling_command.outcomes(current().trained, cells))
+            return
+        found = scaling_command.scale_out(asked, cells, current().options if is_running() else None)
+        print(found)
+        if hasattr(self._shell, "kernel"):
+            from nbdist.client.board.drawn.scaling_plot import show
+
+            show(found, self.theme)
+
     def _stacks(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current
 

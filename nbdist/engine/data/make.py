@@ -3,6 +3,7 @@
 import functools
 import gc
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,7 +28,7 @@ from nbdist.engine.data.sources.tars import TarSource
 from nbdist.engine.kernel import location
 from nbdist.shared import side
 from nbdist.shared.errors import UsageError
-from nbdist.shared.options import is_whole
+from nbdist.shared.options import BATCH_TIMES, is_whole
 
 
 def loader(
@@ -121,6 +122,8 @@ def loader(
     if unnamed or global_batch is None:
         what = "nbdist.loader takes the samples of a batch over all ranks, by name."
         raise _no_global_batch(what, unnamed[0] if unnamed else None)
+    if times := os.environ.get(BATCH_TIMES):
+        global_batch *= int(times)
     _check_words(seed, window, transform, options)
     if on_bad not in ("raise", "skip"):
         raise UsageError(f'on_bad is "raise" or "skip", not {on_bad!r}.')

@@ -317,6 +317,8 @@ def _recorder(rank: int, folder: Path) -> Any:
     def write(batch: dict[str, Any]) -> None:
         for record in Batch.from_wire(batch).records:
             row = {name: getattr(record, name) for name in ("kind", "step", "time_ns", "values")}
+            if record.detail is not None:
+                row["detail"] = record.detail.to_wire()
             file.write(json.dumps(row) + "\n")
         file.flush()
 

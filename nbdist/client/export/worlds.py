@@ -1,0 +1,152 @@
+"""Measure a notebook's own steps on several numbers of ranks, in processes beside the session.
+
+The cells run as an exported script: those that set things up, and the one that trains. They are
+not changed: what they write to files in these steps they write again.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nbdist.client.export.cells import NotebookCell
+from nbdist.client.export.export import Exported
+from nbdist.client.export.launch import LaunchFailed, launch, read_records
+from nbdist.client.export.script import ScriptOptions
+from nbdist.client.metrics.world import LEFT_OUT, world_of_records
+from nbdist.shared.collectives import rounds
+from nbdist.shared.errors import NBDistError, UsageError
+from nbdist.shared.options import BATCH_TIMES, LATENCY, STEPS
+from nbdist.shared.text import counted
+from nbdist.study.scaling import World
+
+TIMEOUT_S = 600.0
+
+
+class ScalingError(NBDistError):
+    """A cell whose steps cannot be measured on other numbers of ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Worlds by their number of ranks, and why others are missing, in sentences."""
+
+    worlds: tuple[World, ...]
+    failed: tuple[str, ...]
+
+
+def cells_for(cells: Sequence[NotebookCell], asked: int | None) -> tuple[list[NotebookCell], int]:
+    """Return the cells that the steps of one need, and its number.
+
+    These are the cell itself and all before it but those that train, too.
+
+    Args:
+        cells: The notebook's, in order.
+        asked: The cell's number; None for the newest that has trained.
+
+    Raises:
+        UsageError: There is no such cell.
+    """
+    training = [cell for cell in cells if cell.losses and not cell.trouble]
+    mine = [cell for cell in (training if asked is None else cells) if asked in (None, cell.number)]
+    if not mine:
+        numbers = ", ".join(str(cell.number) for cell in training)
+        what = "No cell has trained." if asked is None else f"There is no cell {asked} that ran."
+        raise UsageError(
+            what,
+            why=f"cells that have trained: {numbers}" if numbers else "",
+            do="run the %%distributed cell that trains, then %dist scaling",
+        )
+    chosen = mine[-1]
+    before = [cell for cell in cells[: cells.index(chosen)] if not cell.losses]
+    return [*before, chosen], chosen.number
+
+
+@contextmanager
+def scratch(folder: Path) -> Iterator[Path]:
+    """Give the path of a script; it is removed afterwards, and so are checkpoints of its name."""
+    with tempfile.TemporaryDirectory(prefix="nbdist-scaling-") as place:
+        path = Path(place, f"{Path(place).name}.py")
+        try:
+            yield path
+        finally:
+            shutil.rmtree(folder / ".nbdist" / "checkpoints" / path.stem, ignore_errors=True)
+
+
+def measure(
+    made: Exported,
+    numbers: Sequence[int],
+    *,
+    folder: Path,
+    steps: int,
+    is_weak: bool,
+    tell: Callable[[str], None],
+) -> Measured:
+    """Run a script on each number of ranks, the largest first; what the others fail at is told.
+
+    Args:
+        made: The script.
+        numbers: Of ranks, the smallest first.
+        folder: Where it runs: the notebook's.
+        steps: How many each makes; the first `LEFT_OUT` are left out.
+        is_weak: Batches of `nbdist.loader` grow with the ranks.
+        tell: Gets a line before each.
+
+    Raises:
+        ScalingError: The largest number failed: with it the others will, or mean nothing.
+    """
+    worlds: list[World] = []
+    failed: list[str] = []
+    for n in sorted(numbers, reverse=True):
+        tell(f"Measuring {counted(steps, 'step')} on {counted(n, 'rank')} ...")
+        options = replace(made.script.options, n=n, nodes=1)
+        times = n // numbers[0] if is_weak else 1
+        try:
+            worlds.insert(0, _world(made.files[0], options, folder, steps, times))
+        except LaunchFailed as error:
+            if not worlds:
+                raise ScalingError(
+                    f"The cell's steps cannot be measured on {counted(n, 'rank')}.",
+                    why=str(error),
+                    do="%dist export SCRIPT --check shows what a script of its cells is without",
+                ) from None
+            failed.append(f"{counted(n, 'rank')}: not measured. {error}")
+    return Measured(tuple(worlds), tuple(failed))
+
+
+def _world(script: Path, options: ScriptOptions, folder: Path, steps: int, times: int) -> World:
+    with tempfile.TemporaryDirectory(prefix="nbdist-records-") as records:
+        latency = Path(records, "latency.json")
+        environ = {STEPS: str(steps), LATENCY: str(latency), BATCH_TIMES: str(times)}
+        before = os.environ.get("PYTHONPATH")
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), before]))
+        try:
+            launch(
+                script, options, Path(records), timeout_s=TIMEOUT_S, folder=folder, environ=environ
+            )
+        except subprocess.TimeoutExpired:
+            raise LaunchFailed(f"it made no {steps} steps in {TIMEOUT_S:.0f} s") from None
+        is_cuda = options.device == "cuda"
+        backend = "nccl" if is_cuda and options.backend != "gloo" else "gloo"
+        whole_s = json.loads(latency.read_text(encoding="utf-8")) if latency.exists() else 0.0
+        world = world_of_records(
+            read_records(Path(records), options.n),
+            cores=0 if is_cuda else max(1, cores() // (options.threads or 1)),
+            backend=backend,
+            latency_s=whole_s / max(1, rounds("all_reduce", options.n, backend)),
+        )
+    if world is None:
+        raise LaunchFailed(f"fewer than {LEFT_OUT + 1} steps of an optimizer were made")
+    return world
+
+
+def cores() -> int:
+    """Return the cores that this process, and what it starts, may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,159 @@
+"""`%dist scaling`: the notebook's own step on several numbers of ranks, and what would change it.
+
+Main thread.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nbdist.client.export.cells import NotebookCell
+from nbdist.client.export.export import ExportRequest, export
+from nbdist.client.export.worlds import Measured, cells_for, cores, measure, scratch
+from nbdist.client.metrics.world import LEFT_OUT, world_of
+from nbdist.client.notebook.arguments import parse_dist, parse_distributed
+from nbdist.shared.errors import ClusterError, UsageError
+from nbdist.shared.options import ClusterOptions
+from nbdist.shared.text import counted
+from nbdist.study import forecast, scaling, what_if
+from nbdist.study.links import LINKS, Link
+from nbdist.study.scaling_report import Scaling, notes_of
+
+if TYPE_CHECKING:
+    from nbdist.client.cells.trained_cell import TrainedCell
+
+_BEYOND = (2, 4, 8)  # times the ranks that were measured
+_EMULATES = "emulate_link("
+_EMULATED = "The cells call nbdist.emulate_link: the link as measured is an emulated one."
+_DEVICES = "On these GPUs the ranks of the notebook hold memory, too: less was left for this."
+
+
+def scale_out(
+    asked: argparse.Namespace, cells: Sequence[NotebookCell], running: ClusterOptions | None
+) -> Scaling:
+    """Measure a cell's steps, and return them with a forecast.
+
+    Args:
+        asked: The words of `%dist scaling`.
+        cells: What the kernel has run.
+        running: What the cluster runs with, if there is one.
+
+    Raises:
+        UsageError: A word makes no sense, or no cell has trained.
+        ScalingError: The cell runs on none of these numbers of ranks.
+    """
+    most = running.n if running else 2
+    numbers = asked.n or ranks_until(most)
+    link = _link(asked.on)
+    if asked.steps <= LEFT_OUT:
+        raise UsageError(f"--steps is {LEFT_OUT + 1} or more: the first {LEFT_OUT} are left out.")
+    chosen, number = cells_for(cells, asked.cell)
+    threads = running.threads if running else max(1, cores() // max(numbers))
+    folder = Path.cwd()
+    with scratch(folder) as path:
+        made = export(
+            ExportRequest(path, threads=threads),
+            chosen,
+            parse_dist,
+            parse_distributed,
+            folder=folder,
+            running=running,
+        )
+        measured = measure(
+            made, numbers, folder=folder, steps=asked.steps, is_weak=asked.weak, tell=_tell
+        )
+    counts = (
+        f"{counted(asked.steps - LEFT_OUT, 'step')} on each, {counted(threads, 'thread')} a rank"
+    )
+    notes = [f"Cell {number}, {counts}, in processes beside the notebook's."]
+    if running and running.device == "cuda":
+        notes.append(_DEVICES)
+    if _EMULATES in made.script.text:
+        notes.append(_EMULATED)
+    return _report(measured, notes, link)
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)
+
+
+def ranks_until(most: int) -> tuple[int, ...]:
+    """Return the numbers of ranks that are measured: 1, 2, 4 and so on, and the most."""
+    return tuple(sorted({2**power for power in range(most.bit_length())} | {most}))
+
+
+def _report(measured: Measured, notes: Sequence[str], link: Link | None) -> Scaling:
+    worlds = measured.worlds
+    known = scaling.kind_of(worlds)
+    kind = known or "weak"
+    said = [*notes, *notes_of(worlds, kind, is_known=known is not None), *measured.failed]
+    predicted: tuple[forecast.Forecast, ...] = ()
+    others: tuple[forecast.Forecast, ...] = ()
+    try:
+        model = forecast.fit(worlds, kind)
+    except UsageError as error:
+        said.append(str(error))
+    else:
+        fitted = ", ".join(str(world.n) for world in worlds if not world.is_crowded)
+        said.append(
+            f"The forecast rests on {fitted} ranks; its band on the spread of these steps, and on "
+            "20 % of the communication that was not measured."
+        )
+        beyond = [times * worlds[-1].n for times in _BEYOND]
+        predicted = tuple(model.predict(n) for n in beyond)
+        others = tuple(model.predict(n, link) for n in [worlds[-1].n, *beyond]) if link else ()
+    points = scaling.points(worlds, kind)
+    return Scaling(kind, worlds, points, predicted, others, tuple(said))
+
+
+def _link(word: str | None) -> Link | None:
+    if word is None:
+        return None
+    if word.lower() not in LINKS:
+        raise UsageError(f"--on: no link is called {word!r}.", do=f"known are {', '.join(LINKS)}")
+    return LINKS[word.lower()]
+
+
+def outcomes(trained: "TrainedCell | None", cells: Sequence[NotebookCell]) -> str:
+    """Return what changes would make of the newest training's step, as a table.
+
+    Args:
+        trained: The newest training.
+        cells: What the kernel has run.
+
+    Raises:
+        ClusterError: Nothing has trained, or nothing was explained.
+    """
+    if trained is None:
+        raise ClusterError(
+            "There is no training yet that could be changed.",
+            do="run the %%distributed cell that trains, then %dist scaling --what-if",
+        )
+    info = trained.info
+    is_nccl = "nccl" in info.backend and any(one.startswith("cuda") for one in info.devices)
+    backend = "nccl" if is_nccl else "gloo"
+    world = world_of(trained.analysis, _steps(trained), backend=backend)
+    if world is None:
+        raise ClusterError(
+            "The newest training's steps were not explained.",
+            why="its ranks measured no step: too few were made, or the tap is off",
+            do="let it make some ten steps, with the tap as it is by default",
+        )
+    text = what_if.table(world, what_if.what_if(world))
+    is_emulated = any(_EMULATES in cell.source for cell in cells)
+    return f"{text}\n{_EMULATED}" if is_emulated else text
+
+
+def _steps(trained: "TrainedCell") -> dict[int, list[dict[str, float]]]:
+    """Return the recent steps of each rank, as far as they count: time, samples, waits."""
+    from nbdist.client.metrics.analysis.values import RECENT
+
+    found: dict[int, list[dict[str, float]]] = {}
+    for name in ("step_s", "samples", "starved_s"):
+        for rank, series in trained.telemetry.series(name).items():
+            recent = list(series.values[max(0, series.n - RECENT) : series.n])
+            rows = found.setdefault(rank, [{} for _ in recent])
+            for row, value in zip(reversed(rows), reversed(recent), strict=False):
+                row[name] = value
+    return {rank: [row for row in rows if "step_s" in row] for rank, rows in found.items()}
