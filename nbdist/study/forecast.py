@@ -83,8 +83,13 @@ class StepModel:
     shrinking: tuple[str, ...] = ("all_gather",)
     error_s: float = 0.0
 
-    def predict(self, n: int, link: Link | None = None) -> Forecast:
+    def predict(self, n: int, link: Link | None = None, backend: str = "") -> Forecast:
         """Return the step on n ranks, over the measured link or another one.
+
+        Args:
+            n: Ranks.
+            link: Between all of them.
+            backend: That sends there; the measured one without it.
 
         Raises:
             UsageError: n is no number of ranks.
@@ -92,7 +97,7 @@ class StepModel:
         if n < 1:
             raise UsageError(f"A forecast is for one rank or more, not {n}.")
         over = link or self.link
-        time = self._time(n, over)
+        time = self._time(n, over, backend or self.last.backend)
         best_s = self.base.step_s * self._share(n)
         samples = self.base.samples * (1 if self.kind == "strong" else n / self.base.n)
         return Forecast(
@@ -108,14 +113,14 @@ class StepModel:
     def _share(self, n: int) -> float:
         return self.base.n / n if self.kind == "strong" else 1.0
 
-    def _time(self, n: int, link: Link) -> StepTime:
+    def _time(self, n: int, link: Link, backend: str) -> StepTime:
         base, share = self.base, self._share(n)
         work_s = self.fixed_s
         if self.kind == "strong":
             work_s += (base.work_s - self.fixed_s) * share
         compute_s = work_s * base.time.compute_s / base.work_s if base.work_s else 0.0
         calls = on_ranks(self.last.calls, self.last.n, n, self.shrinking)
-        seconds = link.time_s(traffic(calls, self.last.backend))
+        seconds = link.time_s(traffic(calls, backend))
         exposed_s, hidden_s = split_communication(
             compute_s, {axis_of(calls): seconds}, self.overlap
         )
@@ -164,7 +169,7 @@ def fit(worlds: Sequence[World], kind: Kind) -> StepModel:
     base, last = fitting[0], fitting[-1]
     fixed_s = fixed_work_s(fitting) if kind == "strong" else _mean_work_s(fitting)
     model = StepModel(kind, base, last, fixed_s, _overlap(last), link_of(last), _shrinking(fitting))
-    missed = [model._time(world.n, model.link).total_s - world.step_s for world in fitting]
+    missed = [model.predict(world.n).step_s - world.step_s for world in fitting]
     noise = [world.spread_s / math.sqrt(max(1, world.steps)) for world in fitting]
     return replace(model, error_s=math.hypot(*missed, *noise))
 

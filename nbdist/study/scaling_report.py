@@ -1,5 +1,6 @@
 """How measured and forecast scaling reads: a table, and what it rests on. Pure."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -43,9 +44,9 @@ class Scaling:
         here = end + len(self.forecasts)
         said = [f"{self.kind.capitalize()} scaling, measured:", *lines[:end]]
         if self.forecasts:
-            said += [f"Forecast, {_named(self.forecasts[0].link)}:", *lines[end:here]]
+            said += [f"Forecast, {_named(self.forecasts)}:", *lines[end:here]]
         if self.others:
-            said += [f"Forecast, {_named(self.others[-1].link)}:", *lines[here:]]
+            said += [f"Forecast, {_named(self.others)}:", *lines[here:]]
         return "\n".join([*said, *self.notes])
 
     __repr__ = __str__
@@ -90,10 +91,15 @@ def _row(
     )
 
 
-def _named(link: Link) -> str:
-    rate = "not told by bytes" if link.bandwidth == float("inf") else name_rate(link.bandwidth)
-    figures = f"latency {link.latency_s * 1e6:.0f} us, {rate}"
-    return f"each rank on cores of its own, link {link.name} ({figures})"
+def _named(forecasts: Sequence[Forecast]) -> str:
+    """Return what they take for granted: cores for each rank, and a link between all."""
+    links = "; ".join(dict.fromkeys(_link(one.link) for one in forecasts))
+    return f"each rank on cores of its own, link {links}"
+
+
+def _link(link: Link) -> str:
+    rate = "not told by bytes" if link.bandwidth == math.inf else name_rate(link.bandwidth)
+    return f"{link.name} (latency {link.latency_s * 1e6:.0f} us, {rate})"
 
 
 def _percent(share: float, digits: int = 0) -> str:

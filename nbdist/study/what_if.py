@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from nbdist.shared.text import aligned, figure, name_bytes, name_rate
+from nbdist.shared.text import aligned, counted, figure, name_bytes, name_rate
 from nbdist.study.forecast import axis_of, link_of
 from nbdist.study.links import Link
 from nbdist.study.scaling import Call, World, late_s, on_ranks, traffic
@@ -229,7 +229,9 @@ def table(world: World, outcomes: Sequence[Outcome]) -> str:
         gain = "" if one.step_s is None else f"{100 - 100 * one.step_s / world.step_s:+.0f} %"
         rows.append((one.change, "–" if one.step_s is None else _ms(one.step_s), gain))
     lines = aligned(rows, (False, True, True))
-    said = [f"The recorded step takes {_ms(world.step_s)} on {world.n} ranks: measured here."]
+    ranks = counted(world.n, "rank")
+    said = [f"The recorded step takes {_ms(world.step_s)} on {ranks}: measured here, the mean of"]
+    said[0] += f" the last {counted(world.steps, 'step')}."
     said += ["All others are forecasts, for the same samples:", lines[0]]
     for line, one in zip(lines[1:], outcomes, strict=True):
         said.append(line)

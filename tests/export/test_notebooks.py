@@ -299,9 +299,9 @@ def test_a_script_of_several_machines_is_not_checked_here(tmp_path: Path) -> Non
 def test_a_script_without_a_step_in_time_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def expire(command: list[str], **more: Any) -> None:
-        raise subprocess.TimeoutExpired(command, more["timeout"])
+    def expire(*_: Any, timeout_s: float) -> None:
+        raise subprocess.TimeoutExpired("torchrun", timeout_s)
 
-    monkeypatch.setattr(subprocess, "run", expire)
+    monkeypatch.setattr("nbdist.client.export.check.launch", expire)
     with pytest.raises(ExportError, match="has made no step in 600 s under torchrun"):
         check(tmp_path / "train.py", script_of(), {})

@@ -503,7 +503,10 @@ def _add_scaling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weak", action="store_true", help="batches of nbdist.loader grow with the ranks"
     )
-    parser.add_argument("--on", metavar="LINK", help="a forecast over this link, too: ib400")
+    parser.add_argument(
+        "--on", nargs="+", metavar="LINK", help="a forecast over this link, too, or over those of "
+        "a machine: ib400, or 8 h100 nvlink4, 2 hosts ib400",
+    )  # fmt: skip
     parser.add_argument(
         "--what-if", action="store_true", help="what changes would make of the newest training's "
         "step, what they cost, and what that rests on; runs nothing",

@@ -12,6 +12,7 @@ from nbdist.client.board import VIEWS
 from nbdist.client.expect.assertion import FORMS, OVER_STEPS
 from nbdist.client.metrics.checks.rules import all_rules
 from nbdist.client.notebook import arguments
+from nbdist.study.links import LINKS
 from nbdist.study.machine import words_after
 
 _MAGICS = ("%dist", "%%distributed")
@@ -220,9 +221,11 @@ def _values(command: str, option: str, values: Values, before: list[str]) -> Ite
         return values.ranks()
     if (option == "--run" and command != "advise") or command in ("runs", "diff"):
         return values.runs()
+    if option == "--on" and command == "scaling":
+        return LINKS
     if option:
         return ()
-    if command == "probe" and "--on" in before:
+    if "--on" in before:
         return words_after(" ".join(before[before.index("--on") + 1 :]))
     if command == "board":
         return _of_board(before[1:], values)

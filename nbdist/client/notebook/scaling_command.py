@@ -18,6 +18,7 @@ from nbdist.shared.options import ClusterOptions
 from nbdist.shared.text import counted
 from nbdist.study import forecast, scaling, what_if
 from nbdist.study.links import LINKS, Link
+from nbdist.study.machine import EXAMPLE, Machine, parse_machine
 from nbdist.study.scaling_report import Scaling, notes_of
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def scale_out(
     """
     most = running.n if running else 2
     numbers = asked.n or ranks_until(most)
-    link = _link(asked.on)
+    there = None if asked.on is None else parse_place(" ".join(asked.on))
     if asked.steps <= LEFT_OUT:
         raise UsageError(f"--steps is {LEFT_OUT + 1} or more: the first {LEFT_OUT} are left out.")
     chosen, number = cells_for(cells, asked.cell)
@@ -71,7 +72,7 @@ def scale_out(
         notes.append(_DEVICES)
     if _EMULATES in made.script.text:
         notes.append(_EMULATED)
-    return _report(measured, notes, link)
+    return _report(measured, notes, there)
 
 
 def _tell(line: str) -> None:
@@ -83,7 +84,7 @@ def ranks_until(most: int) -> tuple[int, ...]:
     return tuple(sorted({2**power for power in range(most.bit_length())} | {most}))
 
 
-def _report(measured: Measured, notes: Sequence[str], link: Link | None) -> Scaling:
+def _report(measured: Measured, notes: Sequence[str], there: Link | Machine | None) -> Scaling:
     worlds = measured.worlds
     known = scaling.kind_of(worlds)
     kind = known or "weak"
@@ -102,17 +103,42 @@ def _report(measured: Measured, notes: Sequence[str], link: Link | None) -> Scal
         )
         beyond = [times * worlds[-1].n for times in _BEYOND]
         predicted = tuple(model.predict(n) for n in beyond)
-        others = tuple(model.predict(n, link) for n in [worlds[-1].n, *beyond]) if link else ()
+        others = () if there is None else _elsewhere(model, there, beyond)
+        if isinstance(there, Machine):
+            said.append(f"On {there}: links from presets, computation as measured here.")
     points = scaling.points(worlds, kind)
     return Scaling(kind, worlds, points, predicted, others, tuple(said))
 
 
-def _link(word: str | None) -> Link | None:
-    if word is None:
-        return None
-    if word.lower() not in LINKS:
-        raise UsageError(f"--on: no link is called {word!r}.", do=f"known are {', '.join(LINKS)}")
-    return LINKS[word.lower()]
+def parse_place(text: str) -> Link | Machine:
+    """Return the link of that name, or the machine that a text describes.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    word = text.strip().lower()
+    if " " in word:
+        return parse_machine(text)
+    if word not in LINKS:
+        raise UsageError(
+            f"--on: no link is called {text!r}.",
+            why=f"known are {', '.join(LINKS)}",
+            do=f'or name a machine, such as "{EXAMPLE}"',
+        )
+    return LINKS[word]
+
+
+def _elsewhere(
+    model: forecast.StepModel, there: Link | Machine, beyond: Sequence[int]
+) -> tuple[forecast.Forecast, ...]:
+    """Return forecasts over a link on as many ranks as over the measured one, or of a machine.
+
+    Of a machine, one host and all of them.
+    """
+    if isinstance(there, Link):
+        return tuple(model.predict(n, there) for n in beyond)
+    numbers = sorted({there.per_host, there.world_size})
+    return tuple(model.predict(n, there.link_of(range(n)), "nccl") for n in numbers)
 
 
 def outcomes(trained: "TrainedCell | None", cells: Sequence[NotebookCell]) -> str:

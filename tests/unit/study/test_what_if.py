@@ -81,6 +81,6 @@ def test_a_step_that_sends_nothing_says_so() -> None:
 
 def test_each_line_of_the_table_says_what_it_rests_on() -> None:
     text = table(SENDS, what_if(SENDS))
-    assert text.startswith("The recorded step takes 170 ms on 4 ranks: measured here.")
+    assert text.startswith("The recorded step takes 170 ms on 4 ranks: measured here")
     assert text.count("rests on: ") == len(what_if(SENDS))
     assert all(one.basis for one in what_if(SENDS))

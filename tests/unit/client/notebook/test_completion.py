@@ -43,6 +43,7 @@ VALUES = Values(
         ("%dist probe --on 8 h", ["h100", "h200"]),
         ("%dist probe --on 8 h100, 2 hosts ib4", ["ib400"]),
         ("%dist start ", []),
+        ("%dist scaling --on ib4", ["ib400"]),
         ("%dist start --device ", ["cpu", "cuda"]),
         ("%dist start -n 2 --backend n", ["nccl"]),
         ("%dist export ", ["train.py", "'two words.py'"]),

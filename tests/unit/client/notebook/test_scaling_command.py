@@ -1,0 +1,28 @@
+"""What `%dist scaling` measures and predicts, by the words of its line."""
+
+import pytest
+
+from nbdist.client.notebook.scaling_command import parse_place, ranks_until
+from nbdist.shared.errors import UsageError
+from nbdist.study.links import LINKS
+from nbdist.study.machine import Machine
+
+
+def test_ranks_double_up_to_those_of_the_cluster() -> None:
+    assert ranks_until(1) == (1,)
+    assert ranks_until(6) == (1, 2, 4, 6)
+    assert ranks_until(8) == (1, 2, 4, 8)
+
+
+def test_a_word_is_a_link_and_a_text_a_machine() -> None:
+    assert parse_place("IB400") is LINKS["ib400"]
+    machine = parse_place("8 h100 nvlink4, 2 hosts ib400")
+    assert isinstance(machine, Machine)
+    assert machine.world_size == 16
+
+
+def test_an_unknown_link_names_those_that_are_known() -> None:
+    with pytest.raises(UsageError, match="no link is called 'ib401'") as raised:
+        parse_place("ib401")
+    assert "ib400" in str(raised.value)
+    assert "8 h100" in str(raised.value)
