@@ -127,13 +127,10 @@ def notes_of(worlds: Sequence[World], kind: Kind, *, is_known: bool) -> tuple[st
     else:
         each = counted(round(first.samples / first.n), "sample")
         said = [f"Weak: each rank takes {each} a step, so that the batch grows with the ranks."]
-    crowded = [world for world in worlds if world.is_crowded]
-    if crowded:
-        ranks = ", ".join(str(world.n) for world in crowded)
-        starved = max(world.starved_s / world.step_s for world in crowded)
-        said.append(
-            f"{ranks} ranks share {counted(crowded[0].cores, 'core')}, and wait for one up to "
-            f"{_percent(starved)} of a step: cores limit them, not the number of ranks. "
-            "The forecast leaves them out."
-        )
+    full = [world for world in worlds if 0 < world.cores < world.n]
+    for world in full:
+        starved = _percent(world.starved_s / world.step_s)
+        have = f"{world.n} ranks have cores for {world.cores} of them, and wait for these {starved}"
+        limit = " of a step: cores limit them, and the forecast leaves them out."
+        said.append(have + (limit if world.is_crowded else " of a step."))
     return tuple(said)

@@ -91,10 +91,10 @@ def what_if(world: World) -> tuple[Outcome, ...]:
 
 
 def _without_straggler(world: World) -> Outcome:
-    change = "without the slowest rank's delay"
     if len(world.own_s) < 2:
-        return Outcome(change, None, "one rank waits for nobody", "")
+        return Outcome("without the straggler", None, "one rank waits for nobody", "")
     *others, slowest = sorted(world.own_s)
+    change = f"without the straggler: rank {world.own_s.index(slowest)}"
     middle = sorted(others)[len(others) // 2]
     gain_s = min(slowest - middle, world.time.skew_s * world.n / max(1, world.n - 1))
     return Outcome(

@@ -47,6 +47,11 @@ def scale_out(
     most = running.n if running else 2
     numbers = asked.n or ranks_until(most)
     there = None if asked.on is None else parse_place(" ".join(asked.on))
+    if asked.weak and any(n % numbers[0] for n in numbers):
+        raise UsageError(
+            f"-n {','.join(map(str, numbers))}: batches cannot grow with these ranks.",
+            why=f"--weak multiplies a batch of {numbers[0]} ranks by whole numbers",
+        )
     if asked.steps <= LEFT_OUT:
         raise UsageError(f"--steps is {LEFT_OUT + 1} or more: the first {LEFT_OUT} are left out.")
     chosen, number = cells_for(cells, asked.cell)
@@ -64,10 +69,11 @@ def scale_out(
         measured = measure(
             made, numbers, folder=folder, steps=asked.steps, is_weak=asked.weak, tell=_tell
         )
-    counts = (
-        f"{counted(asked.steps - LEFT_OUT, 'step')} on each, {counted(threads, 'thread')} a rank"
-    )
+    made_steps = counted(min(world.steps for world in measured.worlds), "step")
+    counts = f"{made_steps} on each, {counted(threads, 'thread')} a rank"
     notes = [f"Cell {number}, {counts}, in processes beside the notebook's."]
+    if made.script.options.nodes > 1:
+        notes.append("All of these run on this machine: the links between hosts are not measured.")
     if running and running.device == "cuda":
         notes.append(_DEVICES)
     if _EMULATES in made.script.text:
@@ -101,6 +107,12 @@ def _report(measured: Measured, notes: Sequence[str], there: Link | Machine | No
             f"The forecast rests on {fitted} ranks; its band on the spread of these steps, and on "
             "20 % of the communication that was not measured."
         )
+        if not model.link.latency_s:
+            said.append("No latency was measured: all communication counts as bandwidth.")
+        if any(1 < call.ranks < model.last.n for call in model.last.calls):
+            said.append(
+                "Some collectives join fewer than all ranks: these groups stay as they are."
+            )
         beyond = [times * worlds[-1].n for times in _BEYOND]
         predicted = tuple(model.predict(n) for n in beyond)
         others = () if there is None else _elsewhere(model, there, beyond)

@@ -44,8 +44,8 @@ def test_compression_halves_float32_and_leaves_what_is_16_bits() -> None:
     assert "0.226" in outcomes(SENDS)["bf16 compression"].costs
 
 
-def test_without_the_slowest_rank_the_others_wait_less() -> None:
-    found = outcomes(SENDS)["without the slowest rank's delay"]
+def test_without_the_straggler_the_others_wait_less() -> None:
+    found = outcomes(SENDS)["without the straggler"]
     assert found.step_s == pytest.approx(0.17 - 0.013)
 
 
