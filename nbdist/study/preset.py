@@ -103,8 +103,8 @@ class PresetProbe:
 # See LINKS for the figures, and whose they are.
 _BAND: Final = (
     "Compared with all_reduces that others measured: on 8 H200 they took 0.8 to 1.4 times what is "
-    "predicted; on 32 B200 of 4 hosts 1 to 1.4 times, and between 131 kB and 134 MB up to 2.7 times. "
-    "Other machines were not compared. Groups between hosts are taken to send all at once."
+    "predicted; on 32 B200 of 4 hosts 1 to 1.4 times, and between 131 kB and 134 MB up to 2.7 "
+    "times. Other machines were not compared. Groups between hosts are taken to send all at once."
 )
 
 

@@ -4,6 +4,7 @@ To each it says a line of JSON on stdout: what ranks hold, or why there is no es
 printed, by the model's own code, goes to stderr. It ends with its stdin.
 """
 
+import io
 import json
 import os
 import pickle
@@ -19,8 +20,9 @@ def main() -> None:
     """Answer requests one after another, and leave nothing behind."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    while sys.stdin.buffer.peek(1):
-        request = pickle.load(sys.stdin.buffer)
+    requests = io.BufferedReader(sys.stdin.buffer.raw)  # type: ignore[union-attr]
+    while requests.peek(1):
+        request = pickle.load(requests)
         sys.path[:] = request["path"]  # what the notebook imports is imported from there, too
         answers.write(json.dumps(_answer(request["buffers"])) + "\n")
         answers.flush()
