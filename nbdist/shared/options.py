@@ -16,6 +16,7 @@ from typing import Any, TypeGuard, Union, get_args, get_origin, get_type_hints
 from nbdist.shared import gpu_errors
 from nbdist.shared.errors import StartError, UsageError
 from nbdist.shared.text import counted
+from nbdist.shared.virtual import VirtualMachine
 
 LOOPBACK = "127.0.0.1"
 HASH_SEED = "0"  # PYTHONHASHSEED of ranks, where a notebook on one machine has no other
@@ -201,10 +202,20 @@ class ClusterOptions:
         choices=_CHECKS,
         flag=False,
     )
+    virtual: str | None = option(
+        None,
+        'let each rank stand for a device and its links: "2 GFLOP/s, 100 Mbit/s"',
+        "Computation and gloo's messages then take the time that they take there, and all that is "
+        "shown is emulated. Names of accelerators and links are known, such as `h100, nvlink4`; a "
+        "third part, `1000000x slower`, slows both.",
+        metavar="DEVICE,LINK",
+    )
     address: str = LOOPBACK
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense on any machine."""
+        if self.machine is not None and self.device != "cpu":
+            raise UsageError("virtual devices are emulated on the CPU: use device cpu.")
         require_word("device", self.device, DEVICES)
         require_word("tap", self.tap, _TAPS)
         require_word("check", self.check, _CHECKS)
@@ -220,9 +231,16 @@ class ClusterOptions:
                 f"peer_snapshots is a number of steps, 0 for never, not {self.peer_snapshots!r}."
             )
 
+    @property
+    def machine(self) -> VirtualMachine | None:
+        """What each rank stands for; None where it is this machine."""
+        return None if self.virtual is None else VirtualMachine.read(self.virtual)
+
     def __str__(self) -> str:
         """Return one line, such as `4 ranks on cpu, gloo`."""
         text = f"{counted(self.n, 'rank')} on {self.device}, {self.backend}"
+        if self.machine is not None:
+            text += f", emulated: {self.machine}"
         if is_loopback(self.address):
             return text
         return f"{text}, open to the network on {self.address}"
@@ -265,7 +283,7 @@ def choose_options(
         require_word("backend", backend, BACKENDS)
     if n is not None:
         _require_ranks(n)
-    device = device or ("cuda" if gpus else "cpu")
+    device = device or ("cuda" if gpus and not rest.get("virtual") else "cpu")
     if n is None:
         n = slots or (gpus if device == "cuda" and gpus else 2)
     if threads is None:

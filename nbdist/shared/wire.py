@@ -14,7 +14,7 @@ from typing import Any
 
 from nbdist.shared.packed import Calls, numbers_of, text_of
 
-VERSION = 15  # rises when a message changes; both sides compare it at the start
+VERSION = 16  # rises when a message changes; both sides compare it at the start
 
 RECORDS = "nbdist_records"  # iopub message type: one Batch
 OUTPUT = "nbdist_output"  # iopub message type: text, see `engine/kernel/output/stdio.py`
@@ -38,6 +38,10 @@ NUMERICS = "numerics"
 NAMES_OF_A_RANK = frozenset(
     {"rank", "local_rank", "world_size", "device", "torch", "dist", "nbdist"},
 )
+# A fact: the device and link that a rank stands for, as people read it. Also the kind of a row: at
+# a cell's end the seconds its operations take there, `virtual_s`, and by how many they were late
+# here, `late_s`.
+EMULATED = "emulated"
 # The iopub messages that show something: a detached cluster's ranks keep them (`journal.py`).
 SHOWN = frozenset({OUTPUT, "display_data", "execute_result", "update_display_data", "clear_output"})
 SILENT_KEY = "nbdist_silent"  # true in the reply of a cell that has sent nothing on iopub
@@ -100,10 +104,9 @@ class Record:
     of process and GPU), "optimizer" (one makes its first step in the cell), "loader" (a loop over
     one begins), "alike" or "use" (now and then: what must be equal on all ranks, and how a model is
     used, see `engine/checks`), "left" (at a cell's end: what it has left undone, or changed in the
-    process). `step` counts optimizer steps on this rank since the cell began, from 1; 0 before the
-    first. `time_ns`
-    is the rank's wall clock (`time.time_ns`) when the row was made. `values` holds plain floats. A
-    step row has, where known: `loss`; `step_s`; `samples`, `tokens`, `bytes` (sent into
+    process) or `EMULATED`. `step` counts optimizer steps on this rank since the cell began, from 1;
+    0 before the first. `time_ns` is the rank's wall clock (`time.time_ns`) when the row was made.
+    `values` holds plain floats. A step row has, where known: `loss`; `step_s`; `samples`, `tokens`, `bytes` (sent into
     collectives), `collectives` (a count); `replays` (of CUDA graphs, a count: of a step that is
     one, what it is made of and sends is not known); `grad_share`, this rank's share of the squared
     gradient norm, where that is asked for: the norm is the root of the sum over all ranks.

@@ -24,6 +24,8 @@ from nbdist.client.notebook import current
         {"view": 3},
         {"detach": 3},
         {"tracking_uri": 3},
+        {"virtual": 3},
+        {"virtual": "h101, nvlink4"},
         {"tracking_uri": "foo://bar"},
     ],
 )

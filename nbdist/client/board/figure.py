@@ -11,7 +11,7 @@ from nbdist.client.board.drawn.page import Page
 from nbdist.client.board.drawn.picture import few_colors
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scene.scene import Scene
-from nbdist.client.board.text import length
+from nbdist.client.board.text import emulated, length
 from nbdist.client.board.verdict_block import headline
 from nbdist.client.board.views import VIEWS
 from nbdist.shared.text import figure
@@ -54,4 +54,6 @@ def _head(scene: Scene, width: int) -> list[str]:
         parts.append(f"{key} {figure(sum(values) / len(values))}")
     if found := headline(scene.analysis.verdicts):
         parts.append(found)
+    if scene.emulated:
+        parts.append(emulated(scene))
     return wrapped("   ·   ".join(parts), width)

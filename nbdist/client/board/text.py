@@ -37,7 +37,13 @@ def caption(scene: "Scene", outcome: str, subject: str = "") -> str:
     """
     took_part = scene.rows if outcome in ("failed", "interrupted") else scene.reporting
     ranks = counted(len(took_part), "rank")
-    return f"{subject or _subject(scene)} on {ranks}{ENDINGS[outcome]}{length(scene)}."
+    said = f"{subject or _subject(scene)} on {ranks}{ENDINGS[outcome]}{length(scene)}."
+    return f"{said} {emulated(scene)}." if scene.emulated else said
+
+
+def emulated(scene: "Scene") -> str:
+    """Return that times are those of virtual devices: Emulated: 2 GFLOP/s, 100 Mbit/s."""
+    return f"Emulated: {scene.emulated}" if scene.emulated else ""
 
 
 def _subject(scene: "Scene") -> str:
@@ -91,7 +97,7 @@ def progress(scene: "Scene", elapsed_s: float) -> str:
     if scene.is_behind:
         last = next(row.rank for row in scene.reporting if row.step == scene.first_step)
         text += f" · ranks at {scene.first_step:,}–{scene.last_step:,}, rank {last} is last"
-    return text
+    return f"{text} · {emulated(scene)}" if scene.emulated else text
 
 
 def spoken(sentence: str) -> str:

@@ -22,6 +22,7 @@ from nbdist.client.cells.run import Outcome
 from nbdist.client.cells.trained_cell import HeardCell
 from nbdist.client.faults.failures import should_go_on
 from nbdist.client.metrics.analysis.clocks import Clocks
+from nbdist.client.metrics.emulated import kept_up
 from nbdist.client.metrics.profile.gather import Profiled
 from nbdist.client.metrics.profile.words import HOW_TO_OPEN
 from nbdist.client.metrics.telemetry import Telemetry
@@ -153,7 +154,7 @@ class ShownCell:
                 found = [
                     one for one in self.checks.found if one != getattr(outcome.error, "what", "")
                 ]
-                said = [*map(_text, found), *_notices(outcome)]
+                said = [*map(_text, [*found, *self._emulated()]), *_notices(outcome)]
                 if self._beside is not None:
                     said.append(_text(self._beside.sentence))
                 finals = [*board, *self._texts(outcome), *said, *_shown(profiled)]
@@ -189,6 +190,10 @@ class ShownCell:
                 Slots(live=False).settle([caption(since), *left])
 
         of_kernel.show_next(show)
+
+    def _emulated(self) -> list[str]:
+        told = self.telemetry
+        return kept_up(told.machine, told.emulated, self.insight.now().table)
 
     def _texts(self, outcome: Outcome) -> list[Display]:
         collectors = outcome.collectors

@@ -31,7 +31,7 @@ from typing import Any
 
 from nbdist.client.metrics.changes import Change, changes_of
 from nbdist.client.metrics.detail import NOT_KEPT, Detail, DetailLine, Part, lost_part
-from nbdist.shared.wire import DEVICE_KEYS, RUN_KINDS, STEP_KEYS, Batch, Record
+from nbdist.shared.wire import DEVICE_KEYS, EMULATED, RUN_KINDS, STEP_KEYS, Batch, Record
 
 MAX_POINTS = 20_000  # a plot is about 1000 pixels wide; 16 bytes a point
 MAX_DEVICE_POINTS = 2000  # they come each second, whatever a step takes
@@ -103,6 +103,7 @@ class Telemetry:
         latest: Rank to its newest values, `step` among them. A rank's dict is replaced, never
             changed, so it may be read from any thread.
         facts: Rank to the facts it has reported, replaced likewise.
+        emulated: Rank to what its virtual device owed in the cell, once that has ended.
         experts: Rank to the step and the values of its newest row of experts.
         first_record: Set when the first step or logged value has arrived: from now on the cell is a
             run. Collectives and links alone, as of a cell with a `dist.barrier()`, make none.
@@ -125,6 +126,7 @@ class Telemetry:
         self.detail = detail
         self.latest: dict[int, dict[str, float]] = {}
         self.facts: dict[int, dict[str, str]] = {}
+        self.emulated: dict[int, dict[str, float]] = {}
         self.experts: dict[int, tuple[int, dict[str, float]]] = {}
         self.first_record = threading.Event()
         self.count = 0
@@ -184,6 +186,11 @@ class Telemetry:
             self._subscribers.append(callback)
 
     @property
+    def machine(self) -> str:
+        """The device and link that ranks stand for; empty where they are this machine's."""
+        return next((of[EMULATED] for of in list(self.facts.values()) if EMULATED in of), "")
+
+    @property
     def changes(self) -> tuple[Change, ...]:
         """What was changed by hand so far, in order; any thread."""
         return changes_of(self.facts)
@@ -222,6 +229,8 @@ class Telemetry:
             if kind == "experts":
                 told = rows[-1].step, rows[-1].values
                 self.experts[rank] = max(told, self.experts.get(rank, told), key=itemgetter(0))
+            if kind == EMULATED:
+                self.emulated[rank] = rows[-1].values
             if kind not in RUN_KINDS and kind != "device":
                 continue
             if kind == "device":

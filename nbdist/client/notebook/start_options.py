@@ -31,6 +31,7 @@ from nbdist.shared.options import (
     require_word,
     same_option,
 )
+from nbdist.study.virtual import with_rates
 
 _THEMES = ("light", "dark", "auto")
 _OF_LAUNCHERS = (HostsOptions, slurm_words.Options, kubernetes_manifest.Options)
@@ -97,6 +98,7 @@ class StartOptions:
     grad_norm: bool = same_option(ClusterOptions, "grad_norm")
     quiet: float = same_option(ClusterOptions, "quiet")
     check: str = same_option(ClusterOptions, "check")
+    virtual: str | None = same_option(ClusterOptions, "virtual")
     theme: str = option(
         "auto",
         "the board's background: light, dark, or auto, readable on both",
@@ -141,7 +143,10 @@ class StartOptions:
     def of_cluster(self) -> dict[str, Any]:
         """The options that `choose_options` takes."""
         mine = {one.name for one in fields(self)}
-        return {f.name: getattr(self, f.name) for f in fields(ClusterOptions) if f.name in mine}
+        same = {f.name: getattr(self, f.name) for f in fields(ClusterOptions) if f.name in mine}
+        if isinstance(self.virtual, str):
+            same["virtual"] = with_rates(self.virtual)
+        return same
 
 
 def all_options(own: type = NoOptions) -> dict[str, Option]:

@@ -96,6 +96,7 @@ def join(
         RuntimeError: The notebook runs another version of nbdist.
     """
     from nbdist.engine.group import group
+    from nbdist.engine.group.links import throttle
     from nbdist.engine.recovery import recovery
 
     if version != wire.VERSION:
@@ -109,6 +110,8 @@ def join(
         torch.cuda.init()  # its error says why a GPU cannot be used
     if here.torchs is not None:
         here.torchs.put_back()
+    if asked.machine is not None:
+        throttle.here.pace(asked.machine.bytes_here)  # of groups that are made from here on
     device = group.join(
         here.rank, asked, place_, store_port, generation=generation, first_group=first_group
     )

@@ -22,6 +22,7 @@ from nbdist.engine.kernel import chaos
 from nbdist.engine.kernel.cleanup import TorchModes
 from nbdist.engine.layout import parallelize
 from nbdist.engine.rank.script import Script
+from nbdist.engine.rank.virtual_device import VirtualDevice
 from nbdist.engine.recovery import small_values
 from nbdist.engine.recovery.snapshots import peers, snapshot
 from nbdist.engine.steps import guard, halt, step_state
@@ -39,6 +40,7 @@ def of_rank(
     devices: DeviceStats,
     checks: RankChecks,
     numerics: Numerics,
+    virtual: VirtualDevice,
 ) -> tuple[Component, ...]:
     """Return the components of a notebook's rank, which has joined its group."""
     return (
@@ -70,6 +72,7 @@ def of_rank(
         torch_profile.here,
         chaos.here,
         meeting.here,
+        virtual,  # before it nothing computes, and the cell is all within it
         functions,
         script,  # last: it restores torch's functions, and not replacements of them
     )

@@ -29,7 +29,7 @@ from nbdist.engine.layout.axes import (
     whole_matrices,
     zero1,
 )
-from nbdist.engine.rank import at_halt, components, control
+from nbdist.engine.rank import at_halt, components, control, virtual_device
 from nbdist.engine.recovery import recovery
 from nbdist.engine.steps import guard, halt, keep, step_state
 from nbdist.engine.tap import tap
@@ -145,8 +145,15 @@ def connect(rank: "Rank", device: torch.device) -> None:
     )
     recorder.before_publishing(links.sample, devices.sample)
     assert rank.torchs is not None, "it has joined its group"
+    virtual = virtual_device.VirtualDevice(
+        options.machine,
+        training.here.current_step,
+        lambda values: recorder.add(wire.EMULATED, wire.CELL_END, values),
+    )
+    if options.machine is not None:
+        recorder.fact(**{wire.EMULATED: str(options.machine)})
     rank.components = components.of_rank(
-        rank.torchs, rank.script, continuation, links, devices, checks, Numerics(recorder)
+        rank.torchs, rank.script, continuation, links, devices, checks, Numerics(recorder), virtual
     )
 
 

@@ -69,6 +69,7 @@ def look(
             ),
             "",
         ),
+        emulated=telemetry.machine,
         marks=_marks(telemetry),
         experts=experts_of(dict(telemetry.experts)),
         history=parts_over_steps(telemetry.series) if histories else (),

@@ -131,7 +131,8 @@ class Scene:
     `recent` is what each rank's recent steps were like; `paces` the time of each step, by rank;
     `analysis` what is known of steps and collectives; `norm` that of the whole gradient, one line;
     `devices` what processes and devices do over the seconds, and `gpu_unknown` says what of GPUs is
-    not known. `marks` are steps with what was there in words: a change made by hand after it, or
+    not known. `emulated` is the device and link that each rank stands for, empty where it is this
+    machine's. `marks` are steps with what was there in words: a change made by hand after it, or
     that it was left out. `history` is what steps were made of over the whole run, a panel a part
     (see part_history.py), only once the cell has ended. `outcome` is how the cell ended, finished,
     failed or interrupted; None while it runs. `idle_s` is for how long no step and no logged value
@@ -148,6 +149,7 @@ class Scene:
     norm: Panel | None = None
     devices: tuple[Panel, ...] = ()
     gpu_unknown: str = ""
+    emulated: str = ""
     marks: tuple[tuple[int, str], ...] = ()
     history: tuple[Panel, ...] = ()
     outcome: str | None = None

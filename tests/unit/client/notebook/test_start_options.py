@@ -45,6 +45,7 @@ TAKEN = {
     "hooks": True,
     "grad_norm": False,
     "quiet": 10.0,
+    "virtual": None,
     "check": "shared",
     "peer_snapshots": 0,
     "theme": "auto",
