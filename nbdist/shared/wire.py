@@ -42,6 +42,7 @@ NAMES_OF_A_RANK = frozenset(
 # a cell's end the seconds its operations take there, `virtual_s`, and by how many they were late
 # here, `late_s`.
 EMULATED = "emulated"
+STAGES = "stages"  # a kind of row, of a step with pp now and then: see `stage_values`
 # The iopub messages that show something: a detached cluster's ranks keep them (`journal.py`).
 SHOWN = frozenset({OUTPUT, "display_data", "execute_result", "update_display_data", "clear_output"})
 SILENT_KEY = "nbdist_silent"  # true in the reply of a cell that has sent nothing on iopub
@@ -76,6 +77,17 @@ def is_measured(values: Mapping[str, float]) -> bool:
     return "compute_s" in values or "comm_s" in values
 
 
+def stage_values(
+    kind: str, stage: int, micro_batch: int, began_s: float, ended_s: float
+) -> dict[str, float]:
+    """Return what a row of stages says of one micro-batch: seconds since 1970, by the rank's clock.
+
+    `kind` is F (forward), B (backward) or W (of weights alone).
+    """
+    name = f"{kind} {stage} {micro_batch}"
+    return {f"{name} began": began_s, f"{name} ended": ended_s}
+
+
 CELL_END = 0  # the step of an "alike" row at the end of a cell, and of a "left" row
 
 # What begins the names of an "alike" row of weights whose gradients the loop averages by itself;
@@ -104,10 +116,10 @@ class Record:
     of process and GPU), "optimizer" (one makes its first step in the cell), "loader" (a loop over
     one begins), "alike" or "use" (now and then: what must be equal on all ranks, and how a model is
     used, see `engine/checks`), "left" (at a cell's end: what it has left undone, or changed in the
-    process) or `EMULATED`. `step` counts optimizer steps on this rank since the cell began, from 1;
-    0 before the first. `time_ns` is the rank's wall clock (`time.time_ns`) when the row was made.
-    `values` holds plain floats. A step row has, where known: `loss`; `step_s`; `samples`, `tokens`, `bytes` (sent into
-    collectives), `collectives` (a count); `replays` (of CUDA graphs, a count: of a step that is
+    process), `EMULATED` or `STAGES`. `step` counts optimizer steps on this rank since the cell
+    began, from 1; 0 before the first. `time_ns` is the rank's wall clock (`time.time_ns`) when the
+    row was made. `values` holds plain floats. A step row has, where known: `loss`; `step_s`;
+    `samples`, `tokens`, `bytes` (sent into collectives), `collectives` (a count); `replays` (of CUDA graphs, a count: of a step that is
     one, what it is made of and sends is not known); `grad_share`, this rank's share of the squared
     gradient norm, where that is asked for: the norm is the root of the sum over all ranks.
 

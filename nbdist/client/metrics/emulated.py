@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Mapping
 
 from nbdist.client.metrics.analysis.values import CollectiveRow
-from nbdist.shared.collectives import sent_bytes
+from nbdist.shared.collectives import sent_bytes, waits_for_all
 from nbdist.shared.text import figure
 from nbdist.shared.virtual import VirtualMachine
 from nbdist.study.debt import share_kept
 
 LEAST = 0.9  # of the virtual time, below which a picture is said to be wrong
+LEAST_S = 1e-3  # of a collective on the link: shorter ones are latency
 MOST_BEHIND = 1.25  # what collectives may take, in times of the links' rate
 
 
@@ -40,11 +41,15 @@ def kept_up(
 
 
 def _behind(machine: VirtualMachine, table: Iterable[CollectiveRow]) -> float:
-    """Return the time of the collectives in times of what their bytes take on the link; 0: none."""
+    """Return the time of the collectives in times of what their bytes take on the link; 0: none.
+
+    Messages are left out: theirs ends when the other rank takes them.
+    """
     took_s = asked_s = 0.0
     for row in table:
         nbytes = sent_bytes(row.kind, row.bytes, len(row.ranks), "gloo")
-        if row.transfer_ms is not None and nbytes:
+        on_link_s = nbytes / machine.bytes_here
+        if row.transfer_ms is not None and waits_for_all(row.kind) and on_link_s >= LEAST_S:
             took_s += row.count * row.transfer_ms / 1e3
-            asked_s += row.count * nbytes / machine.bytes_here
+            asked_s += row.count * on_link_s
     return took_s / asked_s if asked_s else 0.0

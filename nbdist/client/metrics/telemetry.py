@@ -31,7 +31,7 @@ from typing import Any
 
 from nbdist.client.metrics.changes import Change, changes_of
 from nbdist.client.metrics.detail import NOT_KEPT, Detail, DetailLine, Part, lost_part
-from nbdist.shared.wire import DEVICE_KEYS, EMULATED, RUN_KINDS, STEP_KEYS, Batch, Record
+from nbdist.shared.wire import DEVICE_KEYS, EMULATED, RUN_KINDS, STAGES, STEP_KEYS, Batch, Record
 
 MAX_POINTS = 20_000  # a plot is about 1000 pixels wide; 16 bytes a point
 MAX_DEVICE_POINTS = 2000  # they come each second, whatever a step takes
@@ -103,6 +103,7 @@ class Telemetry:
         latest: Rank to its newest values, `step` among them. A rank's dict is replaced, never
             changed, so it may be read from any thread.
         facts: Rank to the facts it has reported, replaced likewise.
+        stages: Rank to steps, to when its stages ran micro-batches in them.
         emulated: Rank to what its virtual device owed in the cell, once that has ended.
         experts: Rank to the step and the values of its newest row of experts.
         first_record: Set when the first step or logged value has arrived: from now on the cell is a
@@ -127,6 +128,7 @@ class Telemetry:
         self.latest: dict[int, dict[str, float]] = {}
         self.facts: dict[int, dict[str, str]] = {}
         self.emulated: dict[int, dict[str, float]] = {}
+        self.stages: dict[int, dict[int, dict[str, float]]] = {}
         self.experts: dict[int, tuple[int, dict[str, float]]] = {}
         self.first_record = threading.Event()
         self.count = 0
@@ -229,6 +231,8 @@ class Telemetry:
             if kind == "experts":
                 told = rows[-1].step, rows[-1].values
                 self.experts[rank] = max(told, self.experts.get(rank, told), key=itemgetter(0))
+            if kind == STAGES:
+                self.stages[rank] = {rows[-1].step: rows[-1].values, **self.stages.get(rank, {})}
             if kind == EMULATED:
                 self.emulated[rank] = rows[-1].values
             if kind not in RUN_KINDS and kind != "device":

@@ -57,6 +57,8 @@ COMMANDS = {
     "chaos": "make ranks fail on purpose while cells run; without arguments: the report",
     "board": "show the board of the training that runs, else of the last one, or of any run;"
     " looking changes nothing for later cells",
+    "animate": "show one step of the training with pp as it was measured: which stage ran which "
+    "micro-batch when",
     "runs": "list this notebook's runs, newest first; with names or numbers, compare these",
     "ui": "start the MLflow UI and show its link",
     "run": "run a script on the ranks, as torchrun would; its names stay there",

@@ -343,6 +343,11 @@ class NBDist(Magics):
 
         show_board(asked.view, asked.run, self.theme, self.view)
 
+    def _animate(self, asked: Any, names: dict[str, Any]) -> Any:
+        from nbdist.client.notebook.current import current
+
+        return current().animate()
+
     def _runs(self, asked: Any, names: dict[str, Any]) -> Any:
         from nbdist.client.notebook.current import compare, runs, sync
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbdist.client.board.past import Past
 from nbdist.client.board.views import require_view
@@ -54,6 +54,9 @@ from nbdist.shared.errors import (
 from nbdist.shared.options import ClusterOptions, is_number, is_whole
 from nbdist.shared.text import begin_with_ranks, parse_ranks
 from nbdist.study.fit import fit
+
+if TYPE_CHECKING:  # for its type alone: it loads matplotlib
+    from nbdist.client.board.drawn.animation import Animation
 
 _SETTLE_TIMEOUT_S = 10.0  # of a cell after an interrupt; the second one kills its ranks
 _STOP_INTERRUPTS = 3
@@ -772,6 +775,27 @@ class Session:
         if view is not None:
             require_view(view)
         self._showing.show_board(view, run)
+
+    def animate(self) -> "Animation":
+        """Return a moving picture of one step of the pipeline that trains, or has trained last.
+
+        Which stage ran which micro-batch when, as the ranks measured it: of the newest of the
+        first two steps and of those whose number is a power of two. A notebook shows it; as text it
+        is the order on each rank.
+
+        Raises:
+            ClusterError: No cell has trained yet, or none with pp.
+        """
+        from nbdist.client.board.drawn.animation import animate
+
+        scene = self._showing.board().scene
+        if scene.pipeline is None:
+            raise ClusterError(
+                "There is no step of a pipeline to show.",
+                why="the last cell that trained has run none",
+                do='train with nbdist.parallelize(model, "pp=2") and layout.step(...)',
+            )
+        return animate(scene.pipeline, scene.emulated)
 
     def board(self) -> Past:
         """Return the board of the cell that trains, or has trained last. Any thread.

@@ -27,6 +27,12 @@ _READY_FLAGS = (
     "_stages_backward_initialized",
 )
 _COPIES = "_nbdist_copies"
+# What runs a micro-batch of a stage, whose number is the first argument.
+_RUNS = {
+    "forward_one_chunk": "F",
+    "backward_one_chunk": "B",
+    "backward_weight_one_chunk": "W",
+}
 # What a schedule of several stages a rank holds of the step that runs.
 _UNDER_WAY = (
     "fwd_recv_ops",
@@ -50,7 +56,9 @@ def _broken() -> list[str]:
     broken = lacking(stage, ["_PipelineStageBase"], "pipelining.stage")
     broken += lacking(schedules, ["_PipelineSchedule"], "pipelining.schedules")
     if not broken:
-        broken += lacking(stage._PipelineStageBase, ["clear_runtime_states"], "pipelining's stage")
+        broken += lacking(
+            stage._PipelineStageBase, ["clear_runtime_states", *_RUNS], "pipelining's stage"
+        )
     names = {name for kind in ScheduleGPipe.__mro__ for name in _names_in(kind)}
     if not names & set(_READY_FLAGS):
         broken.append("pipelining's schedule has other flags for stages that are set up")
@@ -233,6 +241,14 @@ def make_stage(
         # torch 2.11 checks what it returns: a loss, in a dtype that its function chooses.
         stage._validate_fwd_outputs = _accept
     return stage
+
+
+def watch_micro_batches(
+    stage: Any, timed: Callable[[str, int, Callable[..., Any]], Callable[..., Any]]
+) -> None:
+    """Put `timed(kind, stage's number, function)` in the place of what runs a micro-batch."""
+    for name, kind in _RUNS.items():
+        setattr(stage, name, timed(kind, stage.stage_index, getattr(stage, name)))
 
 
 def _accept(*_: object) -> None:

@@ -29,6 +29,7 @@ from nbdist.engine.layout.axes import (
     whole_matrices,
     zero1,
 )
+from nbdist.engine.layout.axes.pp import stage_times
 from nbdist.engine.rank import at_halt, components, control, virtual_device
 from nbdist.engine.recovery import recovery
 from nbdist.engine.steps import guard, halt, keep, step_state
@@ -124,6 +125,7 @@ def connect(rank: "Rank", device: torch.device) -> None:
     wrapped.look_on()
     first_weights.look_on()
     training.here.at_new_optimizer("trained", lambda one: model_facts.report(recorder, one))
+    stage_times.here.report = recorder.add
     continuation = Continuation(recorder)
     training.here.at_new_optimizer("continuation", continuation.optimizer_begins)
     services.here.tell_loop = lambda facts: recorder.add(

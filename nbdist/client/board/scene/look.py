@@ -14,6 +14,7 @@ from nbdist.client.board.scene import devices
 from nbdist.client.board.scene.experts import experts_of
 from nbdist.client.board.scene.part_history import parts_over_steps
 from nbdist.client.board.scene.scene import ALL, Curve, Epoch, Panel, Row, Scene
+from nbdist.client.board.scene.stages import pipeline_of
 from nbdist.client.metrics.analysis.values import Analysis
 from nbdist.client.metrics.left_out import left_out_steps
 from nbdist.client.metrics.recent import RecentSteps, losses, percent, recent_steps
@@ -72,6 +73,7 @@ def look(
         emulated=telemetry.machine,
         marks=_marks(telemetry),
         experts=experts_of(dict(telemetry.experts)),
+        pipeline=pipeline_of(dict(telemetry.stages)) if histories else None,
         history=parts_over_steps(telemetry.series) if histories else (),
         idle_s=time.monotonic() - telemetry.trained_s if telemetry.trained_s else 0.0,
     )

@@ -11,6 +11,7 @@ import numpy as np
 
 from nbdist.client.board.scales import Floats
 from nbdist.client.board.scene.experts import ExpertTokens
+from nbdist.client.board.scene.stages import PipelineStep
 from nbdist.client.metrics.analysis.values import PARTS, Analysis, RankStep
 from nbdist.client.metrics.recent import RecentSteps, comm_pct, data_pct, divided, making_ms
 from nbdist.client.metrics.telemetry import IDLE_S
@@ -137,7 +138,7 @@ class Scene:
     (see part_history.py), only once the cell has ended. `outcome` is how the cell ended, finished,
     failed or interrupted; None while it runs. `idle_s` is for how long no step and no logged value
     had come when the scene was read. `paused_at` is the step after which a person has paused the
-    cell. `experts` is None where no layout with ep has trained.
+    cell. `experts` is None where no layout with ep has trained, `pipeline` where none with pp has.
     """
 
     panels: tuple[Panel, ...]
@@ -156,6 +157,7 @@ class Scene:
     idle_s: float = 0.0
     paused_at: int | None = None
     experts: ExpertTokens | None = None
+    pipeline: PipelineStep | None = None
 
     def panel(self, key: str) -> Panel:
         """Return the plot of `key`, which must be there."""

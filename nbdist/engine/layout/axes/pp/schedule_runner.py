@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from nbdist.engine.compat import torch_pipeline
 from nbdist.engine.layout.axes.cp.context import check_length
-from nbdist.engine.layout.axes.pp import stage_trace, stages
+from nbdist.engine.layout.axes.pp import stage_times, stage_trace, stages
 from nbdist.engine.layout.axes.pp.alive import Crossing, TensorSpec
 from nbdist.engine.layout.axes.pp.pipeline import StagePlan
 from nbdist.engine.layout.axes.pp.stage_forward import StageForward, is_chain
@@ -175,6 +175,7 @@ class ScheduleRunner:
         try:
             schedule.step(*given, target=order, number=order)
             losses = self._work.losses
+            stage_times.here.step_ended()
         except RuntimeError as error:
             cause = torch_pipeline.raised_in_stage(error)
             if cause is None:
@@ -244,6 +245,9 @@ class ScheduleRunner:
             )
             for part in self._parts
         ]
+        if trains:
+            for stage in made:
+                torch_pipeline.watch_micro_batches(stage, stage_times.here.timed)
         schedule = self.plan.policy.schedule
         if not trains and len(made) == 1:
             schedule = "gpipe"  # forwards without backwards go one way, in any number

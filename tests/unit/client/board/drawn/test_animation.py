@@ -1,0 +1,40 @@
+"""A step of a pipeline as a moving picture."""
+
+import io
+
+import numpy as np
+from PIL import Image
+
+from nbdist.client.board.drawn.animation import FRAMES, LAST_MS, animate
+from nbdist.client.board.scene.stages import PipelineStep, StageRun
+
+MOST_BYTES = 300_000
+
+
+def pipeline(ranks: int = 8, micro_batches: int = 16) -> PipelineStep:
+    runs = [
+        StageRun(rank, kind, rank, number, at, at + 9)
+        for rank in range(ranks)
+        for number in range(micro_batches)
+        for kind, at in (("F", 10.0 * (rank + number)), ("B", 400 + 10.0 * (number - rank)))
+    ]
+    return PipelineStep(8, tuple(runs))
+
+
+def test_it_is_small_and_ends_with_all_of_the_work() -> None:
+    shown = animate(pipeline())
+    assert len(shown.gif) < MOST_BYTES
+    with Image.open(io.BytesIO(shown.gif)) as image:
+        assert image.n_frames == FRAMES + 1
+        first = np.asarray(image.convert("RGB")).astype(int)
+        image.seek(FRAMES)
+        assert image.info["duration"] == LAST_MS
+        last = np.asarray(image.convert("RGB")).astype(int)
+    assert last.sum() < first.sum()  # pale places have filled
+
+
+def test_a_notebook_gets_a_picture_without_scripts_and_with_words() -> None:
+    shown = animate(pipeline(), "2 GFLOP/s, 100 Mbit/s")._repr_mimebundle_()
+    assert shown["text/html"].startswith('<img alt="Emulated: 2 GFLOP/s, 100 Mbit/s. Step 8')
+    assert "<script" not in shown["text/html"]
+    assert "rank 7: F0" in shown["text/plain"]
