@@ -26,6 +26,7 @@ STEPS, LATENCY, BATCH_TIMES = "NBDIST_STEPS", "NBDIST_LATENCY", "NBDIST_BATCH_TI
 MOST_RANKS_A_CORE = 64
 DEVICES = ("cpu", "cuda")
 BACKENDS = ("gloo", "nccl")
+ANIMATIONS = ("pipeline", "ring")
 _TAPS = ("off", "counts", "full")
 _CHECKS = ("shared", "store", "off")
 _OPTION = "nbdist option"  # in a field's metadata

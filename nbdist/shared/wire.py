@@ -119,8 +119,9 @@ class Record:
     process), `EMULATED` or `STAGES`. `step` counts optimizer steps on this rank since the cell
     began, from 1; 0 before the first. `time_ns` is the rank's wall clock (`time.time_ns`) when the
     row was made. `values` holds plain floats. A step row has, where known: `loss`; `step_s`;
-    `samples`, `tokens`, `bytes` (sent into collectives), `collectives` (a count); `replays` (of CUDA graphs, a count: of a step that is
-    one, what it is made of and sends is not known); `grad_share`, this rank's share of the squared
+    `samples`, `tokens`, `bytes` (sent into collectives), `collectives` (a count); `replays` (of
+    CUDA graphs, a count: of a step that is one, what it is made of and sends is not known);
+    `grad_share`, this rank's share of the squared
     gradient norm, where that is asked for: the norm is the root of the sum over all ranks.
 
     Of steps that are *measured* (all of them, or some of many short ones) it also has what the step

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbdist import ClusterError, Session
+from nbdist import ClusterError, Session, UsageError
 
 TRAIN = """
 torch.manual_seed(0)
@@ -14,6 +14,14 @@ for _ in range(3):
     layout.step(x, x.flip(0), torch.nn.functional.mse_loss)
     opt.step()
     opt.zero_grad()
+"""
+RING = """
+model = torch.nn.Linear(4, 4)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    model(torch.ones(1, 4)).sum().backward()
+    dist.all_reduce(torch.ones(1000))
+    opt.step()
 """
 
 
@@ -35,3 +43,17 @@ def test_a_training_without_pp_has_no_pipeline_to_show(session: Session) -> None
     session.run("nbdist.log(loss=1.0)", track=False)
     with pytest.raises(ClusterError, match="no step of a pipeline"):
         session.animate()
+
+
+def test_the_ring_of_the_largest_all_reduce_says_what_is_measured(session: Session) -> None:
+    session.run(RING, track=False)
+    shown = str(session.animate("ring"))
+    assert "all_reduce of 4.0 kB on 2 ranks: in 2 rounds each rank sends 2.0 kB" in shown
+    assert shown.endswith(
+        "Bytes and time are measured, the order of the rounds is the algorithm's."
+    )
+
+
+def test_a_word_that_is_no_picture_is_refused(session: Session) -> None:
+    with pytest.raises(UsageError, match='what is "pipeline" or "ring"'):
+        session.animate("shards")

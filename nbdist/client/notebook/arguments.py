@@ -19,7 +19,14 @@ from nbdist.client.export.jobs import FORMATS
 from nbdist.client.metrics.checks.settings import require_rules
 from nbdist.client.notebook.start_options import all_options
 from nbdist.shared.errors import UsageError
-from nbdist.shared.options import Option, Parser, flag_of, read_seconds, read_word
+from nbdist.shared.options import (
+    ANIMATIONS,
+    Option,
+    Parser,
+    flag_of,
+    read_seconds,
+    read_word,
+)
 from nbdist.study.accelerators import ACCELERATORS
 from nbdist.study.links import BETWEEN_HOSTS, INSIDE_HOSTS
 from nbdist.study.machine import EXAMPLE
@@ -57,8 +64,8 @@ COMMANDS = {
     "chaos": "make ranks fail on purpose while cells run; without arguments: the report",
     "board": "show the board of the training that runs, else of the last one, or of any run;"
     " looking changes nothing for later cells",
-    "animate": "show one step of the training with pp as it was measured: which stage ran which "
-    "micro-batch when",
+    "animate": "show in motion what the last training did: a step of its pipeline, or the ring of "
+    "its largest all_reduce",
     "runs": "list this notebook's runs, newest first; with names or numbers, compare these",
     "ui": "start the MLflow UI and show its link",
     "run": "run a script on the ranks, as torchrun would; its names stay there",
@@ -122,6 +129,14 @@ def dist_parser(own: type = NoOptions) -> argparse.ArgumentParser:
         help="show what watching the newest training costs, part by part",
     )
     _add_board(made["board"])
+    made["animate"].add_argument(
+        "what",
+        nargs="?",
+        default=ANIMATIONS[0],
+        choices=ANIMATIONS,
+        metavar="WHAT",
+        help=f"{' or '.join(ANIMATIONS)}; by default {ANIMATIONS[0]}",
+    )
     _add_chaos(made["chaos"])
     for name in ("restart", "push", "pull", "stacks", "chaos"):
         _add_ranks(made[name])

@@ -346,7 +346,7 @@ class NBDist(Magics):
     def _animate(self, asked: Any, names: dict[str, Any]) -> Any:
         from nbdist.client.notebook.current import current
 
-        return current().animate()
+        return current().animate(asked.what)
 
     def _runs(self, asked: Any, names: dict[str, Any]) -> Any:
         from nbdist.client.notebook.current import compare, runs, sync

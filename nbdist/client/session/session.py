@@ -51,7 +51,7 @@ from nbdist.shared.errors import (
     LayoutError,
     UsageError,
 )
-from nbdist.shared.options import ClusterOptions, is_number, is_whole
+from nbdist.shared.options import ANIMATIONS, ClusterOptions, is_number, is_whole, require_word
 from nbdist.shared.text import begin_with_ranks, parse_ranks
 from nbdist.study.fit import fit
 
@@ -776,19 +776,29 @@ class Session:
             require_view(view)
         self._showing.show_board(view, run)
 
-    def animate(self) -> "Animation":
-        """Return a moving picture of one step of the pipeline that trains, or has trained last.
+    def animate(self, what: str = "pipeline") -> "Animation":
+        """Return a moving picture of the training that runs, or of the last one.
 
-        Which stage ran which micro-batch when, as the ranks measured it: of the newest of the
-        first two steps and of those whose number is a power of two. A notebook shows it; as text it
-        is the order on each rank.
+        Args:
+            what: "pipeline" is one step with pp: which stage ran which micro-batch when, as the
+                ranks measured it, the newest of the first two and of those whose number is a power
+                of two. "ring" is the largest all_reduce of recent steps: its bytes and time are
+                measured, the order of its rounds is the algorithm's.
+
+        Returns:
+            What a notebook shows as a picture; its text says the same.
 
         Raises:
-            ClusterError: No cell has trained yet, or none with pp.
+            ClusterError: No cell has trained yet, or there was none of these.
+            UsageError: There is no such picture.
         """
+        from nbdist.client.board.drawn import ring
         from nbdist.client.board.drawn.animation import animate
 
+        require_word("what", what, ANIMATIONS)
         scene = self._showing.board().scene
+        if what == "ring":
+            return ring.animate(scene)
         if scene.pipeline is None:
             raise ClusterError(
                 "There is no step of a pipeline to show.",

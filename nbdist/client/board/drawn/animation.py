@@ -8,6 +8,7 @@ Importing this module loads matplotlib (0.2 s).
 import base64
 import html
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -70,14 +71,19 @@ def animate(step: PipelineStep, emulated: str = "") -> Animation:
     frames = [
         _frame(whole, places, int(left + (right - left) * at / FRAMES)) for at in range(FRAMES)
     ]
+    said = f"Emulated: {emulated}. {step}" if emulated else str(step)
+    return Animation(gif_of([*frames, whole]), said)
+
+
+def gif_of(frames: Sequence[Image.Image], frame_ms: int = FRAME_MS) -> bytes:
+    """Return frames as a GIF that begins again for ever; the last one stays for a while."""
     out = io.BytesIO()
-    few = [frame.quantize(32, dither=Image.Dither.NONE) for frame in [*frames, whole]]
+    few = [frame.quantize(32, dither=Image.Dither.NONE) for frame in frames]
     few[0].save(
         out, "GIF", save_all=True, append_images=few[1:], loop=0, optimize=True,
-        duration=[FRAME_MS] * FRAMES + [LAST_MS],
+        duration=[frame_ms] * (len(few) - 1) + [LAST_MS],
     )  # fmt: skip
-    said = f"Emulated: {emulated}. {step}" if emulated else str(step)
-    return Animation(out.getvalue(), said)
+    return out.getvalue()
 
 
 def _composed(step: PipelineStep, head: str, alpha: float) -> tuple[Image.Image, float, float]:

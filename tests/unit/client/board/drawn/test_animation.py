@@ -5,8 +5,11 @@ import io
 import numpy as np
 from PIL import Image
 
+from nbdist.client.board.drawn import ring
 from nbdist.client.board.drawn.animation import FRAMES, LAST_MS, animate
+from nbdist.client.board.scene.scene import Scene
 from nbdist.client.board.scene.stages import PipelineStep, StageRun
+from nbdist.client.metrics.analysis.values import Analysis, CollectiveRow
 
 MOST_BYTES = 300_000
 
@@ -38,3 +41,12 @@ def test_a_notebook_gets_a_picture_without_scripts_and_with_words() -> None:
     assert shown["text/html"].startswith('<img alt="Emulated: 2 GFLOP/s, 100 Mbit/s. Step 8')
     assert "<script" not in shown["text/html"]
     assert "rank 7: F0" in shown["text/plain"]
+
+
+def test_the_ring_of_many_ranks_is_small_too_and_names_what_is_emulated() -> None:
+    said = ("all_reduce", "", tuple(range(64)), "", "float32", 1_600_000, 1, 0, 0, 0)
+    row = CollectiveRow(*said, 221.0, None, None, None)
+    scene = Scene((), {}, (), None, analysis=Analysis(table=(row,)), emulated="2 GFLOP/s, 1 GB/s")
+    shown = ring.animate(scene)
+    assert len(shown.gif) < MOST_BYTES
+    assert shown.text.startswith("Emulated: 2 GFLOP/s, 1 GB/s. The ring of an all_reduce of 1.6 MB")
