@@ -28,7 +28,7 @@ _BUCKET: Final = 25e6  # bytes of DDP's
 # Of a sequence that a rank of cp keeps. Source: NVIDIA, Megatron Core, parallelism guide: context
 # parallelism is for 8K tokens and more.
 _TOKENS: Final = 4096
-_CHUNKS: Final = 2  # stages of a rank in the "interleaved" schedule
+_CHUNKS: Final = {"interleaved": 2, "1f1b": 1}  # stages of a rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +147,7 @@ class Candidate:
         parts: Micro-batches of a rank in a step: accumulated, or those of a pipeline.
         checkpoint: Blocks compute their forward again.
         once: Gradients are averaged in the last part only.
+        schedule: Of a pipeline.
         peak: Bytes of a rank.
         time: Of a step.
         is_estimated: Bytes are of an estimate of the model's own code, and not of formulas.
@@ -159,6 +160,7 @@ class Candidate:
     once: bool
     peak: float
     time: StepTime
+    schedule: str = "1f1b"
     is_estimated: bool = False
 
     @property
@@ -225,6 +227,11 @@ def compute_rate(machine: Machine) -> float:
     """Return the operations a second that a step is taken to reach on one device."""
     name = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[precision_of(machine)]
     return MODEL_FLOPS_SHARE * machine.accelerator.flops[name]
+
+
+def schedule_of(stages: int, parts: int, blocks: int) -> str:
+    """Return the schedule of a pipeline: "interleaved" orders multiples of the stages only."""
+    return "interleaved" if parts % stages == 0 and blocks >= 2 * stages else "1f1b"
 
 
 def room_of(machine: Machine) -> float:
@@ -307,8 +314,9 @@ def traffic_of(job: Job, one: Candidate, compute_bytes: int) -> dict[str, Traffi
     add("cp", its.cp, 1, 8 * extra * of_blocks / its.cp, 8 * calls)
     add("ep", its.ep, 1, 8 * extra * of_blocks / its.cp, 4 * calls)
     if its.pp > 1:
-        sent = 2 * _CHUNKS * job.kept / job.blocks * samples / its.cp
-        found["pp"] = Traffic(1, round(sent), sent, 2 * _CHUNKS * one.parts, its.pp)
+        chunks = _CHUNKS[schedule_of(its.pp, one.parts, job.blocks)]
+        sent = 2 * chunks * job.kept / job.blocks * samples / its.cp
+        found["pp"] = Traffic(1, round(sent), sent, 2 * chunks * one.parts, its.pp)
     return found
 
 
@@ -340,7 +348,8 @@ def time_of(
     if spread.pp > 1 and blocks:
         compute_s *= 1 + spread.pp / blocks
     exposed, hidden = split_communication(compute_s, seconds, overlap)
-    bubble = compute_s * (spread.pp - 1) / (parts * _CHUNKS) if spread.pp > 1 else 0.0
+    chunks = _CHUNKS[schedule_of(spread.pp, parts, blocks)]
+    bubble = compute_s * (spread.pp - 1) / (parts * chunks) if spread.pp > 1 else 0.0
     return StepTime(compute_s, exposed, hidden, bubble)
 
 
@@ -361,7 +370,7 @@ def spreads(job: Job, machine: Machine) -> Iterator[Spread]:
                 for ep in _divisors(job.experts) if job.experts else [1]:
                     for pp in _divisors(world) if job.blocks else [1]:
                         rest, left = divmod(world, tp * cp * ep * pp)
-                        if left or _CHUNKS * pp > max(job.blocks, _CHUNKS) or world > 1 > rest:
+                        if left or pp > max(job.blocks, 1):
                             continue
                         yield from _by_samples(Spread(pp, 1, 1, ep, cp, tp), rest, machine)
 
@@ -392,8 +401,6 @@ def _variants(job: Job, machine: Machine, its: Spread, overlap: float) -> Iterat
     for checkpoint in (False, True) if job.blocks and job.kept else (False,):
         for once in (True, False) if sharded else (True,):
             for micro in reversed(_divisors(share)):
-                if share // micro % its.pp:
-                    continue  # "interleaved" orders multiples of the stages
                 one = Candidate(
                     its, micro, share // micro, checkpoint, once, 0.0, StepTime(seconds)
                 )
@@ -403,7 +410,8 @@ def _variants(job: Job, machine: Machine, its: Spread, overlap: float) -> Iterat
                 traffic = traffic_of(job, one, compute_bytes)
                 took = seconds * (job.again if checkpoint else 1)
                 time = time_of(machine, its, took, traffic, one.parts, job.blocks, overlap)
-                yield replace(one, peak=peak, time=time)
+                schedule = schedule_of(its.pp, one.parts, job.blocks)
+                yield replace(one, peak=peak, time=time, schedule=schedule)
                 if its.pp == 1:
                     break  # the largest that fits sends the least
 

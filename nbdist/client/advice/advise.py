@@ -77,7 +77,12 @@ def _chosen(what: Training, job: Job, machine: Machine) -> Choice:
     """Return the choice among estimated candidates; a refused one is replaced by the next."""
     known: dict[tuple[object, ...], Candidate] = {}
     refused: dict[str, Dropped] = {}
-    every = candidates(job, machine, overlap_of(machine))
+    # Gradients that wait whole, beside shards, are no part of an estimate or of the code.
+    every = [
+        one
+        for one in candidates(job, machine, overlap_of(machine))
+        if one.parts == 1 or one.spread.fsdp == 1 or not one.once
+    ]
     first = choose(job, machine, every)
     for _ in range(_ROUNDS):
         allowed = [known.get(_key(one), one) for one in every if one.spread.family not in refused]

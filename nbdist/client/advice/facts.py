@@ -184,7 +184,7 @@ def policies_of(one: Candidate) -> tuple[object, ...]:
     """Return the policies of a candidate but precision."""
     found: list[object] = [policy("ActivationCheckpoint")] if one.checkpoint else []
     if one.spread.pp > 1:
-        found.append(policy("Pipeline", schedule="interleaved", microbatches=one.parts))
+        found.append(policy("Pipeline", schedule=one.schedule, microbatches=one.parts))
     return tuple(found)
 
 

@@ -31,7 +31,7 @@ def lines(
     policies = [f'nbdist.Precision("{precision}")'] if precision != "fp32" else []
     policies += ["nbdist.ActivationCheckpoint()"] if best.checkpoint else []
     if best.spread.pp > 1:
-        policies.append(f'nbdist.Pipeline(schedule="interleaved", microbatches={best.parts})')
+        policies.append(f'nbdist.Pipeline(schedule="{best.schedule}", microbatches={best.parts})')
     given = ", ".join((model, f'"{best.spread.layout}"', *policies))
     parts = 1 if best.spread.pp > 1 else best.parts
     scales = global_batch != reference_batch

@@ -3,9 +3,18 @@
 import pytest
 
 from nbdist.study.accelerators import Accelerator
-from nbdist.study.advice import Choice, Job, candidates, choose, precision_of, rule_of
+from nbdist.study.advice import (
+    Choice,
+    Job,
+    Spread,
+    candidates,
+    choose,
+    precision_of,
+    rule_of,
+    traffic_of,
+)
 from nbdist.study.links import Link
-from nbdist.study.machine import Machine
+from nbdist.study.machine import Machine, parse_machine
 from tests.unit.study.advice_cases import CASES, NOTHING_FITS, Case
 
 
@@ -35,3 +44,40 @@ def test_advice_is_what_the_field_does(case: Case) -> None:
     assert not case.families or family in case.families
     assert set(case.uses) <= set(family.split())
     assert set(case.also) <= words
+
+
+JOB = Job(1e9, 6e12, 2e9, 256, kept=1e8, blocks=24, tokens=1024)
+
+
+def test_every_layout_divides_the_ranks_and_the_batch() -> None:
+    machine = parse_machine("6 a100-80, 2 hosts ib400")
+    for one in candidates(JOB, machine):
+        assert one.spread.world_size in (1, 6, 12)
+        assert one.micro_batch * one.parts * one.spread.apart == JOB.global_batch
+
+
+def test_shards_hold_a_part_and_send_as_much_as_replicas() -> None:
+    machine = parse_machine("8 a100-80")
+    best = {one.spread.family: one for one in candidates(JOB, machine) if one.checkpoint}
+    assert best["zero3"].peak < best["zero2"].peak < best["ddp"].peak
+    sent = {name: traffic_of(JOB, best[name], 2) for name in ("ddp", "zero3")}
+    whole = {name: sum(one.nbytes for one in axes.values()) for name, axes in sent.items()}
+    # In fp32 an all_reduce sends 2 x 4 bytes a parameter; in 16 bits two gathers and one reduction
+    # in fp32 send as many.
+    assert whole["zero3"] == pytest.approx(whole["ddp"])
+
+
+def test_what_does_not_fit_is_dropped_with_what_it_needs() -> None:
+    machine = parse_machine("8 t4")
+    choice = choose(JOB, machine, candidates(JOB, machine))
+    dropped = {one.name: one for one in choice.dropped}
+    assert dropped["one device"].kind == "memory"
+    assert dropped["one device"].needs > dropped["one device"].has
+
+
+def test_more_micro_batches_shorten_the_bubble_of_a_pipeline() -> None:
+    machine = parse_machine("4 a100-80")
+    pipelines = [one for one in candidates(JOB, machine) if one.spread == Spread(pp=4)]
+    bubbles = {one.parts: one.time.bubble_s / one.time.compute_s for one in pipelines}
+    assert bubbles[8] == pytest.approx(3 / 16)
+    assert bubbles[8] == pytest.approx(2 * bubbles[16])

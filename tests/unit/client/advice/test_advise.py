@@ -1,0 +1,134 @@
+"""Advice as users read it, and in a terminal."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nbdist import cli
+from nbdist.client.advice import advise as module
+from nbdist.client.advice.answer import Advice
+from nbdist.client.advice.facts import Training, training
+from nbdist.shared.errors import UsageError
+from nbdist.study.advice import Candidate, Choice, Dropped, Job, candidates, choose
+from nbdist.study.estimate import TensorShape
+from nbdist.study.machine import Machine, parse_machine
+from nbdist.study.prices import PRICES
+
+JOB = Job(1e9, 6e12, 2e9, 256, kept=1e8, blocks=24, tokens=1024, samples=10_000_000)
+MODEL = """
+import numpy
+
+def make():
+    from torch import nn
+    return nn.Sequential(*(nn.Linear(64, 64) for _ in range(2)))
+
+batch = numpy.zeros((8, 64), "float32")
+def pair():
+    return batch, batch
+def loss(outputs, y):
+    return (outputs - y).square().mean()
+"""
+
+
+def advice_on(text: str, job: Job = JOB, **other: object) -> Advice:
+    machine = parse_machine(text)
+    choice = choose(job, machine, candidates(job, machine))
+    names = ("make", "loss", "torch.optim.AdamW")
+    return Advice(choice, job, machine, PRICES["a100-40"], names, 32, **other)
+
+
+def test_the_answer_names_layout_reason_price_and_what_it_rests_on() -> None:
+    said = str(advice_on("8 a100-40"))
+    assert said.startswith("Train with ddp")
+    assert "times as fast as one device (predicted)." in said
+    assert "All figures are predicted." in said
+    assert "USD per 1k" in said
+    assert "The run costs" in said
+    assert "list prices change" in said
+    assert "by the square root rule, from 32 to 256 samples" in said
+    assert 'nbdist.parallelize(make, "ddp", nbdist.Precision("bf16")' in said
+
+
+def test_a_short_run_needs_no_distributed_training() -> None:
+    said = str(advice_on("8 a100-40", replace(JOB, samples=1000)))
+    assert said.startswith("You do not need distributed training: one device ends the run in")
+
+
+def test_where_nothing_fits_the_leanest_says_how_much_is_missing() -> None:
+    found = advice_on("2 t4", replace(JOB, parameters=1e10))
+    assert found.best is None
+    assert found.code == ""
+    assert "times the memory" in str(found)
+    assert "ddp: needs" in str(found)
+
+
+def test_a_measured_step_stands_beside_the_predicted_one() -> None:
+    found = replace(advice_on("8 a100-40"), measured_s=2.0)
+    assert "measured here: 2.00 s, predicted" in str(found)
+
+
+def test_steps_that_launches_bound_are_said_to_take_longer() -> None:
+    small = replace(JOB, flops=1e6, parameters=1e5, activations=1e4)
+    assert "bound by Python" in str(advice_on("1 t4", small))
+
+
+def test_a_refused_layout_is_replaced_by_the_next_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def estimated(_what: object, _job: Job, _machine: Machine, some: list[Candidate]) -> list:
+        return [
+            Dropped("ddp", "refused", said="it draws")
+            if one.spread.family == "ddp"
+            else replace(one, is_estimated=True)
+            for one in some
+        ]
+
+    monkeypatch.setattr(module, "estimated", estimated)
+    choice: Choice = module._chosen(
+        training(None, (), None, None, None), JOB, parse_machine("8 h100")
+    )
+    assert choice.best is not None
+    assert choice.best.spread.family == "zero1"
+    assert choice.best.is_estimated
+    assert any(one.said == "it draws" for one in choice.dropped)
+
+
+def test_a_batch_is_resized_along_its_samples_only() -> None:
+    what = Training(lambda: None, {"x": TensorShape((8, 3), "int64"), "n": 8}, None, None, {})
+    assert what.of(2) == {"x": TensorShape((2, 3), "int64"), "n": 8}
+    assert (what.samples, what.tokens) == (8, 3)
+
+
+def test_a_batch_without_samples_is_refused() -> None:
+    with pytest.raises(UsageError, match="no tensor with samples"):
+        _ = training(None, {"n": 8}, None, None, None).samples
+
+
+def test_a_terminal_advises_a_model_that_a_module_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "advised_model.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ["advised_model:make", "--batch", "advised_model:pair", "--loss", "advised_model:loss"]
+    assert cli.main(["advise", *words, "--on", "1 t4", "--global-batch", "16"]) == 0
+    said = capsys.readouterr().out
+    assert "You do not need distributed training: there is one device" in said
+    assert "by formulas alone" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["estimate", "mymodel", "--batch", "a:b"], "module:function"),
+        (["estimate", "no_such_module:make", "--batch", "a:b"], "cannot be imported"),
+        (["estimate", "math:make", "--batch", "a:b"], 'math has no "make"'),
+        (["advise", "math:sin", "--batch", "math:pi"], '--on "8 h100 nvlink4'),
+    ],
+)
+def test_a_terminal_says_what_is_wrong_in_one_error(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 1
+    assert said in capsys.readouterr().err
