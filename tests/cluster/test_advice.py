@@ -91,5 +91,4 @@ def test_the_best_is_measured_on_the_running_ranks(session: Session) -> None:
     assert found.best is not None
     assert found.measured_s is not None
     assert "A step of the best was measured here: " in str(found)
-    print(found)
     assert not session.run("'_nbdist_advised' in globals()", track=False)[0].value
