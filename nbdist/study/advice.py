@@ -183,9 +183,9 @@ class Dropped:
 
     Attributes:
         name: Of the layout, or its family.
-        kind: "memory", "batch", "slower", "harder" or "refused".
-        needs: Bytes of the leanest variant, samples, or how many times as long it takes.
-        has: Bytes of a device, or samples.
+        kind: "memory", "slower" (by formulas alone) or "refused".
+        needs: Bytes of the leanest variant, or how many times as long as the fastest it takes.
+        has: Bytes of a device.
         said: By what refused it.
     """
 

@@ -100,10 +100,19 @@ def _chosen(what: Training, job: Job, machine: Machine) -> Choice:
             else:
                 known[_key(one)] = found
     final = choose(job, machine, known.values(), refused.values())
-    # Families of which formulas know that nothing fits were never estimated.
-    listed = {one.name for one in final.dropped}
-    more = tuple(one for one in first.dropped if one.name not in listed)
-    return Choice(final.best, final.others, final.dropped + more, final.why, final.gain)
+    # Families of which formulas know that nothing fits, or that they are slower, were never
+    # estimated.
+    known_families = {one.spread.family for one in known.values()}
+    listed = {one.name for one in final.dropped} | known_families
+    more = [one for one in first.dropped if one.name not in listed]
+    if first.best is not None:
+        shortest_s = min(one.time.total_s for one in (first.best, *first.others))
+        more += [
+            Dropped(one.spread.family, "slower", one.time.total_s / shortest_s)
+            for one in first.others
+            if one.spread.family not in listed
+        ]
+    return Choice(final.best, final.others, (*final.dropped, *more), final.why, final.gain)
 
 
 def _key(one: Candidate) -> tuple[object, ...]:

@@ -1,5 +1,6 @@
 """What `nbdist.advise` returns, and its words."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nbdist.client.advice.paste import lines
@@ -17,7 +18,7 @@ from nbdist.study.prices import (
 _WARMUP_SHARE = 0.05  # of a run's steps
 _WARMUP_STEPS = 100  # of a run that nobody knows the length of
 _MOST_WARMUP_STEPS = 2000
-_SHOWN = 5
+_SHOWN, _LISTED = 5, 6
 _LAUNCHES_S = 0.005  # a micro-batch of some hundred kernels waits about so long for Python
 
 
@@ -98,7 +99,7 @@ class Advice:
         batch = f"{counted(self.job.global_batch, 'sample')} a step"
         found = [self._verdict(), "", f"{self.machine}, {batch}, {self.precision}:"]
         found += [f"  {line}" for line in self._table()]
-        found += [f"  {_dropped(one)}" for one in self.choice.dropped]
+        found += _dropped(self.choice.dropped)
         found += ["", self._rests_on()]
         if self.best is None:
             return "\n".join(found)
@@ -138,15 +139,28 @@ class Advice:
         why = "the fastest that fits"
         if choice.why == "simplest":
             why = f"the simplest of those within {advice.MARGIN - 1:.0%} of the fastest"
-        return f"Train with {_words(best)}: {why}{gain} (predicted)."
+        ranks, world = best.spread.world_size, self.machine.world_size
+        on = f"on {ranks} ranks" if ranks == world else f"on {ranks} of the {world} ranks"
+        return f"Train with {_words(best)} {on}: {why}{gain} (predicted)."
 
     def _table(self) -> list[str]:
-        shown = ([self.best] if self.best else []) + [*self.choice.others][:_SHOWN]
+        others = self.choice.others
+        alone = [one for one in others[_SHOWN:] if one.spread.world_size == 1]
+        shown = [*([self.best] if self.best else []), *others[:_SHOWN], *alone]
         if not shown:
             return []
-        heads = ["layout", "samples a rank", "memory", "a step", "samples/s", "of it waits for", ""]
+        heads = [
+            "layout",
+            "ranks",
+            "samples a rank",
+            "memory",
+            "a step",
+            "samples/s",
+            "of it waits for",
+            "",
+        ]
         if self.price:
-            heads.insert(5, f"{self.price.currency} per 1k")
+            heads.insert(6, f"{self.price.currency} per 1k")
         rows = [heads]
         for one in shown:
             cost = self.cost_of(one, 1000)
@@ -154,6 +168,7 @@ class Advice:
             rows.append(
                 [
                     _words(one),
+                    str(one.spread.world_size),
                     str(one.micro_batch * (one.parts if one.spread.pp > 1 else 1)),
                     name_bytes(one.peak),
                     _time(one.time.total_s),
@@ -221,10 +236,19 @@ def _waits(one: Candidate) -> str:
     return ", ".join(f"{what} {share:.0%}" for what, share in shares.items() if share >= 0.005)
 
 
-def _dropped(one: Dropped) -> str:
-    if one.kind == "memory":
-        return f"{one.name}: needs {name_bytes(one.needs)} of {name_bytes(one.has)} at the least"
-    return f"{one.name}: refused: {one.said}"
+def _dropped(every: Sequence[Dropped]) -> list[str]:
+    found = [
+        f"  {one.name}: needs {name_bytes(one.needs)} of {name_bytes(one.has)} at the least"
+        for one in every
+        if one.kind == "memory"
+    ]
+    found += [f"  {one.name}: refused: {one.said}" for one in every if one.kind == "refused"]
+    slower = sorted((one.needs, one.name) for one in every if one.kind == "slower")
+    names = ", ".join(f"{name} ({times:.1f})" for times, name in slower[:_LISTED])
+    more = f" and {len(slower) - _LISTED} more" if len(slower) > _LISTED else ""
+    if names:
+        found.append(f"  not estimated, times as long as the fastest by formulas: {names}{more}")
+    return found
 
 
 def _nothing_fits(dropped: tuple[Dropped, ...], machine: Machine) -> str:

@@ -40,7 +40,7 @@ def advice_on(text: str, job: Job = JOB, **other: object) -> Advice:
 
 def test_the_answer_names_layout_reason_price_and_what_it_rests_on() -> None:
     said = str(advice_on("8 a100-40"))
-    assert said.startswith("Train with ddp")
+    assert said.startswith("Train with ddp, accumulate 4 on 8 ranks: the fastest that fits")
     assert "times as fast as one device (predicted)." in said
     assert "All figures are predicted." in said
     assert "USD per 1k" in said
@@ -92,6 +92,16 @@ def test_a_refused_layout_is_replaced_by_the_next_and_says_why(
     assert choice.best.spread.family == "zero1"
     assert choice.best.is_estimated
     assert any(one.said == "it draws" for one in choice.dropped)
+    slower = [one for one in choice.dropped if one.kind == "slower"]
+    assert slower
+    assert all(one.needs >= 1 for one in slower)
+
+
+def test_layouts_that_were_not_estimated_say_how_much_slower_they_are() -> None:
+    found = advice_on("8 a100-40")
+    dropped = (Dropped("tp", "slower", 1.3), Dropped("pp", "slower", 1.2))
+    said = str(replace(found, choice=replace(found.choice, dropped=dropped)))
+    assert "times as long as the fastest by formulas: pp (1.2), tp (1.3)" in said
 
 
 def test_a_batch_is_resized_along_its_samples_only() -> None:
