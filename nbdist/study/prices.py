@@ -129,8 +129,8 @@ class StepsToLoss:
 
     Attributes:
         steps: Predicted; infinite where the fitted curve never gets there.
-        earliest: Where the curve is lower by the fit's error.
-        latest: Where it is higher.
+        earliest: Of the curves whose error is at most twice that of the best.
+        latest: Likewise; infinite where one of them never gets there.
         error: Of the fit: root mean square, in units of the loss.
     """
 
@@ -159,17 +159,21 @@ def steps_to_loss(losses: Sequence[float], target: float) -> StepsToLoss:
     if len(points) < 4 or not all(map(math.isfinite, losses)):
         raise UsageError("A curve needs eight losses or more, all of them finite.")
     lowest, spread = min(loss for _, loss in points), max(losses) - min(losses)
-    floors = [lowest - spread * 2.0**-exponent for exponent in range(1, 13)]
+    floors = [lowest - spread * 2.0 ** (-eighths / 8) for eighths in range(1, 97)]
     fits = [fit for floor in floors if (fit := _power_law(points, floor))]
     if not fits:
         raise UsageError("The losses do not fall, so nothing tells when one is reached.")
-    error, floor, scale, power = min(fits)
+    error, best = min((fit[0], at) for at, fit in enumerate(fits))
+    # Beside the best floor, since floors between them were not tried.
+    near = [fit for at, fit in enumerate(fits) if fit[0] <= 2 * error or abs(at - best) == 1]
+    steps = [_reached(fit, target) for fit in near]
+    return StepsToLoss(_reached(fits[best], target), min(steps), max(steps), error)
 
-    def reached(loss: float) -> float:
-        above = (loss - floor) / scale
-        return above ** (-1 / power) if above > 0 else math.inf
 
-    return StepsToLoss(reached(target), reached(target + error), reached(target - error), error)
+def _reached(fit: tuple[float, float, float, float], loss: float) -> float:
+    _, floor, scale, power = fit
+    above = (loss - floor) / scale
+    return above ** (-1 / power) if above > 0 else math.inf
 
 
 def _power_law(

@@ -1,6 +1,7 @@
 """What a training costs, and how often it should save."""
 
 import math
+import random
 
 import pytest
 
@@ -64,7 +65,15 @@ def test_a_power_law_tells_when_it_reaches_a_loss() -> None:
     losses = [2.0 + 3.0 * step**-0.5 for step in range(1, 400)]
     found = steps_to_loss(losses, 2.1)
     assert found.steps == pytest.approx(900, rel=0.1)
-    assert found.earliest <= found.steps <= found.latest
+    assert found.earliest <= 900 <= found.latest
+
+
+def test_a_noisy_curve_gives_a_range_that_holds_the_truth() -> None:
+    noise = random.Random(0)
+    losses = [2.0 + 3.0 * step**-0.5 + noise.gauss(0, 0.02) for step in range(1, 400)]
+    found = steps_to_loss(losses, 2.1)
+    assert found.error == pytest.approx(0.02, rel=0.3)
+    assert found.earliest < 900 < found.latest
 
 
 def test_a_loss_below_the_curve_is_never_reached() -> None:
