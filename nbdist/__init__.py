@@ -22,6 +22,7 @@ _PLACES = {
     "CellResult": "nbdist.client.output.result",
     "estimate": "nbdist.client.advice.estimate",
     "advise": "nbdist.client.advice.advise",
+    "dry": "nbdist.client.advice.dry",
     # on a rank
     "init": "nbdist.engine.rank.standalone",
     "parallelize": "nbdist.engine.layout.parallelize",

@@ -123,6 +123,10 @@ class History:
                 return key
         return ""
 
-    def cells(self) -> list[NotebookCell]:
-        """Return the cells in the order of their first successes, each as it succeeded last."""
-        return list(self._cells.values())
+    def cells(self, without: str = "") -> list[NotebookCell]:
+        """Return the cells in the order of their first successes, each as it succeeded last.
+
+        Args:
+            without: The front end's id of a cell to leave out.
+        """
+        return [cell for key, cell in self._cells.items() if not without or key != without]

@@ -108,6 +108,8 @@ def _of_code(cell: NotebookCell, parse: Parse) -> Part:
         ranks = None if asked is None or is_all else parse_ranks(asked.ranks, _MOST_RANKS)
     except UsageError as error:
         return _left_out(cell, f"has a wrong line: {error.what}")
+    if asked is not None and getattr(asked, "dry", False):
+        return _left_out(cell, "was only checked, by --dry")
     found = plain(cell.body)
     if found.reason or asked is None:
         return _left_out(cell, found.reason or "shows a help")

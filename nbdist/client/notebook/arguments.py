@@ -422,6 +422,7 @@ def distributed_parser() -> argparse.ArgumentParser:
         help="this is the last failed cell, fixed: its loops continue where they stopped",
     )
     _add_checks(parser)
+    _add_dry(parser)
     parser.add_argument(
         "--profile",
         nargs="?",
@@ -464,7 +465,11 @@ def parse_distributed(line: str) -> argparse.Namespace | None:
     Raises:
         UsageError: A word is wrong; one line says what is right.
     """
-    return _parse(distributed_parser(), _words("%%distributed", line, split_line))
+    asked = _parse(distributed_parser(), _words("%%distributed", line, split_line))
+    if asked is not None and not asked.dry and (asked.n is not None or asked.memory is not None):
+        flag = "-n" if asked.n is not None else "--memory"
+        raise UsageError(f"%%distributed: {flag} is for --dry.  (%%distributed --help)")
+    return asked
 
 
 def parser_of(magic: str, command: str = "") -> argparse.ArgumentParser | None:
@@ -532,6 +537,21 @@ def _add_scaling(parser: argparse.ArgumentParser) -> None:
 
 def _add_ranks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-r", "--ranks", default="all", metavar="RANKS", help="all, 0, 0,2 or 1-3")
+
+
+def _add_dry(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dry",
+        action="store_true",
+        help="run nothing: say whether the cell would come to its end on all ranks, or what would "
+        "hang or differ, at which line; needs no cluster",
+    )
+    parser.add_argument(
+        "-n", type=int, metavar="N", help="with --dry: ranks; by default as many as there are"
+    )
+    parser.add_argument(
+        "--memory", metavar="SIZE", help="with --dry: what a rank's tensors may take: 80GB"
+    )
 
 
 def _as_typed(line: str) -> list[str]:

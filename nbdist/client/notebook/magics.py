@@ -112,6 +112,9 @@ class NBDist(Magics):
         from nbdist.client.notebook.current import current
 
         code = _numbered_like_the_notebook(line, cell)
+        if asked.dry:
+            self._dry(asked, code)
+            return
         params = dict(asked.params)
         lists = {key: value for key, value in params.items() if isinstance(value, list)}
         options = {
@@ -149,6 +152,16 @@ class NBDist(Magics):
             )
         else:
             current().sweep(code, lists, asked.ranks, **options)
+
+    def _dry(self, asked: Any, code: str) -> None:
+        """Check a cell that is not run; where no ranks are, on as many as a start would make."""
+        from nbdist.client.notebook.current import current, is_running
+        from nbdist.client.notebook.dry_command import check_cell
+
+        n = current().world_size if is_running() else getattr(self, "n", None) or 2
+        message: dict[str, Any] = getattr(self._shell, "get_parent", dict)() or {}
+        cell_id = (message.get("metadata") or {}).get("cellId") or ""
+        print(check_cell(asked, code, n, cell_id))
 
     @property
     def _prompt(self) -> int:

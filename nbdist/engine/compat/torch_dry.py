@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -80,6 +81,12 @@ def on_numbers(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def is_meta(tensor: Tensor) -> bool:
+    """Return whether a tensor is on meta, without the operation by which a fake one answers."""
+    own = getattr(tensor, "fake_device", None)
+    return bool(tensor.is_meta if own is None else own.type == "meta")
+
+
 def is_plain(tensor: Tensor) -> bool:
     """Return whether a tensor has a storage of its own, as a DTensor has not."""
     return type(tensor) in (Tensor, FakeTensor, torch.nn.Parameter)
@@ -109,6 +116,35 @@ def settled_pipelines() -> Iterator[None]:
         yield
     finally:
         kind._warmup_p2p = ask
+
+
+def has_number(tensor: Tensor) -> bool:
+    """Return whether a tensor has numbers: a real one, or of one that `torch.tensor(3)` gives."""
+    return getattr(tensor, "constant", None) is not None or not fake_tensor.is_fake(tensor)
+
+
+def forget_number(tensor: Tensor) -> None:
+    """Have a tensor without memory forget its number."""
+    if isinstance(tensor, FakeTensor):
+        tensor.constant = None
+
+
+def know_number(tensor: Tensor, number: float) -> None:
+    """Have a tensor without memory, of one element, know its number."""
+    if isinstance(tensor, FakeTensor):
+        with unset_fake_temporarily():
+            tensor.constant = torch.full(tuple(tensor.shape), number, dtype=tensor.dtype)
+
+
+def is_called_by(*names: str) -> bool:
+    """Return whether a function of `torch.distributed` of such a name has led here."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in names and code.co_filename == dist.distributed_c10d.__file__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def is_of_parts(types: Sequence[type]) -> bool:

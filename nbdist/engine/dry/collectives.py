@@ -27,6 +27,11 @@ _FUNCTIONAL = {
 }
 
 
+def functional_kind(func: Any) -> str | None:
+    """Return the kind of a functional collective; None of another operation."""
+    return _FUNCTIONAL.get(func.overloadpacket.__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One collective, as one rank launches it.
@@ -76,7 +81,7 @@ class CollectiveLog(TorchDispatchMode):
         self._add(op.kind, payload, unbox_group(given[op.group_at]))
 
     def _note_functional(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        kind = _FUNCTIONAL.get(func.overloadpacket.__name__)
+        kind = functional_kind(func)
         if kind is None:
             return
         sent = args[0] if isinstance(args[0], Tensor) else list(args[0])

@@ -4,7 +4,7 @@ import functools
 import math
 import weakref
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -51,13 +51,17 @@ class LiveBytes(TorchDispatchMode):
         if torch_dry.is_of_parts(types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
+        self.count(func, args, kwargs, result)
+        return result
+
+    def count(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
+        """Count what an operation has made."""
         self.add(tree_leaves(result))
         if func.namespace in ("c10d", "_c10d_functional"):
             self._mark(tree_leaves((args, kwargs, result)))
             if func.overloadpacket.__name__ in self._copied:
                 most = max((one.nbytes() for one in storages(tree_leaves(args))), default=0)
                 self.peak = max(self.peak, self.now + most)
-        return result
 
     def add(self, leaves: Iterable[Any]) -> None:
         """Count tensors, each storage once."""
@@ -101,8 +105,12 @@ class LiveBytes(TorchDispatchMode):
     @contextmanager
     def following(self) -> Iterator[None]:
         """Follow all operations of this thread within the block."""
-        with torch_dry.resizes(self._resized), self:
+        with self.resizing(), self:
             yield
+
+    def resizing(self) -> AbstractContextManager[None]:
+        """Follow storages that are resized within the block."""
+        return torch_dry.resizes(self._resized)
 
 
 def storages(leaves: Iterable[Any]) -> list[torch.UntypedStorage]:
@@ -116,7 +124,7 @@ def storages(leaves: Iterable[Any]) -> list[torch.UntypedStorage]:
 
 
 def _plain_parts(tensor: Tensor) -> list[Tensor]:
-    if tensor.is_meta:
+    if torch_dry.is_meta(tensor):
         return []  # of a copy that never has memory
     if torch_dry.is_plain(tensor) or not is_traceable_wrapper_subclass(tensor):
         return [tensor]

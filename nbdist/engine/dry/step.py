@@ -121,7 +121,7 @@ def _measure(asked: Asked, rank: int) -> DryRank:
             shape = shape_of(asked)
             x = batch if asked.loss is None else batch[0]
             policies = read(asked.policies, shape).with_example(x)
-            _refuse(shape, policies)
+            refuse(shape, policies)
             model = torch_modules.uncompiled(_made(asked.factory))
             layout = spread(model, shape, policies)
             optimizer = layout.optimizer(asked.optimizer, **asked.options)
@@ -140,7 +140,7 @@ def _measure(asked: Asked, rank: int) -> DryRank:
             return DryRank(held, torch_sharded.plain_name(model), layout.size.parameters)
 
 
-def _refuse(shape: MeshShape, policies: Policies) -> None:
+def refuse(shape: MeshShape, policies: Policies) -> None:
     """Refuse what cannot run without numbers.
 
     Raises:

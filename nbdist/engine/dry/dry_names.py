@@ -1,0 +1,183 @@
+"""What stands in, in a dry cell, for functions that need peers, numbers, or a disk."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import nbdist
+from nbdist.engine.compat import torch_modules
+from nbdist.engine.data import alike
+from nbdist.engine.dry import step
+from nbdist.engine.dry.rank_log import RankLog
+from nbdist.engine.dry.unknown import NotKnownError, Unknown
+from nbdist.engine.layout.axes.dry_reducer import DryReducer
+from nbdist.engine.layout.layout import Layout, attach
+from nbdist.engine.layout.plan import mesh
+from nbdist.engine.layout.policies.policies import read
+from nbdist.engine.layout.spread import spread
+from nbdist.shared.errors import LayoutError
+
+_QUIET = ("log", "keep", "publish", "coverage", "emulate_link")
+_NOT_HERE = ("LocalSGD", "DiLoCo", "AsyncSGD", "from_pretrained", "init", "received_bytes")
+
+
+class DryDDP(nn.Module):
+    """`DistributedDataParallel`: its parameters broadcast, and gradients sent in its buckets.
+
+    Args:
+        module: The model.
+        process_group: As of torch's.
+        given: What else torch's takes; `find_unused_parameters` changes nothing.
+    """
+
+    def __init__(self, module: nn.Module, *given: Any, process_group: Any = None, **_: Any) -> None:
+        super().__init__()
+        self.module = module
+        world: Any = dist.group.WORLD
+        self._group = process_group or world
+        root = dist.get_process_group_ranks(self._group)[0]
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), root, group=self._group)
+        DryReducer(module, self._group, None, False)
+
+    def forward(self, *args: Any, **keywords: Any) -> Any:
+        """Send buffers as torch does, and call the model."""
+        if self.training and torch.is_grad_enabled():
+            root = dist.get_process_group_ranks(self._group)[0]
+            for tensor in self.module.buffers():
+                dist.broadcast(tensor, root, group=self._group)
+        return self.module(*args, **keywords)
+
+    def no_sync(self) -> Any:
+        """Refuse: which gradients are sent is the reducer's to know."""
+        raise NotKnownError("DistributedDataParallel.no_sync is not followed")
+
+
+def parallelize(model: Any, layout: str, *policies: object) -> Layout:
+    """Spread a model as `nbdist.parallelize` does, without proofs, which need numbers."""
+    shape = mesh.parse(layout, dist.get_world_size(), min(8, dist.get_world_size()))
+    asked = read(policies, shape)
+    try:
+        step.refuse(shape, asked)
+    except LayoutError as error:
+        raise NotKnownError(f"{error.what} {error.why}") from error
+    made = torch_modules.uncompiled(model if isinstance(model, nn.Module) else model())
+    result = spread(made, shape, asked)
+    attach(result)
+    return result
+
+
+def _call_of_all(log: RankLog, name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that all ranks call together."""
+
+    def call(*args: Any, **keywords: Any) -> Any:
+        group = dist.group.WORLD
+        assert group is not None
+        value = log.call(name, group, is_equal=True)
+        return answer(value, *args, **keywords)
+
+    return call
+
+
+def _objects(log: RankLog) -> dict[str, Callable[..., Any]]:
+    """Return the collectives of objects, which ranks really exchange."""
+
+    def group_of(group: Any) -> Any:
+        return group if group is not None else dist.group.WORLD
+
+    def root_of(group: Any, root: int | None, in_group: int | None) -> tuple[int, int]:
+        ranks = dist.get_process_group_ranks(group)
+        at = in_group if in_group is not None else ranks.index(root or 0)
+        return at, ranks[at]
+
+    def broadcast_object_list(
+        objects: list[Any],
+        src: int | None = None,
+        group: Any = None,
+        device: Any = None,
+        group_src: int | None = None,
+    ) -> None:
+        at, root = root_of(group := group_of(group), src, group_src)
+        log.call("broadcast_object_list", group, peer=root)
+        every = log.exchange("objects", group, list(objects) if dist.get_rank() == root else None)
+        objects[:] = (every or [])[at]
+
+    def all_gather_object(objects: list[Any], obj: Any, group: Any = None) -> None:
+        log.call("all_gather_object", group := group_of(group))
+        objects[:] = log.exchange("objects", group, obj) or []
+
+    def gather_object(
+        obj: Any,
+        object_gather_list: list[Any] | None = None,
+        dst: int | None = None,
+        group: Any = None,
+        group_dst: int | None = None,
+    ) -> None:
+        _, root = root_of(group := group_of(group), dst, group_dst)
+        log.call("gather_object", group, peer=root)
+        every = log.exchange("objects", group, obj)
+        if object_gather_list is not None and dist.get_rank() == root:
+            object_gather_list[:] = every or []
+
+    def scatter_object_list(
+        out: list[Any],
+        objects: list[Any] | None = None,
+        src: int | None = None,
+        group: Any = None,
+        group_src: int | None = None,
+    ) -> None:
+        at, root = root_of(group := group_of(group), src, group_src)
+        log.call("scatter_object_list", group, peer=root)
+        every = log.exchange("objects", group, objects if dist.get_rank() == root else None)
+        out[0] = (every or [])[at][dist.get_group_rank(group, dist.get_rank())]
+
+    return {
+        one.__name__: one
+        for one in (broadcast_object_list, all_gather_object, gather_object, scatter_object_list)
+    }
+
+
+def install(log: RankLog) -> None:
+    """Put them in place. Of this process, for good."""
+    make_group = dist.new_group
+
+    @functools.wraps(make_group)
+    def new_group(*args: Any, **keywords: Any) -> Any:
+        if not keywords.get("use_local_synchronization"):
+            log.call("new_group", dist.group.WORLD)  # type: ignore[arg-type]
+        return make_group(*args, **keywords)
+
+    def monitored_barrier(group: Any = None, *_: Any, **__: Any) -> None:
+        world: Any = dist.group.WORLD
+        log.call("monitored_barrier", group or world)  # the fake group has none
+
+    for name, one in {
+        **_objects(log),
+        "new_group": new_group,
+        "monitored_barrier": monitored_barrier,
+    }.items():
+        setattr(dist, name, one)
+        setattr(dist.distributed_c10d, name, one)
+    for place in (nn.parallel, nn.parallel.distributed):
+        place.DistributedDataParallel = DryDDP  # type: ignore
+    torch.save = lambda *_, **__: None
+    alike.digests = lambda *_: {}
+    stand_ins: dict[str, Any] = {
+        "parallelize": parallelize,
+        "save": _call_of_all(log, "nbdist.save", lambda *_, **__: None),
+        "restore": _call_of_all(log, "nbdist.restore", lambda *_, **__: None),
+        "same": _call_of_all(log, "nbdist.same", lambda _value, given, *_: given),
+        "mean": _call_of_all(log, "nbdist.mean", lambda value, *_: Unknown(value, log.decide)),
+    }
+    stand_ins |= {name: lambda *_, **__: None for name in _QUIET}
+    stand_ins |= {name: functools.partial(_refuse, name) for name in _NOT_HERE}
+    for name, one in stand_ins.items():
+        setattr(nbdist, name, one)
+
+
+def _refuse(name: str, *_: Any, **__: Any) -> None:
+    raise NotKnownError(f"nbdist.{name} is not followed")

@@ -1,0 +1,224 @@
+"""All ranks of a dry cell: a forked process each, which ask each other through this one.
+
+First all decide as if no condition on a number held. Then for each place that decides by one, its
+other outcome is run: on all ranks where all have the same number, else on those alone that share
+the first rank's. What goes wrong then, and does not before, is a branch that ranks take apart.
+"""
+
+import gc
+import os
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from nbdist.engine.dry.cell import AskedCell, run, warm
+from nbdist.study.dry import DryRun, Finding, Trace, judge, over_memory, unknown_ends
+
+DEADLINE_S = 120.0
+MOST_BRANCHES = 8
+_MOST_TRIES = 4  # to find outcomes with which no rank raises
+
+Answers = Mapping[str, str]
+Box = dict[Any, dict[int, Any]]
+
+
+def check(asked: AskedCell, ranks: Sequence[int]) -> DryRun:
+    """Return what ranks would do; those of the world that are not named do not run the cell."""
+    warm()
+    return _Check(asked, ranks).answer()
+
+
+class _Check:
+    def __init__(self, asked: AskedCell, ranks: Sequence[int]) -> None:
+        self._asked, self._ranks = asked, tuple(ranks)
+        self._until = time.monotonic() + DEADLINE_S
+        self._notes: dict[str, None] = {}
+
+    def answer(self) -> DryRun:
+        answers, traces = self._without_errors()
+        if len(traces) < len(self._ranks):
+            text = f"{len(traces)} of {len(self._ranks)} ranks ran in {DEADLINE_S:.0f} s: "
+            text += "nothing is proven; ask for fewer with -n."
+            return DryRun(self._asked.world_size, unknown=(text,))
+        absent = set(range(self._asked.world_size)) - set(self._ranks)
+        world = traces | {rank: Trace(end="absent") for rank in absent}
+        findings = [*judge(world), *over_memory(traces, self._asked.memory)]
+        doubts = unknown_ends(traces)
+        if not any(one.kind == "error" for one in findings):
+            more, unclear = self._other_ways(answers, world)
+            known = {one.text for one in findings}
+            findings += [one for one in more if not known & {one.text}] if not findings else []
+            doubts += unclear
+        peak = max((one.peak for one in traces.values()), default=0)
+        ended = {
+            rank: one.collectives for rank, one in world.items() if one.end in ("end", "absent")
+        }
+        return DryRun(
+            self._asked.world_size,
+            tuple(findings),
+            tuple(doubts),
+            ended,
+            peak,
+            tuple(f"{note[:1].upper()}{note[1:]}." for note in self._notes),
+        )
+
+    def _without_errors(self) -> tuple[dict[str, str], dict[int, Trace]]:
+        """Return outcomes of branches with which ranks come as far as they can."""
+        answers: dict[str, str] = {}
+        first = traces = self._run(self._ranks, answers)
+        for _ in range(_MOST_TRIES):
+            wrong = [one for one in traces.values() if one.end == "error" and one.branches]
+            places = [b.place for one in wrong for b in reversed(one.branches)]
+            at = next((place for place in places if place not in answers), None)
+            if at is None:
+                break
+            answers[at] = "yes"
+            traces = self._run(self._ranks, answers)
+        if any(one.end == "error" for one in traces.values()):
+            return {}, first
+        return answers, traces
+
+    def _other_ways(
+        self, answers: Answers, world: dict[int, Trace]
+    ) -> tuple[list[Finding], list[str]]:
+        """Return what goes wrong where branches are decided otherwise, and what was not tried."""
+        first: dict[str, dict[int, int]] = {}  # the value at a place, by rank
+        for rank, one in world.items():
+            for branch in one.branches:
+                first.setdefault(branch.place, {}).setdefault(rank, branch.value)
+        found: list[Finding] = []
+        doubts: list[str] = []
+        for number, (place, values) in enumerate(first.items()):
+            if number >= MOST_BRANCHES or time.monotonic() > self._until:
+                doubts.append(f"Not known: the other outcome of the decision at {place}.")
+                continue
+            common = next(iter(values.values()))
+            others = [rank for rank, value in values.items() if value == common]
+            is_equal = len(others) == len(values)
+            other = {**answers, place: "no" if answers.get(place) == "yes" else "first"}
+            made = self._run(others, other, None if is_equal else self._box)
+            tried = {**world, **made}
+            if len(made) < len(others):
+                doubts.append(f"Not known: the other outcome of the decision at {place}.")
+                continue
+            if any(one.end == "error" for one in made.values()):
+                continue  # a check that raises: on a real rank its peers are told
+            wrong = judge(tried)
+            if not wrong:
+                continue
+            text = wrong[0].text
+            if is_equal:
+                found.append(
+                    Finding(
+                        "branch",
+                        (place, *wrong[0].places),
+                        f"where the decision at {place} is the other: {text}",
+                    )
+                )
+            else:
+                found.append(
+                    Finding(
+                        "branch",
+                        (place, *wrong[0].places),
+                        f"{place} decides by each rank's own number, and ranks that decide "
+                        f"otherwise make other calls: {text}",
+                    )
+                )
+        return found, doubts
+
+    def _run(
+        self, ranks: Sequence[int], answers: Answers, known: Box | None = None
+    ) -> dict[int, Trace]:
+        """Run the cell on ranks; what others have brought before is known."""
+        crew = _Crew(self._asked, answers, known)
+        traces, notes = crew.run(ranks, self._until)
+        if known is None:
+            self._box = crew.box
+        self._notes |= dict.fromkeys(notes)
+        return traces
+
+
+class _Crew:
+    """Processes of ranks, of which as many compute at once as there are cores."""
+
+    def __init__(self, asked: AskedCell, answers: Answers, known: Box | None) -> None:
+        self._asked, self._answers = asked, dict(answers)
+        self.box: Box = {key: dict(of) for key, of in (known or {}).items()}
+        self._asking: dict[Connection, tuple[Any, int]] = {}
+        self._of: dict[Connection, int] = {}
+        self._pids: dict[int, int] = {}
+
+    def run(self, ranks: Sequence[int], until: float) -> tuple[dict[int, Trace], list[str]]:
+        """Return what each rank did; those missing ran out of time."""
+        gc.collect()
+        gc.freeze()  # forks then share what was imported
+        left = list(reversed(ranks))
+        traces: dict[int, Trace] = {}
+        notes: list[str] = []
+        at_once = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
+        while (left or self._of) and time.monotonic() < until:
+            while left and len(self._of) - len(self._asking) < at_once:
+                self._fork(left.pop())
+            if self._of and len(self._asking) == len(self._of):
+                self._tell_all_that_nothing_comes()
+            for one in wait([*self._of], timeout=max(0.0, until - time.monotonic())):
+                assert isinstance(one, Connection)
+                self._hear(one, traces, notes)
+        for pid in self._pids.values():
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+        return traces, notes
+
+    def _fork(self, rank: int) -> None:
+        ours, theirs = Pipe()
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            _be(self._asked, rank, self._answers, theirs)
+        theirs.close()
+        self._of[ours], self._pids[rank] = rank, pid
+
+    def _hear(self, one: Connection, traces: dict[int, Trace], notes: list[str]) -> None:
+        rank = self._of[one]
+        try:
+            said, *rest = one.recv()
+        except EOFError:
+            said, rest = "end", [Trace(end="unknown", place="its beginning", said="it crashed"), []]
+        if said == "end":
+            traces[rank] = rest[0]
+            notes += rest[1]
+            del self._of[one]
+            one.close()
+            os.waitpid(self._pids.pop(rank), 0)
+            return
+        key, members, own, waits = rest
+        self.box.setdefault(key, {})[rank] = own
+        if waits:
+            self._asking[one] = key, members
+        self._answer(key)
+
+    def _answer(self, key: Any) -> None:
+        for one, (asked, members) in [*self._asking.items()]:
+            if asked == key and len(self.box[key]) == members:
+                del self._asking[one]
+                one.send(self.box[key])
+
+    def _tell_all_that_nothing_comes(self) -> None:
+        for one in [*self._asking]:
+            del self._asking[one]
+            one.send(None)
+
+
+def _be(asked: AskedCell, rank: int, answers: dict[str, str], line: Connection) -> None:
+    """Be a rank, and end."""
+
+    def ask(key: Any, members: int, rank: int, own: Any, waits: bool) -> dict[int, Any] | None:
+        line.send(("ask", key, members, own, waits))
+        return line.recv() if waits else None
+
+    try:
+        line.send(("end", *run(asked, rank, answers, ask)))
+    finally:
+        os._exit(0)

@@ -1,0 +1,484 @@
+"""Prove from what each rank would call whether a cell comes to its end. Pure.
+
+Each rank's calls are followed at once: a collective ends when all ranks of its group have come to
+it, a message when both sides have. Calls with the same number in a group must agree, as on real
+ranks (`engine/tap/collective_check`). Where no rank can go on, those that have not ended hang.
+
+Only what all agree on is left out: of a loop over 1,250 batches a rank has run three, and all skip
+as many. A rank with more batches than others makes those that they lack, up to two.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from nbdist.shared.collectives import COLLECTIVES
+from nbdist.shared.text import counted, name_bytes, name_ranks
+
+Loop = tuple[str, int]  # its place, and the how many-th of that place on a rank
+Kind = Literal["hang", "mismatch", "uneven", "branch", "memory", "error"]
+_MORE = 2  # batches that a rank makes which others lack
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one rank calls, or the beginning of a batch.
+
+    Attributes:
+        kind: As in `nbdist.shared.collectives`, "send", "recv", "new_group", or the name of another
+            function that all ranks call together; of a batch "turn".
+        place: In the cell: "line 12", or "cell 3, line 2" of a function of another cell.
+        ranks: Of the group, in the world.
+        group: Its name, equal on all ranks.
+        count: Elements that must be equal on all ranks; 0 where they need not, or are not known.
+        dtype: Such as "float32".
+        reduction: Such as "SUM"; "" without one.
+        peer: The root, or the other rank of a message, in the world; -1 for none, or for any.
+        tag: Of a message.
+        waits: The rank goes on only when the call has ended.
+        loop: Of a turn.
+        turn: Its number, from 1; 0 is the end of the loop.
+        of: Batches that the loop has.
+    """
+
+    kind: str
+    place: str
+    ranks: tuple[int, ...] = ()
+    group: str = ""
+    count: int = 0
+    dtype: str = ""
+    reduction: str = ""
+    peer: int = -1
+    tag: int = 0
+    waits: bool = True
+    loop: Loop = ("", 0)
+    turn: int = 0
+    of: int = 0
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it goes from one rank to one other."""
+        return self.kind in ("send", "recv")
+
+    def __str__(self) -> str:
+        text = self.kind
+        if self.is_message:
+            text += f" {'to' if self.kind == 'send' else 'from'} "
+            text += "any rank" if self.peer < 0 else f"rank {self.peer}"
+            text += f" with tag {self.tag}" if self.tag else ""
+        elif self.peer >= 0:
+            text += f" {getattr(COLLECTIVES.get(self.kind), 'root', '') or 'at'} rank {self.peer}"
+        text += f" ({self.reduction})" if self.reduction not in ("", "SUM") else ""
+        text += f" of {self.count:,} {self.dtype}" if self.count else ""
+        text += f" of {self.dtype}" if self.dtype and not self.count else ""
+        return f"{text} at {self.place}"
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A place that decides by a number in a tensor, which is not known.
+
+    Attributes:
+        place: In the cell.
+        value: Equal on ranks whose numbers come from the same numbers by the same operations.
+        answer: What was taken for it.
+    """
+
+    place: str
+    value: int
+    answer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What one rank did.
+
+    Attributes:
+        calls: In order.
+        end: It came to the cell's end; an error; what cannot be known; too little time; a call
+            whose answer never comes; the cell does not run there.
+        place: Where, unless it came to the end.
+        said: The error, or what is not known.
+        branches: In order.
+        peak: The most bytes of tensors that were alive at once.
+        over: Where these came to be more than a rank may have; "" if they did not.
+    """
+
+    calls: tuple[Call, ...] = ()
+    end: Literal["end", "error", "unknown", "time", "waits", "absent"] = "end"
+    place: str = ""
+    said: str = ""
+    branches: tuple[Branch, ...] = ()
+    peak: int = 0
+    over: str = ""
+
+    @property
+    def collectives(self) -> int:
+        """How many calls it makes, with those of batches that were left out."""
+        total, number, before = 0, 0, 0
+        loop: dict[Loop, tuple[int, int]] = {}  # the newest turn of each, and the calls before it
+        for call in self.calls:
+            if call.kind != "turn":
+                total += 1
+                continue
+            number, before = loop.get(call.loop, (0, total))
+            total += (total - before) * max(call.turn - number - 1, 0)
+            loop[call.loop] = call.turn, total
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What would go wrong.
+
+    Attributes:
+        kind: Of the mistake.
+        places: In the cell, of each side.
+        text: A sentence without its stop.
+    """
+
+    kind: Kind
+    places: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What a cell would do on ranks that are not there. Predicted: no number was computed.
+
+    Attributes:
+        world_size: Ranks.
+        findings: What goes wrong, the surest first.
+        unknown: What is not known, in sentences.
+        collectives: Calls of collectives and messages, by rank; without those of ranks whose end
+            is not known.
+        peak: Bytes of tensors that a rank's cell holds at once, the most of all ranks.
+        notes: What the answer rests on, in sentences.
+    """
+
+    world_size: int
+    findings: tuple[Finding, ...] = ()
+    unknown: tuple[str, ...] = ()
+    collectives: Mapping[int, int] = field(default_factory=dict)
+    peak: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing was found, and all is known."""
+        return not self.findings and not self.unknown
+
+    def __str__(self) -> str:
+        lines = [f"{one.text[:1].upper()}{one.text[1:]}." for one in self.findings]
+        if not lines and len(self.collectives) == self.world_size:
+            least, most = min(self.collectives.values()), max(self.collectives.values())
+            calls = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+            each = "each makes " if self.world_size > 1 else "it makes "
+            lines.append(
+                f"{counted(self.world_size, 'rank')} run{'s' * (self.world_size == 1)} it to its "
+                f"end; {each}{calls} collective{'s' * (calls != '1')}; "
+                f"tensors take at most {name_bytes(self.peak)} a rank."
+            )
+        elif not lines:
+            lines.append("Nothing wrong was found as far as is known.")
+        ranks = counted(self.world_size, "rank")
+        rests_on = f"Predicted for {ranks}, on tensors with shapes and no numbers."
+        return "\n".join([*lines, *self.unknown, *self.notes, rests_on])
+
+
+def judge(traces: Mapping[int, Trace]) -> list[Finding]:
+    """Return what goes wrong on ranks that do this; nothing where all come to their end.
+
+    Where a rank's end is not known, only what is wrong before it is told.
+    """
+    if errors := {rank: one for rank, one in traces.items() if one.end == "error"}:
+        by_text: dict[tuple[str, str], list[int]] = {}
+        for rank, one in errors.items():
+            by_text.setdefault((one.said, one.place), []).append(rank)
+        return [
+            Finding("error", (place,), f"{_verb(ranks, 'raises', 'raise')} {said} at {place}")
+            for (said, place), ranks in by_text.items()
+        ]
+    world = _World(traces)
+    try:
+        world.run()
+    except _DiffersError as error:
+        return [error.finding]
+    return world.stuck()
+
+
+def over_memory(traces: Mapping[int, Trace], memory: int) -> list[Finding]:
+    """Return the finding that ranks need more than they have, in bytes; 0 asks for none."""
+    over = {rank: one for rank, one in traces.items() if memory and one.peak > memory}
+    if not over:
+        return []
+    most = max(over, key=lambda rank: over[rank].peak)
+    text = (
+        f"out of memory at {counted(len(traces), 'rank')}: {name_bytes(over[most].peak)} a rank "
+        f"where it has {name_bytes(memory)}; {_verb(sorted(over), 'passes', 'pass')} that at "
+        f"{over[most].over}"
+    )
+    return [Finding("memory", (over[most].over,), text)]
+
+
+def unknown_ends(traces: Mapping[int, Trace]) -> list[str]:
+    """Return sentences on ranks whose end is not known."""
+    ends: dict[str, list[int]] = {}
+    for rank, one in traces.items():
+        if one.end == "unknown" or one.end == "time":
+            ends.setdefault(f"from {one.place} on: {one.said}", []).append(rank)
+    return [f"Not known of {name_ranks(ranks)} {text}." for text, ranks in ends.items()]
+
+
+class _DiffersError(Exception):
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.text)
+        self.finding = finding
+
+
+@dataclass(slots=True)
+class _Step:
+    """One call of one rank, and the batch that it is of."""
+
+    call: Call
+    turn: Call | None
+
+
+@dataclass(slots=True, eq=False)
+class _Post:
+    """A call that a rank has come to."""
+
+    rank: int
+    step: _Step
+    number: int = 0  # in its group; of a message 0
+    is_done: bool = False
+
+    @property
+    def call(self) -> Call:
+        return self.step.call
+
+
+class _World:
+    def __init__(self, traces: Mapping[int, Trace]) -> None:
+        self._traces = traces
+        self._batches = _batches(traces)
+        self._least = {loop: min(of.values()) for loop, of in self._batches.items()}
+        self._steps = {rank: self._expanded(one.calls) for rank, one in traces.items()}
+        self._next = dict.fromkeys(traces, 0)
+        self._numbers: dict[tuple[int, str], int] = defaultdict(int)
+        self._posts: dict[tuple[str, int], dict[int, _Post]] = defaultdict(dict)
+        self._messages: list[_Post] = []  # not matched
+        self._waiting: dict[int, _Post] = {}
+
+    def _expanded(self, calls: Sequence[Call]) -> list[_Step]:
+        """Return a rank's calls with batches that other ranks lack."""
+        found: list[Call] = []
+        begins: dict[Loop, int] = {}
+        for call in calls:
+            if call.kind == "turn":
+                least, was = self._least[call.loop], begins.get(call.loop, 0)
+                gap = call.turn - (found[was].turn if found and call.loop in begins else 0) - 1
+                more = min(_MORE, gap, max(call.of - least, 0)) if call.turn > 1 else 0
+                body = found[was:]
+                for number in range(call.turn - more, call.turn):
+                    found += [replace(body[0], turn=number), *body[1:]] if body else []
+                begins[call.loop] = len(found)
+            found.append(call)
+        steps: list[_Step] = []
+        turns: list[Call] = []
+        for call in found:
+            if call.kind == "turn":
+                turns = [one for one in turns if one.loop != call.loop] + [call] * (call.turn > 0)
+            else:
+                steps.append(_Step(call, turns[-1] if turns else None))
+        return steps
+
+    def run(self) -> None:
+        """Let all ranks go as far as they can.
+
+        Raises:
+            _DiffersError: Two make other calls where theirs must agree.
+        """
+        ready = deque(self._steps)
+        while ready:
+            rank = ready.popleft()
+            while rank not in self._waiting and self._next[rank] < len(self._steps[rank]):
+                post = _Post(rank, self._steps[rank][self._next[rank]])
+                self._next[rank] += 1
+                call = post.call
+                ended = self._meet(post) if call.is_message else self._join(post)
+                if call.waits and not post.is_done:
+                    self._waiting[rank] = post
+                for one in ended:
+                    if self._waiting.get(one.rank) is one:
+                        del self._waiting[one.rank]
+                        ready.append(one.rank)
+
+    def _join(self, post: _Post) -> list[_Post]:
+        """Come to a collective; return the calls that have ended by it."""
+        call = post.call
+        self._numbers[post.rank, call.group] += 1
+        post.number = self._numbers[post.rank, call.group]
+        there = self._posts[call.group, post.number]
+        first = next(iter(there.values()), post).call
+        there[post.rank] = post
+        if _key(first) != _key(call):
+            raise _DiffersError(self._mismatch(call.group, post.number, call.ranks))
+        if len(there) < len(call.ranks):
+            return []
+        for one in there.values():
+            one.is_done = True
+        return list(there.values())
+
+    def _meet(self, post: _Post) -> list[_Post]:
+        """Come to a message; return both sides where the other has come."""
+        for other in self._messages:
+            if _fit(post, other):
+                self._messages.remove(other)
+                post.is_done = other.is_done = True
+                one, two = sorted((post, other), key=lambda side: side.call.kind, reverse=True)
+                if (one.call.count, one.call.dtype) != (two.call.count, two.call.dtype):
+                    text = f"rank {one.rank} calls {one.call}; rank {two.rank} calls {two.call}"
+                    places = (one.call.place, two.call.place)
+                    raise _DiffersError(Finding("mismatch", places, text))
+                return [post, other]
+        self._messages.append(post)
+        return []
+
+    def _mismatch(self, group: str, number: int, ranks: Sequence[int]) -> Finding:
+        sides: dict[str, list[int]] = {}
+        steps = {rank: self._numbered(rank, group, number) for rank in ranks}
+        for rank, step in steps.items():
+            if step is not None:
+                sides.setdefault(str(step.call), []).append(rank)
+        text = "; ".join(f"{_verb(of, 'calls', 'call')} {said}" for said, of in sides.items())
+        if never := [rank for rank, step in steps.items() if step is None and self._ends(rank)]:
+            text += f"; {_verb(never, 'ends', 'end')} the cell without it"
+        found = [step for step in steps.values() if step is not None]
+        places = tuple(dict.fromkeys(step.call.place for step in found))
+        return self._uneven(Finding("mismatch", places, text), found)
+
+    def _numbered(self, rank: int, group: str, number: int) -> _Step | None:
+        """Return a rank's call of a number in a group."""
+        for step in self._steps.get(rank, ()):
+            if step.call.group == group and not step.call.is_message:
+                number -= 1
+                if not number:
+                    return step
+        return None
+
+    def _ends(self, rank: int) -> bool:
+        return rank in self._traces and self._traces[rank].end in ("end", "absent")
+
+    def _uneven(self, finding: Finding, steps: Sequence[_Step]) -> Finding:
+        """Return the finding, told by batches where one is in a batch that other ranks lack."""
+        for turn in (step.turn for step in steps if step.turn is not None):
+            if turn.turn <= self._least[turn.loop]:
+                continue
+            by_count: dict[int, list[int]] = {}
+            for rank, of in self._batches[turn.loop].items():
+                by_count.setdefault(of, []).append(rank)
+            first, *rest = sorted(by_count.items())
+            text = f"{_verb(first[1], 'stops', 'stop')} at batch {first[0]:,} of the loop at "
+            text += turn.loop[0]
+            text += "".join(f", {name_ranks(ranks)} at {of:,}" for of, ranks in rest)
+            return Finding("uneven", (turn.loop[0], *finding.places), f"{text}; {finding.text}")
+        return finding
+
+    def stuck(self) -> list[Finding]:
+        """Return why ranks do not come to their end, where that is sure."""
+        if not all(self._ends(r) or r in self._waiting for r in self._traces):
+            return list(self._not_for_the_unknown())
+        for post in [*self._waiting.values(), *self._left_open()]:
+            missing = self._missing(post)
+            if missing and all(self._is_over(rank) for rank in missing):
+                return [self._lonely(post, missing)]
+        if not self._waiting:
+            return []
+        sides: dict[str, list[int]] = {}
+        for rank, post in sorted(self._waiting.items()):
+            sides.setdefault(str(post.call), []).append(rank)
+        told = [f"{_verb(of, 'waits', 'wait')} in {said}" for said, of in sides.items()]
+        places = tuple(dict.fromkeys(one.call.place for one in self._waiting.values()))
+        found = Finding("hang", places, f"{'; '.join(told)}: none can go on")
+        return [self._uneven(found, [one.step for one in self._waiting.values()])]
+
+    def _not_for_the_unknown(self) -> Iterator[Finding]:
+        """Yield what is stuck without a rank whose end is not known."""
+        for post in [*self._waiting.values(), *self._left_open()]:
+            missing = self._missing(post)
+            if missing and all(self._ends(rank) and self._is_over(rank) for rank in missing):
+                yield self._lonely(post, missing)
+                return
+
+    def _is_over(self, rank: int) -> bool:
+        return rank not in self._waiting
+
+    def _left_open(self) -> list[_Post]:
+        """Return calls that their ranks did not wait for, and that never end."""
+        return [
+            post
+            for there in (*self._posts.values(), dict(enumerate(self._messages)))
+            for post in there.values()
+            if not post.is_done and not post.call.waits
+        ]
+
+    def _missing(self, post: _Post) -> list[int]:
+        call = post.call
+        if call.is_message:
+            return [call.peer] if call.peer >= 0 else [r for r in call.ranks if r != post.rank]
+        there = self._posts[call.group, post.number]
+        return [rank for rank in call.ranks if rank not in there]
+
+    def _lonely(self, post: _Post, missing: Sequence[int]) -> Finding:
+        """Return the finding of a call that ranks end the cell without."""
+        call = post.call
+        if call.is_message:
+            other = "recv" if call.kind == "send" else "send"
+            text = f"rank {post.rank} calls {call}; {_verb(missing, 'ends', 'end')} the cell "
+            text += f"without the {other} that it waits for"
+            return self._uneven(Finding("hang", (call.place,), text), [post.step])
+        there = self._posts[call.group, post.number]
+        sides: dict[str, list[int]] = {}
+        for rank, one in sorted(there.items()):
+            sides.setdefault(str(one.call), []).append(rank)
+        alone = " alone" if len(there) == 1 else ""
+        told = [
+            f"{name_ranks(of)}{alone} {'calls' if len(of) == 1 else 'call'} {said}"
+            for said, of in sides.items()
+        ]
+        told.append(f"{_verb(missing, 'ends', 'end')} the cell without it")
+        places = tuple(dict.fromkeys(one.call.place for one in there.values()))
+        steps = [one.step for one in there.values()]
+        return self._uneven(Finding("hang", places, "; ".join(told)), steps)
+
+
+def _batches(traces: Mapping[int, Trace]) -> dict[Loop, dict[int, int]]:
+    """Return how many batches each loop has, by rank."""
+    found: dict[Loop, dict[int, int]] = {}
+    for rank, one in traces.items():
+        for call in one.calls:
+            if call.kind == "turn":
+                found.setdefault(call.loop, {})[rank] = call.of
+    return found
+
+
+def _key(call: Call) -> tuple[object, ...]:
+    """Return what calls of one collective must agree on."""
+    return call.kind, call.count, call.dtype, call.reduction, call.peer
+
+
+def _fit(one: _Post, other: _Post) -> bool:
+    """Return whether two calls are the sides of one message."""
+    a, b = one.call, other.call
+    return (
+        {a.kind, b.kind} == {"send", "recv"}
+        and (a.group, a.tag) == (b.group, b.tag)
+        and a.peer in (other.rank, -1)
+        and b.peer in (one.rank, -1)
+    )
+
+
+def _verb(ranks: Sequence[int], one: str, many: str) -> str:
+    return f"{name_ranks(ranks)} {one if len(ranks) == 1 else many}"

@@ -1,0 +1,126 @@
+"""What ranks would call, put together: it ends, or who waits for whom is told."""
+
+from nbdist.study.dry import Call, DryRun, Trace, judge, over_memory, unknown_ends
+
+WORLD = (0, 1, 2)
+
+
+def reduce(line: int, count: int = 4, **more: object) -> Call:
+    return Call("all_reduce", f"line {line}", WORLD, "0", count, "float32", "SUM", **more)
+
+
+def message(kind: str, line: int, peer: int, **more: object) -> Call:
+    return Call(kind, f"line {line}", WORLD, "0", 2, "float32", peer=peer, **more)
+
+
+def turns(numbers: list[int], of: int, body: Call) -> list[Call]:
+    marked = [
+        one
+        for number in numbers
+        for one in (Call("turn", "line 3", loop=("line 3", 1), turn=number, of=of), body)
+    ]
+    return [*marked, Call("turn", "line 3", loop=("line 3", 1), turn=0, of=of)]
+
+
+def texts(*calls: list[Call]) -> list[str]:
+    return [one.text for one in judge({n: Trace(tuple(own)) for n, own in enumerate(calls)})]
+
+
+def test_equal_calls_on_all_ranks_come_to_their_end() -> None:
+    own = [reduce(2), reduce(3, 8)]
+    assert texts(own, own, own) == []
+
+
+def test_a_rank_alone_in_a_collective_is_told_with_its_line() -> None:
+    assert texts([reduce(2)], [], []) == [
+        "rank 0 alone calls all_reduce of 4 float32 at line 2; ranks 1-2 end the cell without it"
+    ]
+
+
+def test_calls_of_one_number_with_other_sizes_are_told_with_both() -> None:
+    (text,) = texts([reduce(2)], [reduce(2)], [reduce(5, 8)])
+    assert text == (
+        "ranks 0-1 call all_reduce of 4 float32 at line 2; "
+        "rank 2 calls all_reduce of 8 float32 at line 5"
+    )
+
+
+def test_sends_that_wait_for_each_other_go_no_further() -> None:
+    (text,) = texts(
+        [message("send", 2, 1), message("recv", 3, 1)],
+        [message("send", 2, 0), message("recv", 3, 0)],
+        [],
+    )
+    assert "rank 0 waits in send to rank 1" in text
+    assert text.endswith("none can go on")
+
+
+def test_sends_that_nobody_waits_for_let_both_sides_receive() -> None:
+    one = [message("send", 2, 1, waits=False), message("recv", 3, 1)]
+    other = [message("send", 2, 0, waits=False), message("recv", 3, 0)]
+    assert texts(one, other, []) == []
+
+
+def test_a_receive_from_any_rank_takes_what_comes_first() -> None:
+    assert texts([message("recv", 2, -1)], [], [message("send", 4, 0)]) == []
+
+
+def test_a_send_that_no_rank_receives_is_told_also_where_none_waits_for_it() -> None:
+    (text,) = texts([message("send", 2, 1, waits=False)], [], [])
+    assert text.endswith("rank 1 ends the cell without the recv that it waits for")
+
+
+def test_loops_of_unequal_length_are_told_by_their_batches() -> None:
+    short = turns([1, 2, 1250], 1250, reduce(4))
+    (found,) = judge(
+        {
+            0: Trace(tuple(turns([1, 2, 1251], 1251, reduce(4)))),
+            1: Trace(tuple(short)),
+            2: Trace(tuple(short)),
+        }
+    )
+    assert found.kind == "uneven"
+    assert found.text.startswith(
+        "ranks 1-2 stop at batch 1,250 of the loop at line 3, rank 0 at 1,251; rank 0 alone calls"
+    )
+
+
+def test_unequal_loops_without_collectives_are_no_mistake() -> None:
+    empty = Call("turn", "line 3", loop=("line 3", 1), turn=1, of=1)
+    assert texts([empty, reduce(5)], [reduce(5)], [reduce(5)]) == []
+
+
+def test_calls_of_batches_that_were_left_out_count() -> None:
+    assert Trace(tuple(turns([1, 2, 1250], 1250, reduce(4)))).collectives == 1250
+
+
+def test_nothing_is_said_of_ranks_that_wait_for_one_whose_end_is_not_known() -> None:
+    traces = {
+        0: Trace((reduce(2),)),
+        1: Trace((reduce(2),)),
+        2: Trace((), "unknown", "line 2", "a number is asked for"),
+    }
+    assert judge(traces) == []
+    assert unknown_ends(traces) == ["Not known of rank 2 from line 2 on: a number is asked for."]
+
+
+def test_an_error_is_told_instead_of_the_waits_that_follow_from_it() -> None:
+    traces = {n: Trace((reduce(2),)) for n in (0, 1)}
+    traces[2] = Trace((), "error", "line 1", "ValueError: no")
+    assert [one.text for one in judge(traces)] == ["rank 2 raises ValueError: no at line 1"]
+
+
+def test_memory_is_told_where_it_ends() -> None:
+    traces = {0: Trace(peak=90_000_000_000, over="line 7"), 1: Trace(peak=5)}
+    (found,) = over_memory(traces, 80_000_000_000)
+    assert found.places == ("line 7",)
+    assert found.text.startswith("out of memory at 2 ranks: 90 GB a rank where it has 80 GB")
+    assert over_memory(traces, 0) == []
+
+
+def test_a_sound_cell_is_told_in_one_sentence_and_that_it_is_predicted() -> None:
+    said = str(DryRun(3, collectives=dict.fromkeys(WORLD, 12), peak=3_100_000_000))
+    assert said.splitlines() == [
+        "3 ranks run it to its end; each makes 12 collectives; tensors take at most 3.1 GB a rank.",
+        "Predicted for 3 ranks, on tensors with shapes and no numbers.",
+    ]
