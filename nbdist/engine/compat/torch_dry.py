@@ -24,6 +24,9 @@ from nbdist.engine.compat.lacking import lacking
 def check() -> list[str]:
     """Return what this torch lacks of what we use, in words; empty when all is there."""
     missing = lacking(dist, ("_compute_bucket_assignment_by_size",), "torch.distributed")
+    missing += lacking(fake_tensor, ("is_fake",), "torch._subclasses.fake_tensor")
+    missing += lacking(FakeTensor, ("fake_device",), "FakeTensor")
+    missing += [] if "constant" in FakeTensor.__annotations__ else ["FakeTensor.constant is gone"]
     try:
         from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: F401
     except ImportError as error:

@@ -28,7 +28,7 @@ from nbdist.study.dry import Trace
 
 SECONDS = 20.0  # of a core, for one rank
 # Words of errors that a rank would not meet; no GPU is asked for here.
-_OF_DRY = ("FakeTensor", "fake tensor", "Unknown", "meta tensor", "data-dependent", "CUDA")
+_OF_DRY = ("FakeTensor", "fake tensor", "Unknown", "meta tensor", "data-dependent", "cuda")
 _NAMES = "a dry run has what earlier cells of ranks define and what pushes give as code"
 
 
@@ -115,7 +115,7 @@ class _DryRank:
             pass
         except BaseException as error:
             end, where, said = "error", _place_of(error), named(error)
-            if not (self._log.is_on and where) or any(word in str(error) for word in _OF_DRY):
+            if not (self._log.is_on and where) or _is_of_dry(error):
                 end, where = "unknown", where or "its beginning"
             elif isinstance(error, NameError):
                 end, said = "unknown", f"{error}: {_NAMES}"
@@ -141,7 +141,7 @@ class _DryRank:
             stack.enter_context(self._live.resizing())
             stack.enter_context(Calls(self._log, self._values, self._look))
             stack.enter_context(Numbers(self._log, self._values))
-            dry_names.install(self._log)
+            dry_names.install(self._log, self._values)
             names = self._names()
             self._log.is_on = False
             for number, code in self._asked.before:
@@ -194,6 +194,11 @@ class _DryRank:
         self._live.count(*operation)
         if self._asked.memory and not self._over and self._live.now > self._asked.memory:
             self._over = place()
+
+
+def _is_of_dry(error: BaseException) -> bool:
+    """Return whether an error comes of what a dry rank lacks."""
+    return any(word.lower() in str(error).lower() for word in _OF_DRY)
 
 
 def _place_of(error: BaseException) -> str:

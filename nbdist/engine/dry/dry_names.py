@@ -14,6 +14,7 @@ from nbdist.engine.data import alike
 from nbdist.engine.dry import step
 from nbdist.engine.dry.rank_log import RankLog
 from nbdist.engine.dry.unknown import NotKnownError, Unknown
+from nbdist.engine.dry.values import Values
 from nbdist.engine.layout.axes.dry_reducer import DryReducer
 from nbdist.engine.layout.layout import Layout, attach
 from nbdist.engine.layout.plan import mesh
@@ -57,7 +58,7 @@ class DryDDP(nn.Module):
         raise NotKnownError("DistributedDataParallel.no_sync is not followed")
 
 
-def parallelize(model: Any, layout: str, *policies: object) -> Layout:
+def parallelize(values: Values, model: Any, layout: str, *policies: object) -> Layout:
     """Spread a model as `nbdist.parallelize` does, without proofs, which need numbers."""
     shape = mesh.parse(layout, dist.get_world_size(), min(8, dist.get_world_size()))
     asked = read(policies, shape)
@@ -67,6 +68,8 @@ def parallelize(model: Any, layout: str, *policies: object) -> Layout:
         raise NotKnownError(f"{error.what} {error.why}") from error
     made = torch_modules.uncompiled(model if isinstance(model, nn.Module) else model())
     result = spread(made, shape, asked)
+    if {axis for axis, size in shape.axes.items() if size > 1} <= {"dp"}:
+        values.write([*made.parameters(), *made.buffers()], hash("rank 0's"))
     attach(result)
     return result
 
@@ -141,7 +144,7 @@ def _objects(log: RankLog) -> dict[str, Callable[..., Any]]:
     }
 
 
-def install(log: RankLog) -> None:
+def install(log: RankLog, values: Values) -> None:
     """Put them in place. Of this process, for good."""
     make_group = dist.new_group
 
@@ -164,10 +167,11 @@ def install(log: RankLog) -> None:
         setattr(dist.distributed_c10d, name, one)
     for place in (nn.parallel, nn.parallel.distributed):
         place.DistributedDataParallel = DryDDP  # type: ignore
+    _let_reducers_say_what_is_equal(values)
     torch.save = lambda *_, **__: None
     alike.digests = lambda *_: {}
     stand_ins: dict[str, Any] = {
-        "parallelize": parallelize,
+        "parallelize": functools.partial(parallelize, values),
         "save": _call_of_all(log, "nbdist.save", lambda *_, **__: None),
         "restore": _call_of_all(log, "nbdist.restore", lambda *_, **__: None),
         "same": _call_of_all(log, "nbdist.same", lambda _value, given, *_: given),
@@ -177,6 +181,18 @@ def install(log: RankLog) -> None:
     stand_ins |= {name: functools.partial(_refuse, name) for name in _NOT_HERE}
     for name, one in stand_ins.items():
         setattr(nbdist, name, one)
+
+
+def _let_reducers_say_what_is_equal(values: Values) -> None:
+    """Have gradients hold what their bucket does, which a dry reducer does not copy."""
+    send = DryReducer._send
+
+    def send_and_say(reducer: DryReducer, room: torch.Tensor) -> None:
+        send(reducer, room)
+        grads = [one.grad for one in reducer._trained if one.grad is not None]
+        values.write(grads, values.of(room))
+
+    DryReducer._send = send_and_say  # type: ignore[method-assign,assignment]
 
 
 def _refuse(name: str, *_: Any, **__: Any) -> None:

@@ -24,7 +24,7 @@ from nbdist.engine.dry.unknown import converted, formatted
 from nbdist.engine.dry.values import Values
 
 TURNS = 3  # that a long loop makes: the first two and the last
-TURNS_WITH_BREAK = 24  # before the last, where the loop may end early
+TURNS_WITH_BREAK = 12  # before the last, where the loop may end early
 _TRAINING = ("backward", "step", "fit")
 _LOOP, _FORMAT = "__dry_loop__", "__dry_format__"
 
@@ -129,20 +129,12 @@ class Loops:
     ) -> Iterator[Any]:
         loop = self._log.begin_loop()
         first = TURNS_WITH_BREAK if ends_early else TURNS - 1
-        numbers = (
-            [n for n in range(count) if n < first or n == count - 1]
-            if count < 99
-            else [
-                *range(first),
-                count - 1,
-            ]
-        )
+        numbers = [*range(min(first, count)), *([count - 1] if count > first else [])]
         if len(numbers) < count:
             what = "batches" if isinstance(over, DataLoader) else "turns"
-            self.left_out.add(
-                f"of {count:,} {what} of the loop at {loop[0]} the first {first} and the last were "
-                "run"
-            )
+            said = f"of {count:,} {what} of the loop at {loop[0]} the first {first} and the last "
+            unless = ", and an end in between is not seen" if ends_early else ""
+            self.left_out.add(f"{said}were run{unless}")
         for number in numbers:
             self._log.turn(loop, number + 1, count)
             yield turn(number)

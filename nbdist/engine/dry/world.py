@@ -46,10 +46,8 @@ class _Check:
         world = traces | {rank: Trace(end="absent") for rank in absent}
         findings = [*judge(world), *over_memory(traces, self._asked.memory)]
         doubts = unknown_ends(traces)
-        if not any(one.kind == "error" for one in findings):
-            more, unclear = self._other_ways(answers, world)
-            known = {one.text for one in findings}
-            findings += [one for one in more if not known & {one.text}] if not findings else []
+        if not findings:
+            findings, unclear = self._other_ways(answers, world)
             doubts += unclear
         peak = max((one.peak for one in traces.values()), default=0)
         ended = {

@@ -253,5 +253,5 @@ def test_what_ipython_adds_to_builtins_is_no_builtin_of_a_script(
 
 def test_each_option_of_a_cell_is_written_or_said_to_be_left_out() -> None:
     options = {action.dest for action in distributed_parser()._actions} - {"help"}
-    of_the_notebook = {"run", "no_track", "go_on", "ignore"}
+    of_the_notebook = {"run", "no_track", "go_on", "ignore", "dry", "n", "memory"}
     assert options == {"ranks", "params"} | of_the_notebook | parts._WITHOUT.keys()
