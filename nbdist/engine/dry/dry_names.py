@@ -167,6 +167,13 @@ def install(log: RankLog, values: Values) -> None:
         setattr(dist.distributed_c10d, name, one)
     for place in (nn.parallel, nn.parallel.distributed):
         place.DistributedDataParallel = DryDDP  # type: ignore
+    really_seed = torch.manual_seed
+
+    def manual_seed(seed: int) -> torch.Generator:
+        values.seed(seed)
+        return really_seed(seed)
+
+    torch.manual_seed = torch.random.manual_seed = manual_seed
     _let_reducers_say_what_is_equal(values)
     torch.save = lambda *_, **__: None
     alike.digests = lambda *_: {}

@@ -181,8 +181,6 @@ class Numbers(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         one = args[0] if args and isinstance(args[0], Tensor) else None
-        if name == "manual_seed":
-            self._values.seed(args[0] if args else kwargs.get("seed"))
         if one is not None and name in _ASKED and not torch_dry.has_number(one):
             return self._asked(name, one)
         if one is not None and name == "tolist" and not torch_dry.has_number(one):

@@ -88,6 +88,11 @@ class _Check:
                 first.setdefault(branch.place, {}).setdefault(rank, branch.value)
         found: list[Finding] = []
         doubts: list[str] = []
+        if first:
+            text = (
+                f"decisions by numbers that are not known: {', '.join(first)}; calls are counted "
+            )
+            self._notes[f"{text}as if they were all no, or raised nothing"] = None
         for number, (place, values) in enumerate(first.items()):
             if number >= MOST_BRANCHES or time.monotonic() > self._until:
                 doubts.append(f"Not known: the other outcome of the decision at {place}.")
