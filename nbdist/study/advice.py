@@ -24,6 +24,9 @@ MODEL_FLOPS_SHARE: Final = 0.4
 MARGIN: Final = 1.05  # times nearer than this count as equal: no prediction is better
 WORTH: Final = 1.5  # more devices must be so many times as fast as one
 SHORT_S: Final = 3600.0  # a run that one device ends within this needs no more
+# That Python, autograd and the driver take for a kernel: an assumption, and that of eager PyTorch;
+# compiled models and CUDA graphs take less.
+LAUNCH_S: Final = 10e-6
 _BUCKET: Final = 25e6  # bytes of DDP's
 # Of a sequence that a rank of cp keeps. Source: NVIDIA, Megatron Core, parallelism guide: context
 # parallelism is for 8K tokens and more.
@@ -50,6 +53,7 @@ class Job:
         experts: Of each mixture; each token goes to two.
         optimizer: "adamw", or "sgd" with momentum.
         samples: Of the whole run; 0 where nobody knows.
+        launches: Kernels of a forward and a backward of any batch; 0 where they are not known.
     """
 
     parameters: float
@@ -66,6 +70,7 @@ class Job:
     experts: int = 0
     optimizer: str = "adamw"
     samples: int = 0
+    launches: float = 0.0
 
     @property
     def in_experts(self) -> float:
@@ -328,6 +333,7 @@ def time_of(
     parts: int,
     blocks: int = 0,
     overlap: float = 1.0,
+    launches: float = 0.0,
 ) -> StepTime:
     """Return the time of a step from a rank's computation and what it sends.
 
@@ -340,6 +346,8 @@ def time_of(
         blocks: Of the model. A pipeline's last stage has the head beside its blocks, which is
             taken for one block more.
         overlap: The share of what could be hidden that is.
+        launches: Kernels of the rank. Python launches them ahead of the device; what it takes
+            beyond the device's time is the serial part.
     """
     sizes = spread.sizes
     seconds = {
@@ -350,7 +358,8 @@ def time_of(
     exposed, hidden = split_communication(compute_s, seconds, overlap)
     chunks = _CHUNKS[schedule_of(spread.pp, parts, blocks)]
     bubble = compute_s * (spread.pp - 1) / (parts * chunks) if spread.pp > 1 else 0.0
-    return StepTime(compute_s, exposed, hidden, bubble)
+    serial = max(0.0, launches * LAUNCH_S - compute_s - exposed - bubble)
+    return StepTime(compute_s, exposed, hidden, bubble, serial_s=serial)
 
 
 def candidates(job: Job, machine: Machine, overlap: float = 1.0) -> list[Candidate]:
@@ -401,6 +410,8 @@ def _variants(job: Job, machine: Machine, its: Spread, overlap: float) -> Iterat
     for checkpoint in (False, True) if job.blocks and job.kept else (False,):
         for once in (True, False) if sharded else (True,):
             for micro in reversed(_divisors(share)):
+                if share // micro < its.pp:
+                    continue  # each stage needs a micro-batch
                 one = Candidate(
                     its, micro, share // micro, checkpoint, once, 0.0, StepTime(seconds)
                 )
@@ -409,7 +420,11 @@ def _variants(job: Job, machine: Machine, its: Spread, overlap: float) -> Iterat
                     continue
                 traffic = traffic_of(job, one, compute_bytes)
                 took = seconds * (job.again if checkpoint else 1)
-                time = time_of(machine, its, took, traffic, one.parts, job.blocks, overlap)
+                launches = job.launches / its.pp * one.parts * (job.again if checkpoint else 1)
+                time = time_of(
+                    *(machine, its, took, traffic, one.parts, job.blocks, overlap),
+                    launches=launches,
+                )
                 schedule = schedule_of(its.pp, one.parts, job.blocks)
                 yield replace(one, peak=peak, time=time, schedule=schedule)
                 if its.pp == 1:

@@ -63,6 +63,7 @@ class RankEstimate:
         buffers: The most that collectives read and write at once: gathered parameters, buckets.
         peak: The most that is alive at once in a step, all of the above among it.
         flops: Floating-point operations of a forward and a backward.
+        launches: Operations of these that compute or copy: on a GPU each is a kernel.
         traffic: By axis.
     """
 
@@ -74,6 +75,7 @@ class RankEstimate:
     buffers: int = 0
     peak: int = 0
     flops: int = 0
+    launches: int = 0
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
 
 
@@ -149,6 +151,11 @@ class Estimate:
     def flops(self) -> int:
         """Floating-point operations of a rank's forward and backward."""
         return self.heaviest.flops
+
+    @property
+    def launches(self) -> int:
+        """Operations of a rank's forward and backward that compute or copy."""
+        return self.heaviest.launches
 
     def __str__(self) -> str:
         """Return a table, and a line for each axis."""

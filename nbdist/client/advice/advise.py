@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.client.advice.answer import Advice
+from nbdist.client.advice.estimate import EstimatePool
 from nbdist.client.advice.facts import Training, estimated, job_of, overlap_of, training
 from nbdist.shared.errors import UsageError
 from nbdist.study.accelerators import ACCELERATORS
@@ -61,14 +62,15 @@ def advise(
         UsageError: An argument is none, or the model's step cannot run without numbers.
     """
     on = parse_machine(machine) if isinstance(machine, str) else machine
-    what = training(model_factory, batch, loss, optimizer, options)
-    wanted = what.samples if global_batch is None else global_batch
-    for name, value, least in (("global_batch", wanted, 1), ("samples", samples, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UsageError(f"{name}={value!r} is no number of samples: {least} or more.")
     price = _price(prices, on)
-    job = job_of(what, on, wanted, samples)
-    choice = _chosen(what, job, on)
+    with EstimatePool() as pool:
+        what = training(model_factory, batch, loss, optimizer, options, pool)
+        wanted = what.samples if global_batch is None else global_batch
+        for name, value, least in (("global_batch", wanted, 1), ("samples", samples, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UsageError(f"{name}={value!r} is no number of samples: {least} or more.")
+        job = job_of(what, on, wanted, samples)
+        choice = _chosen(what, job, on)
     names = (_name(model_factory, "make_model"), loss and _name(loss, "loss"), _class(optimizer))
     return Advice(choice, job, on, price, names, what.samples, saving_s)
 

@@ -19,7 +19,6 @@ _WARMUP_SHARE = 0.05  # of a run's steps
 _WARMUP_STEPS = 100  # of a run that nobody knows the length of
 _MOST_WARMUP_STEPS = 2000
 _SHOWN, _LISTED = 5, 6
-_LAUNCHES_S = 0.005  # a micro-batch of some hundred kernels waits about so long for Python
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,17 +182,12 @@ class Advice:
 
     def _rests_on(self) -> str:
         name = self.machine.accelerator.name
-        short = ""
-        if self.best is not None and self.best.time.total_s < _LAUNCHES_S * self.best.parts:
-            short = (
-                " Steps this short are bound by Python and the launches of kernels, which nobody "
-                "counts here: they take longer, and more devices help less. Measure with --run."
-            )
         return (
             f"All figures are predicted. Time: a step is taken to reach "
             f"{advice.MODEL_FLOPS_SHARE:.0%} of the peak of {name} (measured on models: 33 to "
             "52 %), so it may be a third off; the order of layouts depends less on that. Memory: "
-            f"{advice.HEADROOM:.0%} of a device stays free.{short}"
+            f"{advice.HEADROOM:.0%} of a device stays free. Python: {1e6 * advice.LAUNCH_S:.0f} us "
+            "a kernel are assumed, beside the device."
         )
 
     def _money(self) -> list[str]:
@@ -231,7 +225,11 @@ def _words(one: Candidate) -> str:
 
 
 def _waits(one: Candidate) -> str:
-    parts = {"messages": one.time.exposed_s, "stages": one.time.bubble_s}
+    parts = {
+        "messages": one.time.exposed_s,
+        "stages": one.time.bubble_s,
+        "Python": one.time.serial_s,
+    }
     shares = {what: seconds / one.time.total_s for what, seconds in parts.items()}
     return ", ".join(f"{what} {share:.0%}" for what, share in shares.items() if share >= 0.005)
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from queue import SimpleQueue
 from typing import Any
 
 from nbdist.client.cells import estimates
@@ -94,6 +95,11 @@ class EstimateProcess:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it answers no more: the model's own code has ended it, or took too long."""
+        return self._process.poll() is not None
 
     def close(self) -> None:
         """End the process."""
@@ -189,6 +195,41 @@ class EstimateProcess:
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").splitlines()
         return "\n".join(lines[-_MOST_LINES:])
+
+
+class EstimatePool:
+    """A few of these processes, each started when it is needed. Any thread; a context manager.
+
+    Attributes:
+        count: How many: each takes a core.
+    """
+
+    def __init__(self, count: int = 2) -> None:
+        """Start none yet."""
+        self._free: SimpleQueue[EstimateProcess | None] = SimpleQueue()
+        self.count = count
+        for _ in range(count):
+            self._free.put(None)
+
+    def __enter__(self) -> "EstimatePool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for _place in range(self.count):
+            if (process := self._free.get()) is not None:
+                process.close()
+
+    def estimate(self, *given: Any, **how: Any) -> Estimate:
+        """Return an estimate, as the function of that name does, when a process is free."""
+        process = self._free.get()
+        try:
+            process = process or EstimateProcess()
+            return process.estimate(*given, **how)
+        finally:
+            if process is not None and process.has_ended:
+                process.close()
+                process = None
+            self._free.put(process)
 
 
 def _refused(kind: str, what: str, why: str, do: str) -> errors.NBDistError:

@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
-from nbdist.client.advice.estimate import estimate
+from nbdist.client.advice.estimate import EstimatePool
 from nbdist.shared.errors import LayoutError, NBDistError, UsageError
 from nbdist.study.advice import Candidate, Dropped, Job, compute_rate, precision_of, time_of
 from nbdist.study.estimate import Estimate, TensorShape, Traffic, shapes_of
 from nbdist.study.machine import Machine
-
-_AT_ONCE = 2  # estimates: each is a process that imports torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +23,7 @@ class Training:
         loss: As in `estimate`.
         optimizer: Its class, or None for AdamW.
         options: Its arguments.
+        pool: Makes the estimates.
     """
 
     factory: Callable[[], Any]
@@ -32,6 +31,7 @@ class Training:
     loss: Callable[[Any, Any], Any] | None
     optimizer: type | None
     options: Mapping[str, Any]
+    pool: EstimatePool = field(default_factory=EstimatePool)
 
     @property
     def samples(self) -> int:
@@ -68,9 +68,9 @@ class Training:
         device = "cpu" if is_cpu(machine) else "cuda"
         how = {"loss": self.loss, "optimizer": self.optimizer, "options": self.options}
         batch, on_host = self.of(samples), min(machine.per_host, world_size)
-        return estimate(
+        return self.pool.estimate(
             *(self.factory, batch, layout, world_size, *policies),
-            **how,  # type: ignore[arg-type]
+            **how,
             device=device,
             ranks_on_host=on_host,
         )
@@ -82,9 +82,12 @@ def training(
     loss: Callable[[Any, Any], Any] | None,
     optimizer: type | None,
     options: Mapping[str, Any] | None,
+    pool: EstimatePool | None = None,
 ) -> Training:
     """Return what is to be trained."""
-    return Training(factory, shapes_of(batch), loss, optimizer, dict(options or {}))
+    return Training(
+        factory, shapes_of(batch), loss, optimizer, dict(options or {}), pool or EstimatePool()
+    )
 
 
 def is_cpu(machine: Machine) -> bool:
@@ -117,7 +120,7 @@ def job_of(what: Training, machine: Machine, global_batch: int, samples: int) ->
         except LayoutError:
             return None
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(what.pool.count) as pool:
         whole = pool.submit(what.estimate, "ddp", machine, 1, count)
         again, shards = pool.submit(kept), pool.submit(sharded)
         one, recomputed, cut = whole.result(), again.result(), shards.result()
@@ -136,6 +139,7 @@ def job_of(what: Training, machine: Machine, global_batch: int, samples: int) ->
         trainable=one.gradients / max(1, one.parameters),
         optimizer="sgd" if is_sgd else "adamw",
         samples=samples,
+        launches=one.launches,
     )
 
 
@@ -151,7 +155,7 @@ def estimated(
             said = ": ".join(filter(None, (error.what.rstrip("."), error.why)))
             return Dropped(one.spread.family, "refused", said=said)
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(what.pool.count) as pool:
         return list(pool.map(one_of, some))
 
 
@@ -167,8 +171,12 @@ def _estimated(what: Training, job: Job, machine: Machine, one: Candidate) -> Ca
     # Gradients of the parts before wait beside a forward's activations.
     peak = found.peak + (found.gradients if repeats > 1 else 0)
     flops = max(rank.flops for rank in found.ranks)
+    launches = max(rank.launches for rank in found.ranks) * repeats
     seconds = flops * repeats / compute_rate(machine)
-    time = time_of(machine, its, seconds, traffic, one.parts, job.blocks, overlap_of(machine))
+    time = time_of(
+        *(machine, its, seconds, traffic, one.parts, job.blocks, overlap_of(machine)),
+        launches=launches,
+    )
     return replace(one, peak=peak, time=time, is_estimated=True)
 
 

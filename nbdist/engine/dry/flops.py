@@ -1,5 +1,6 @@
-"""Floating-point operations of what runs, by torch's own table."""
+"""Floating-point operations of what runs, by torch's own table, and how many are launched."""
 
+import functools
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -13,11 +14,12 @@ class Flops(TorchDispatchMode):
 
     Attributes:
         total: So far.
+        launches: Operations so far that compute or copy; views and new tensors do neither.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.total = 0
+        self.total = self.launches = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -26,7 +28,17 @@ class Flops(TorchDispatchMode):
         if torch_dry.is_of_parts(types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
+        self.launches += _is_launched(func)
         count = flop_registry.get(func.overloadpacket)
         if count is not None:
             self.total += count(*args, **(kwargs or {}), out_val=result)
         return result
+
+
+@functools.cache
+def _is_launched(func: Any) -> bool:
+    results = func._schema.returns
+    is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in results)
+    makes_tensors = any("Tensor" in str(r.type) for r in results)
+    name = func.overloadpacket.__name__
+    return makes_tensors and not (is_view or "empty" in name or name == "_unsafe_view")

@@ -125,12 +125,13 @@ def _measure(asked: Asked, rank: int) -> DryRank:
             model = torch_modules.uncompiled(_made(asked.factory))
             layout = spread(model, shape, policies)
             optimizer = layout.optimizer(asked.optimizer, **asked.options)
-            run = _Run(asked, layout, optimizer, batch, live, held)
+            flops = Flops()
+            run = _Run(asked, layout, optimizer, batch, live, flops, held)
             held.parameters = _bytes([*model.parameters(), *model.buffers()])
             run.step()  # makes the optimizer's states, and the buckets that later steps use
             with ExitStack() as stack:
                 log = stack.enter_context(CollectiveLog())
-                flops = stack.enter_context(Flops())
+                stack.enter_context(flops)
                 live.restart()
                 run.step()
                 held.peak, held.buffers = live.peak, live.gathered
@@ -189,6 +190,7 @@ class _Run:
     optimizer: torch.optim.Optimizer
     batch: Any
     live: LiveBytes
+    flops: Flops
     held: RankEstimate
 
     def step(self) -> None:
@@ -205,6 +207,7 @@ class _Run:
             self.held.activations = self.live.now - before
             del outputs
             loss.backward()
+        self.held.launches = self.flops.launches
         gradients = [p.grad for p in self.layout.model.parameters() if p.grad is not None]
         self.held.gradients = _bytes(gradients)
         del gradients

@@ -10,7 +10,7 @@ from nbdist.client.advice import advise as module
 from nbdist.client.advice.answer import Advice
 from nbdist.client.advice.facts import Training, training
 from nbdist.shared.errors import UsageError
-from nbdist.study.advice import Candidate, Choice, Dropped, Job, candidates, choose
+from nbdist.study.advice import LAUNCH_S, Candidate, Choice, Dropped, Job, candidates, choose
 from nbdist.study.estimate import TensorShape
 from nbdist.study.machine import Machine, parse_machine
 from nbdist.study.prices import PRICES
@@ -68,9 +68,20 @@ def test_a_measured_step_stands_beside_the_predicted_one() -> None:
     assert "measured here: 2.00 s, predicted" in str(found)
 
 
-def test_steps_that_launches_bound_are_said_to_take_longer() -> None:
-    small = replace(JOB, flops=1e6, parameters=1e5, activations=1e4)
-    assert "bound by Python" in str(advice_on("1 t4", small))
+def test_a_model_that_waits_for_python_needs_one_device() -> None:
+    small = replace(JOB, flops=1e6, parameters=1e5, activations=1e4, launches=500.0, samples=0)
+    found = advice_on("8 h100", small)
+    assert found.best is not None
+    assert found.best.time.total_s == pytest.approx(500 * LAUNCH_S)
+    assert str(found).startswith(
+        "You do not need distributed training: 8 devices would be only 1.00"
+    )
+    assert "Python 100%" in str(found) or "Python 9" in str(found)
+
+
+def test_each_stage_of_a_pipeline_has_a_micro_batch() -> None:
+    found = candidates(replace(JOB, global_batch=8), parse_machine("8 h100"))
+    assert all(one.parts >= one.spread.pp for one in found)
 
 
 def test_a_refused_layout_is_replaced_by_the_next_and_says_why(
