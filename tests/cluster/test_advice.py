@@ -6,7 +6,6 @@ from argparse import Namespace
 
 import pytest
 
-import nbdist
 from nbdist.client.advice.paste import lines
 from nbdist.client.session.session import Session
 from nbdist.study.advice import Candidate, Spread
@@ -40,12 +39,6 @@ def code(spread: Spread, parts: int = 1, precision: str = "fp32", **other: bool)
         rule="linear",
         warmup_steps=2,
     )
-
-
-@pytest.fixture(scope="module")
-def session() -> Session:
-    with nbdist.start(n=2, device="cpu") as started:
-        yield started
 
 
 @pytest.mark.parametrize(
