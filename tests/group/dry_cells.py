@@ -26,6 +26,33 @@ data = torch.utils.data.TensorDataset(torch.randn(1000, 8), torch.randn(1000, 1)
 
 SOUND = [
     Case(
+        "a model that is moved, and metrics gathered as objects",
+        _MODEL
+        + """
+model = model.to(device).double()
+nbdist.parallelize(model, "zero3")
+loss = model(torch.randn(4, 8).double()).sum()
+loss.backward()
+found = [None] * world_size
+dist.all_gather_object(found, {"loss": loss.item(), "n": 4})
+if sum(one["loss"] for one in found) > 3:
+    dist.barrier()
+""",
+    ),
+    Case(
+        "the best weights are read again",
+        _MODEL
+        + """
+if rank == 0:
+    torch.save(model.state_dict(), "best.pt")
+dist.barrier()
+try:
+    model.load_state_dict(torch.load("best.pt"))
+except FileNotFoundError:
+    print("none")
+""",
+    ),
+    Case(
         "gradients averaged by hand",
         _MODEL
         + """
@@ -264,6 +291,31 @@ dist.reduce(x, dst=1, op=dist.ReduceOp.MAX)
 ]
 
 PLANTED = [
+    Case(
+        "rank 0 alone evaluates a DDP with batch norm",
+        """
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+model = DDP(nn.Sequential(nn.Linear(20, 32), nn.BatchNorm1d(32)))
+model.eval()
+if rank == 0:
+    model(torch.randn(8, 20))
+""",
+        "hang",
+        "line 7",
+        ("rank 0", "broadcast"),
+    ),
+    Case(
+        "ranks draw from numpy without a seed",
+        """
+import numpy as np
+if np.random.rand() < 0.5:
+    dist.barrier()
+""",
+        "hang",
+        "line 4",
+        ("barrier",),
+    ),
     Case(
         "rank 0 alone broadcasts",
         "x = torch.ones(4)\nif rank == 0:\n    dist.broadcast(x, src=0)\n",

@@ -14,6 +14,8 @@ from nbdist.shared.errors import UsageError
 from tests.group.dry_cells import PLANTED, SOUND, Case
 
 QUICK = {
+    "a model that is moved, and metrics gathered as objects",
+    "rank 0 alone evaluates a DDP with batch norm",
     "gradients averaged by hand",
     "an object broadcast, then used as a number of turns",
     "stops early by a loss that all share",
@@ -41,8 +43,8 @@ def _told(case: Case, found: dict[str, Any]) -> bool:
     return kind == case.kind and case.place in places and all(one in text for one in case.words)
 
 
-def test_the_table_has_twenty_sound_cells_and_twenty_with_a_mistake() -> None:
-    assert (len(SOUND), len(PLANTED)) == (20, 20)
+def test_the_table_has_as_many_sound_cells_as_such_with_a_mistake() -> None:
+    assert (len(SOUND), len(PLANTED)) == (22, 22)
 
 
 def test_mistakes_are_told_with_their_lines_and_none_of_sound_cells() -> None:

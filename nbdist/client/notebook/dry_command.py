@@ -40,7 +40,14 @@ def check_cell(asked: argparse.Namespace, code: str, n: int, cell_id: str) -> Dr
     )
     ran = [number for number, _ in before if number]
     notes = [f"Before it ran {name_cells(ran)}."] if ran else []
-    notes += [f"Cell {one.number} is not in it: it {one.reason}." for one in parts if one.reason]
+    left: dict[str, list[int]] = {}
+    for one in parts:
+        if one.reason:
+            left.setdefault(one.reason, []).append(one.number)
+    notes += [
+        f"Not in it: {name_cells(of)} ({'each' if len(of) > 1 else 'it'} {reason})."
+        for reason, of in left.items()
+    ]
     notes += [
         f"Of -p {key} the first value was taken." for key in params if params[key] != first[key]
     ]

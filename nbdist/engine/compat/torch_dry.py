@@ -24,6 +24,7 @@ from nbdist.engine.compat.lacking import lacking
 def check() -> list[str]:
     """Return what this torch lacks of what we use, in words; empty when all is there."""
     missing = lacking(dist, ("_compute_bucket_assignment_by_size",), "torch.distributed")
+    missing += lacking(torch._C, ("_swap_tensor_impl",), "torch._C")
     missing += lacking(fake_tensor, ("is_fake",), "torch._subclasses.fake_tensor")
     missing += lacking(FakeTensor, ("fake_device",), "FakeTensor")
     missing += [] if "constant" in FakeTensor.__annotations__ else ["FakeTensor.constant is gone"]
@@ -65,12 +66,26 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
     methods = {name: m for name, m in vars(DeviceMesh).items() if inspect.isfunction(m)}
     for name, method in methods.items():
         setattr(DeviceMesh, name, on_numbers(method))
+    swap, torch.utils.swap_tensors = torch.utils.swap_tensors, _swap
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             yield mode
     finally:
+        torch.utils.swap_tensors = swap
         for name, method in methods.items():
             setattr(DeviceMesh, name, method)
+
+
+def _swap(first: Tensor, second: Tensor) -> None:
+    """Swap tensors as `torch.utils.swap_tensors` does, of which something may know by a weakref.
+
+    `Module.to` swaps parameters without memory, and the mode that makes these knows each of them.
+    """
+    for name in ("__class__", "__dict__"):
+        one, other = getattr(first, name), getattr(second, name)
+        setattr(first, name, other)
+        setattr(second, name, one)
+    torch._C._swap_tensor_impl(first, second)
 
 
 def on_numbers(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 
@@ -119,6 +120,10 @@ class _DryRank:
                 end, where = "unknown", where or "its beginning"
             elif isinstance(error, NameError):
                 end, said = "unknown", f"{error}: {_NAMES}"
+            elif isinstance(error, FileNotFoundError):
+                end, said = "unknown", f"{said}; what a dry cell writes goes nowhere"
+            elif self._loops.left_out:
+                end, said = "unknown", f"{said}, after turns of a loop that were left out"
         trace = Trace(
             tuple(self._log.calls),
             end,  # type: ignore[arg-type]
@@ -163,6 +168,7 @@ class _DryRank:
             "MASTER_PORT": "0",
         }
         random.seed(self._rank)
+        numpy.random.seed(self._rank)
         torch.manual_seed(self._rank)
         refused.refuse()
         unknown.in_math()

@@ -33,11 +33,20 @@ class DryDDP(nn.Module):
         module: The model.
         process_group: As of torch's.
         given: What else torch's takes; `find_unused_parameters` changes nothing.
+        broadcast_buffers: As of torch's.
     """
 
-    def __init__(self, module: nn.Module, *given: Any, process_group: Any = None, **_: Any) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        *given: Any,
+        process_group: Any = None,
+        broadcast_buffers: bool = True,
+        **_: Any,
+    ) -> None:
         super().__init__()
         self.module = module
+        self._sends_buffers = broadcast_buffers
         world: Any = dist.group.WORLD
         self._group = process_group or world
         root = dist.get_process_group_ranks(self._group)[0]
@@ -46,8 +55,8 @@ class DryDDP(nn.Module):
         DryReducer(module, self._group, None, False)
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
-        """Send buffers as torch does, and call the model."""
-        if self.training and torch.is_grad_enabled():
+        """Send buffers as torch does, in evaluations too, and call the model."""
+        if self._sends_buffers:
             root = dist.get_process_group_ranks(self._group)[0]
             for tensor in self.module.buffers():
                 dist.broadcast(tensor, root, group=self._group)

@@ -6,6 +6,7 @@ from typing import Any
 import torch.distributed as dist
 
 from nbdist.engine.dry.place import place
+from nbdist.engine.dry.unknown import packed, unpacked
 from nbdist.study.dry import Branch, Call, Loop
 
 Ask = Callable[[tuple[Any, ...], int, int, Any, bool], dict[int, Any] | None]
@@ -69,12 +70,12 @@ class RankLog:
         name = group.group_name
         ranks = dist.get_process_group_ranks(group)
         key = (kind, name, self._numbers.get(name, 0))
-        found = self._ask(key, len(ranks), self._rank, own, waits)
+        found = self._ask(key, len(ranks), self._rank, packed(own), waits)
         if found is None:
             if waits:
                 raise NeverComesError
             return None
-        return [found[rank] for rank in ranks]
+        return [unpacked(found[rank], self.decide) for rank in ranks]
 
     def decide(self, value: int) -> bool:
         """Return which way a branch goes that asks for a number."""

@@ -170,7 +170,11 @@ def _made(factory: Callable[[], Any]) -> nn.Module:
     try:
         model = factory()
     except Exception as error:
-        raise LayoutError(f"The factory made no model: {named(error)}.") from error
+        wants_gpu = "cuda" in str(error).lower()
+        raise LayoutError(
+            f"The factory made no model: {named(error)}.",
+            do='leave .cuda() out of it, and give device="cuda"' if wants_gpu else "",
+        ) from error
     if not isinstance(model, nn.Module):
         raise LayoutError(
             f"The factory made no model, but a {type(model).__name__}.",

@@ -4,7 +4,9 @@ What decides by one asks `Decide` which way to go.
 """
 
 import functools
+import io
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +78,41 @@ for _name in _COMPARED:
     setattr(Unknown, f"__{_name}__", _binary(_name))
 for _name in _UNARY:
     setattr(Unknown, f"__{_name}__", functools.partialmethod(Unknown.of, _name))
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, one: Any) -> Any:
+        if hasattr(one, "untyped_storage"):
+            raise NotKnownError("ranks exchange objects that hold tensors, which is not followed")
+        return one.value if isinstance(one, Unknown) else None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, content: bytes, decide: Decide) -> None:
+        super().__init__(io.BytesIO(content))
+        self._decide = decide
+
+    def persistent_load(self, value: Any) -> Unknown:
+        return Unknown(value, self._decide)
+
+
+def packed(one: Any) -> bytes:
+    """Return an object for another rank; numbers in it that are not known stay what they are.
+
+    Raises:
+        NotKnownError: It holds tensors, or what cannot be sent.
+    """
+    content = io.BytesIO()
+    try:
+        _Pickler(content).dump(one)
+    except Exception as error:
+        raise NotKnownError(f"ranks exchange what cannot be pickled here: {error}") from error
+    return content.getvalue()
+
+
+def unpacked(content: bytes, decide: Decide) -> Any:
+    """Return an object of another rank."""
+    return _Unpickler(content, decide).load()
 
 
 def in_math() -> None:

@@ -28,7 +28,8 @@ def test_a_dry_run_begins_with_the_cells_that_ranks_have_run(
     history.note_run(1, "%%distributed\nmodel = 3", "a", has_failed=False)
     history.note_run(2, "%%distributed\nbroken", "b", has_failed=True)
     history.note_run(3, "%%distributed\nolder = 1", "c", has_failed=False)
-    history.note_run(4, "%%distributed --dry\nchecked = 1", "d", has_failed=False)
+    for number in (4, 5):
+        history.note_run(number, "%%distributed --dry\nchecked = 1", f"{number}", has_failed=False)
     monkeypatch.setattr(export_command, "here", history)
     monkeypatch.setattr(dry_command, "dry", dry)
     words = parse_distributed("--dry -n 8 -p lr=[0.1,0.2]")
@@ -40,7 +41,7 @@ def test_a_dry_run_begins_with_the_cells_that_ranks_have_run(
     assert (asked["code"], asked["n"]) == ("# %%distributed --dry\nnewer = 1", 8)
     assert made.notes == (
         "Before it ran cell 1.",
-        "Cell 2 is not in it: it failed.",
-        "Cell 4 is not in it: it was only checked, by --dry.",
+        "Not in it: cell 2 (it failed).",
+        "Not in it: cells 4, 5 (each was only checked, by --dry).",
         "Of -p lr the first value was taken.",
     )
