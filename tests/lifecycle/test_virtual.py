@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import nbdist
-from nbdist import Session
-from nbdist.client.cells.run import CellResult
+from nbdist import CellResult, Session
 from nbdist.shared.collectives import rounds, sent_bytes
 from nbdist.shared.virtual import VirtualMachine
 from nbdist.study.debt import MOST_CREDIT_S

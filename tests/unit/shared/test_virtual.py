@@ -1,5 +1,7 @@
 """What a virtual device and its link are written as."""
 
+from typing import Any
+
 import pytest
 
 from nbdist.shared.errors import UsageError
@@ -7,7 +9,7 @@ from nbdist.shared.options import ClusterOptions, choose_options
 from nbdist.shared.virtual import VirtualMachine
 from nbdist.study.virtual import with_rates
 
-NOTHING = {"n": 4, "device": None, "backend": None, "threads": None}
+NOTHING: dict[str, Any] = {"n": 4, "device": None, "backend": None, "threads": None}
 
 
 @pytest.mark.parametrize(

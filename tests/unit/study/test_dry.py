@@ -1,15 +1,17 @@
 """What ranks would call, put together: it ends, or who waits for whom is told."""
 
+from typing import Any
+
 from nbdist.study.dry import Call, DryRun, Trace, judge, over_memory, unknown_ends
 
 WORLD = (0, 1, 2)
 
 
-def reduce(line: int, count: int = 4, **more: object) -> Call:
+def reduce(line: int, count: int = 4, **more: Any) -> Call:
     return Call("all_reduce", f"line {line}", WORLD, "0", count, "float32", "SUM", **more)
 
 
-def message(kind: str, line: int, peer: int, **more: object) -> Call:
+def message(kind: str, line: int, peer: int, **more: Any) -> Call:
     return Call(kind, f"line {line}", WORLD, "0", 2, "float32", peer=peer, **more)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def loss(outputs, y):
 """
 
 
-def advice_on(text: str, job: Job = JOB, **other: object) -> Advice:
+def advice_on(text: str, job: Job = JOB, **other: Any) -> Advice:
     machine = parse_machine(text)
     choice = choose(job, machine, candidates(job, machine))
     names = ("make", "loss", "torch.optim.AdamW")
@@ -87,7 +88,9 @@ def test_each_stage_of_a_pipeline_has_a_micro_batch() -> None:
 def test_a_refused_layout_is_replaced_by_the_next_and_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def estimated(_what: object, _job: Job, _machine: Machine, some: list[Candidate]) -> list:
+    def estimated(
+        _what: object, _job: Job, _machine: Machine, some: list[Candidate]
+    ) -> list[Candidate | Dropped]:
         return [
             Dropped("ddp", "refused", said="it draws")
             if one.spread.family == "ddp"
@@ -97,7 +100,7 @@ def test_a_refused_layout_is_replaced_by_the_next_and_says_why(
 
     monkeypatch.setattr(module, "estimated", estimated)
     choice: Choice = module._chosen(
-        training(None, (), None, None, None), JOB, parse_machine("8 h100")
+        training(lambda: None, (), None, None, None), JOB, parse_machine("8 h100")
     )
     assert choice.best is not None
     assert choice.best.spread.family == "zero1"
@@ -123,7 +126,7 @@ def test_a_batch_is_resized_along_its_samples_only() -> None:
 
 def test_a_batch_without_samples_is_refused() -> None:
     with pytest.raises(UsageError, match="no tensor with samples"):
-        _ = training(None, {"n": 8}, None, None, None).samples
+        _ = training(lambda: None, {"n": 8}, None, None, None).samples
 
 
 def test_a_terminal_advises_a_model_that_a_module_makes(

@@ -20,5 +20,6 @@ NAMES = {"make": lambda: None, "batch": (), "os": pytest}
 )
 def test_what_is_wrong_is_said_in_one_error(line: str, said: str) -> None:
     asked = arguments.parse_dist(line, "local")
+    assert asked is not None
     with pytest.raises(UsageError, match=said):
         advise_command.advise(asked, NAMES)

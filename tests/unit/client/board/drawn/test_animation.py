@@ -28,7 +28,7 @@ def test_it_is_small_and_ends_with_all_of_the_work() -> None:
     shown = animate(pipeline())
     assert len(shown.gif) < MOST_BYTES
     with Image.open(io.BytesIO(shown.gif)) as image:
-        assert image.n_frames == FRAMES + 1
+        assert getattr(image, "n_frames", 1) == FRAMES + 1
         first = np.asarray(image.convert("RGB")).astype(int)
         image.seek(FRAMES)
         assert image.info["duration"] == LAST_MS
