@@ -17,7 +17,6 @@ def make():
         *(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()) for _ in range(4)),
         torch.nn.Linear(8, 2),
     )
-loss = torch.nn.functional.cross_entropy
 generator = torch.Generator().manual_seed(0)
 dataset = torch.utils.data.TensorDataset(
     torch.randn(32, 8, generator=generator), torch.randint(2, (32,), generator=generator)
@@ -31,7 +30,7 @@ def code(spread: Spread, parts: int = 1, precision: str = "fp32", **other: bool)
     return lines(
         one,
         model="make",
-        loss="loss",
+        loss="torch.nn.functional.cross_entropy",
         optimizer="torch.optim.SGD",
         precision=precision,
         global_batch=8 * parts,

@@ -5,6 +5,7 @@ model's own code, and what that refuses is dropped.
 """
 
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,8 @@ def advise(
         What is advised; it prints with its reasons, and `code` is to be pasted.
 
     Raises:
-        UsageError: An argument is none, or the model's step cannot run without numbers.
+        UsageError: An argument is none, the batch is no pair where there is a loss, or the
+            model's step cannot run without numbers.
     """
     on = parse_machine(machine) if isinstance(machine, str) else machine
     price = _price(prices, on)
@@ -71,7 +73,7 @@ def advise(
                 raise UsageError(f"{name}={value!r} is no number of samples: {least} or more.")
         job = job_of(what, on, wanted, samples)
         choice = _chosen(what, job, on)
-    names = (_name(model_factory, "make_model"), loss and _name(loss, "loss"), _class(optimizer))
+    names = (_name(model_factory, "make_model"), _loss(loss), _class(optimizer))
     return Advice(choice, job, on, price, names, what.samples, saving_s)
 
 
@@ -138,6 +140,14 @@ def _price(prices: str | Path | Mapping[str, Price] | None, machine: Machine) ->
 def _name(thing: Any, other: str) -> str:
     name = getattr(thing, "__name__", "")
     return name if name.isidentifier() else other
+
+
+def _loss(loss: Callable[[Any, Any], Any] | None) -> str | None:
+    if loss is None:
+        return None
+    name = _name(loss, "loss")
+    functions = sys.modules.get("torch.nn.functional")
+    return f"torch.nn.functional.{name}" if getattr(functions, name, None) is loss else name
 
 
 def _class(optimizer: type | None) -> str:

@@ -30,7 +30,8 @@ class Advice:
         job: The facts of the training.
         machine: On which it is to run.
         price: Of a device, if one is known.
-        names: Of the model's function, the loss, and the optimizer's class, for `code`.
+        names: Of the model's function, the loss, and the optimizer's class, for `code`; with dots
+            where torch has them.
         reference_batch: Samples of the batch that was given.
         saving_s: Seconds that a checkpoint takes.
         measured_s: Of a step of the best, where it was run.
@@ -96,7 +97,12 @@ class Advice:
     def __str__(self) -> str:
         """Return the verdict, a table of the best, why the others were dropped, and the code."""
         batch = f"{counted(self.job.global_batch, 'sample')} a step"
-        found = [self._verdict(), "", f"{self.machine}, {batch}, {self.precision}:"]
+        found = [
+            self._verdict(),
+            *self._is_slower(),
+            "",
+            f"{self.machine}, {batch}, {self.precision}:",
+        ]
         found += [f"  {line}" for line in self._table()]
         found += _dropped(self.choice.dropped)
         found += ["", self._rests_on()]
@@ -105,17 +111,24 @@ class Advice:
         if self.measured_s is not None:
             predicted, measured = self.best.time.total_s, self.measured_s
             found.append(
-                f"A step of the best was measured here: {_time(measured)}, predicted "
-                f"{_time(predicted)} ({measured / predicted:.2f} times that)."
+                f"A step of the best was measured here{self._emulated}: {_time(measured)}, "
+                f"predicted {_time(predicted)} ({measured / predicted:.2f} times that)."
             )
         found += [*self._money(), self._rate(), ""]
-        place = "a %%distributed cell"
-        place += f" on {counted(self.best.spread.world_size, 'rank')}"
-        loss = "" if self.names[1] else " (outputs that have no loss need one: loss= here)"
-        found.append(f"For {place}, with your dataset and lr{loss}:")
+        place = f"a %%distributed cell on {counted(self.best.spread.world_size, 'rank')}"
+        loss = "" if self.names[1] else "; outputs that have no loss need one: loss= here"
+        found.append(
+            f"For {place}, in which {', '.join(self._own_names)} and lr are defined "
+            f"(this notebook's names are not known there{loss}):"
+        )
         return "\n".join([*found, "", *(f"    {line}" for line in self.code.splitlines())])
 
     __repr__ = __str__
+
+    @property
+    def _own_names(self) -> list[str]:
+        """What `code` uses, and neither torch nor nbdist has; without `lr`."""
+        return [*dict.fromkeys(n for n in self.names if n and "." not in n), "dataset"]
 
     @property
     def _is_one(self) -> bool:
@@ -141,6 +154,19 @@ class Advice:
         ranks, world = best.spread.world_size, self.machine.world_size
         on = f"on {ranks} ranks" if ranks == world else f"on {ranks} of the {world} ranks"
         return f"Train with {_words(best)} {on}: {why}{gain} (predicted)."
+
+    @property
+    def _emulated(self) -> str:
+        return ", emulated" if "emulated" in self.machine.accelerator.name else ""
+
+    def _is_slower(self) -> list[str]:
+        """Return a sentence where one device is predicted to be faster than what was measured."""
+        one = next((o for o in self.choice.others if o.spread.world_size == 1), None)
+        if one is None or self.measured_s is None or self.measured_s <= one.time.total_s:
+            return []
+        measured, alone = _time(self.measured_s), _time(one.time.total_s)
+        said = "Measured, it is slower than one device is predicted to be"
+        return [f"{said}: {measured} a step, and {alone}."]
 
     def _table(self) -> list[str]:
         others = self.choice.others
@@ -202,6 +228,8 @@ class Advice:
             found[-1] += f" ({source}; list prices change)."
         between = seconds_between_failures(best.spread.world_size)
         every = checkpoint_interval_s(self.saving_s, between)
+        if self.job.samples and self.job.samples / best.samples_s(self.job) < every:
+            return found  # the run ends before its first checkpoint
         lost = lost_share(every, self.saving_s, between)
         found.append(
             f"Save every {_time(every)}, if a checkpoint takes {_time(self.saving_s)}: at Llama "

@@ -84,10 +84,20 @@ def training(
     options: Mapping[str, Any] | None,
     pool: EstimatePool | None = None,
 ) -> Training:
-    """Return what is to be trained."""
-    return Training(
-        factory, shapes_of(batch), loss, optimizer, dict(options or {}), pool or EstimatePool()
-    )
+    """Return what is to be trained.
+
+    Raises:
+        UsageError: There is a loss, and the batch is no pair.
+    """
+    shapes = shapes_of(batch)
+    if loss is not None and not (_is_list(shapes) and len(shapes) == 2):
+        found = "a tensor" if isinstance(shapes, TensorShape) else f"a {type(batch).__name__}"
+        found += f" of {len(shapes)}" if _is_list(shapes) else ""
+        raise UsageError(
+            f"With a loss the batch is a pair of inputs and targets, and here it is {found}.",
+            do="give (x, y), or no loss where the outputs have their own",
+        )
+    return Training(factory, shapes, loss, optimizer, dict(options or {}), pool or EstimatePool())
 
 
 def is_cpu(machine: Machine) -> bool:

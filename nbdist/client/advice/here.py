@@ -38,6 +38,8 @@ def machine_of(session: Session) -> Machine:
     found = session.probe()
     memory = min(session.run(_MEMORY, track=False).value_list)
     device = session.run(_DEVICE, ranks="0", track=False)[0].value
+    if session.options.virtual is not None:
+        device += f" (emulated: {session.options.virtual})"
     rates = [dict(one) for one in (found.rates or {}).values()]
     dtypes = set.intersection(*(set(one) for one in rates))
     flops = {dtype: median(one[dtype] for one in rates) / ASSUMED_SHARE for dtype in dtypes}

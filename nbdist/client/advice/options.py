@@ -3,6 +3,10 @@
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
+PASSING = (
+    "Estimating layouts: some seconds each, about a minute in all; large models take longer ..."
+)
+
 
 def add_options(parser: ArgumentParser) -> None:
     """Add the options that the notebook and the terminal share."""

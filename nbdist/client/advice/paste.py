@@ -20,7 +20,7 @@ def lines(
     Args:
         best: What is advised.
         model: The name of the function that makes the model.
-        loss: The name of the loss of `(outputs, targets)`; None where outputs have their `loss`.
+        loss: The loss of `(outputs, targets)`, as it is written; None where outputs have one.
         optimizer: The optimizer's class, as it is written.
         precision: "bf16", "fp16" or "fp32".
         global_batch: Samples in a step.

@@ -10,10 +10,11 @@ from typing import Any
 from nbdist.client.advice.advise import advise
 from nbdist.client.advice.estimate import estimate
 from nbdist.client.advice.facts import policy
-from nbdist.client.advice.options import add_options, options_of
+from nbdist.client.advice.options import PASSING, add_options, options_of
 from nbdist.shared.error_text import named
 from nbdist.shared.errors import UsageError
 from nbdist.shared.options import Parser
+from nbdist.study.machine import parse_machine
 
 
 def run_estimate(words: Sequence[str]) -> None:
@@ -48,7 +49,10 @@ def run_advise(words: Sequence[str]) -> None:
         raise UsageError(
             "nbdist advise needs a machine.", do='--on "8 h100 nvlink4, 2 hosts ib400"'
         )
-    print(advise(_model(asked), _batch(asked), asked.on, loss=_loss(asked), **options_of(asked)))
+    model, batch, loss = _model(asked), _batch(asked), _loss(asked)
+    machine = parse_machine(asked.on)
+    print(PASSING, file=sys.stderr, flush=True)
+    print(advise(model, batch, machine, loss=loss, **options_of(asked)))
 
 
 def _parser(name: str, about: str) -> ArgumentParser:

@@ -9,9 +9,10 @@ from nbdist.client.advice.advise import advise as advice_for
 from nbdist.client.advice.answer import Advice
 from nbdist.client.advice.facts import training
 from nbdist.client.advice.here import machine_of, measured_s
-from nbdist.client.advice.options import options_of
+from nbdist.client.advice.options import PASSING, options_of
 from nbdist.client.notebook.current import current, is_running
 from nbdist.shared.errors import UsageError
+from nbdist.study.machine import parse_machine
 
 
 def advise(asked: Namespace, names: Mapping[str, Any]) -> Advice:
@@ -30,12 +31,14 @@ def advise(asked: Namespace, names: Mapping[str, Any]) -> Advice:
         )
     if asked.run and asked.on is not None:
         raise UsageError("--run is for the running ranks, and --on for other machines.")
-    machine = asked.on or machine_of(current())
+    what = training(model, batch, loss, optimizer, None)  # refuses before the seconds of a probe
+    machine = parse_machine(asked.on) if asked.on is not None else None
+    print(PASSING, flush=True)
+    machine = machine or machine_of(current())
     others = options_of(asked)
     found = advice_for(model, batch, machine, loss=loss, optimizer=optimizer, **others)
     if not asked.run:
         return found
-    what = training(model, batch, loss, optimizer, None)
     return replace(found, measured_s=measured_s(current(), found, what))
 
 

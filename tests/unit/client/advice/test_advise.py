@@ -69,6 +69,59 @@ def test_a_measured_step_stands_beside_the_predicted_one() -> None:
     assert "measured here: 2.00 s, predicted" in str(found)
 
 
+def test_a_measured_best_that_is_slower_than_one_device_is_said_below_the_verdict() -> None:
+    said = str(replace(advice_on("8 a100-40"), measured_s=1000.0)).splitlines()
+    assert said[1].startswith("Measured, it is slower than one device is predicted to be: 16.7 min")
+    faster = str(replace(advice_on("8 a100-40"), measured_s=0.001))
+    assert "Measured, it is slower" not in faster
+
+
+def test_a_step_of_emulated_devices_says_so() -> None:
+    found = replace(advice_on("8 a100-40"), measured_s=2.0)
+    chip = replace(found.machine.accelerator, name="CPU (emulated: 2 GFLOP/s, 100 Mbit/s)")
+    said = str(replace(found, machine=replace(found.machine, accelerator=chip)))
+    assert "8 CPU (emulated: 2 GFLOP/s, 100 Mbit/s) on" in said
+    assert "measured here, emulated: 2.00 s" in said
+
+
+def test_a_run_that_ends_before_its_first_checkpoint_has_no_interval() -> None:
+    assert "Save every" in str(advice_on("8 a100-40", replace(JOB, samples=0)))
+    short = advice_on("8 a100-40", replace(JOB, samples=100_000))
+    assert "Save every" not in str(short)
+
+
+def test_names_that_ranks_do_not_have_stand_above_the_code() -> None:
+    found = advice_on("8 a100-40")
+    assert "on 8 ranks, in which make, loss, dataset and lr are defined (this" in str(found)
+    found = replace(found, names=("make", "torch.nn.functional.mse_loss", "Own"))
+    assert "in which make, Own, dataset and lr are defined" in str(found)
+    assert "layout.step(x, y, lambda outputs, y: torch.nn.functional.mse_loss(" in found.code
+
+
+def test_a_loss_of_torch_is_written_with_its_module() -> None:
+    import torch
+
+    assert module._loss(torch.nn.functional.mse_loss) == "torch.nn.functional.mse_loss"
+
+    def mse_loss(outputs: float, y: float) -> float:
+        return outputs - y
+
+    assert module._loss(mse_loss) == "mse_loss"
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        (TensorShape((2, 3), "float32"), "a tensor"),
+        ({"x": 1, "y": 2}, "a dict"),
+        ((1, 2, 3), "a tuple of 3"),
+    ],
+)
+def test_a_loss_with_a_batch_that_is_no_pair_is_refused_at_once(batch: object, said: str) -> None:
+    with pytest.raises(UsageError, match=f"pair of inputs and targets, and here it is {said}"):
+        training(lambda: None, batch, lambda outputs, _y: outputs, None, None)
+
+
 def test_a_model_that_waits_for_python_needs_one_device() -> None:
     small = replace(JOB, flops=1e6, parameters=1e5, activations=1e4, launches=500.0, samples=0)
     found = advice_on("8 h100", small)
@@ -137,7 +190,8 @@ def test_a_terminal_advises_a_model_that_a_module_makes(
     monkeypatch.syspath_prepend(str(tmp_path))
     words = ["advised_model:make", "--batch", "advised_model:pair", "--loss", "advised_model:loss"]
     assert cli.main(["advise", *words, "--on", "1 t4", "--global-batch", "16"]) == 0
-    said = capsys.readouterr().out
+    said, passing = capsys.readouterr()
+    assert passing.startswith("Estimating layouts: ")
     assert "You do not need distributed training: there is one device" in said
     assert "by formulas alone" not in said
 
