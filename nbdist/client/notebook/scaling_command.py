@@ -41,9 +41,16 @@ def scale_out(
         running: What the cluster runs with, if there is one.
 
     Raises:
-        UsageError: A word makes no sense, or no cell has trained.
+        UsageError: A word makes no sense, no cell has trained, or the cluster is a virtual one.
         ScalingError: The cell runs on none of these numbers of ranks.
     """
+    if running and running.machine is not None:
+        raise UsageError(
+            "%dist scaling measures this machine, and the ranks are emulated ones.",
+            why=f"they stand for {running.machine}",
+            do="start a cluster without --virtual, or compare the steps of virtual clusters of "
+            "several sizes",
+        )
     most = running.n if running else 2
     numbers = asked.n or ranks_until(most)
     there = None if asked.on is None else parse_place(" ".join(asked.on))
@@ -178,9 +185,12 @@ def outcomes(trained: "TrainedCell | None", cells: Sequence[NotebookCell]) -> st
             why="its ranks measured no step: too few were made, or the tap is off",
             do="let it make some ten steps, with the tap as it is by default",
         )
-    text = what_if.table(world, what_if.what_if(world))
-    is_emulated = any(_EMULATES in cell.source for cell in cells)
-    return f"{text}\n{_EMULATED}" if is_emulated else text
+    said = [what_if.table(world, what_if.what_if(world))]
+    if machine := trained.telemetry.machine:
+        said.append(f"Emulated: {machine}, not this machine.")
+    if any(_EMULATES in cell.source for cell in cells):
+        said.append(_EMULATED)
+    return "\n".join(said)
 
 
 def _steps(trained: "TrainedCell") -> dict[int, list[dict[str, float]]]:

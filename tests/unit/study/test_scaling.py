@@ -1,5 +1,7 @@
 """Speed-up, efficiency and where it is lost, from worlds whose parts are planted."""
 
+from typing import Literal
+
 import pytest
 
 from nbdist.shared.errors import UsageError
@@ -18,7 +20,7 @@ from tests.unit.study.planted import planted
 
 
 @pytest.mark.parametrize("kind", ["strong", "weak"])
-def test_losses_sum_to_what_efficiency_lacks(kind: str) -> None:
+def test_losses_sum_to_what_efficiency_lacks(kind: Literal["strong", "weak"]) -> None:
     for point in points([planted(n, kind) for n in (1, 2, 4, 8)], kind):
         assert sum(point.lost.values()) == pytest.approx(1 - point.efficiency, abs=1e-12)
 
