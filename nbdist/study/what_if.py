@@ -21,6 +21,7 @@ _EVERY: Final = 8
 _TIMES: Final = 4
 _USUAL: Final = 0.5  # times a step, from which on a collective is one of the usual step
 _APART: Final = 10  # so much longer is a collective that tells a bandwidth beside a latency
+_SPLITS: Final = ("tp", "cp", "pp", "ep")  # axes whose ranks send more than gradients
 # notebooks/07_slow_networks.ipynb: digits, a small network, 2 ranks, 120 steps, one seed.
 _DIGITS: Final = "on notebook 07's digits the loss was"
 
@@ -73,12 +74,14 @@ class _Step:
         return self.with_calls(calls)
 
 
-def what_if(world: World) -> tuple[Outcome, ...]:
+def what_if(world: World, layout: str = "") -> tuple[Outcome, ...]:
     """Return what changes would make of a recorded step.
 
     Args:
         world: As it was measured.
+        layout: Of its model, such as "zero3" or "dp=2 tp=2"; empty where it is not known.
     """
+    axes = {word.partition("=")[0] for word in layout.split()}
     total_s = world.time.exposed_s + world.time.hidden_s
     link = link_of(replace(world, latency_s=_latency_s(world.calls, world.backend)))
     could_s = min(total_s, 2 / 3 * world.time.compute_s)
@@ -86,8 +89,14 @@ def what_if(world: World) -> tuple[Outcome, ...]:
     gradients = tuple(
         call for call in world.calls if call.kind == "all_reduce" and call.ranks == world.n
     )
-    step = _Step(world, link, overlap, gradients)
-    return (_without_straggler(world), *_of_communication(step), _more_ranks(step))
+    is_sharded = bool(axes & {"fsdp", "zero2", "zero3"})  # gradients are reduce-scattered
+    step = _Step(world, link, overlap, () if is_sharded else gradients)
+    if axes.isdisjoint(_SPLITS):
+        return (_without_straggler(world), *_of_communication(step), _more_ranks(step))
+    of_link = _of_communication(replace(step, gradients=()))[0]
+    only = "the others are for layouts of replicas and shards only (dp, fsdp, ddp, zero1-3)"
+    other = Outcome("any other change", None, f"the layout is {layout}: {only}", "")
+    return (_without_straggler(world), of_link, other)
 
 
 def _without_straggler(world: World) -> Outcome:
@@ -96,6 +105,9 @@ def _without_straggler(world: World) -> Outcome:
     *others, slowest = sorted(world.own_s)
     change = f"without the straggler: rank {world.own_s.index(slowest)}"
     middle = sorted(others)[len(others) // 2]
+    if slowest - middle <= world.spread_s:
+        even = f"no rank's own work is longer by more than steps differ: {_ms(world.spread_s)}"
+        return Outcome("without the straggler", None, even, "")
     gain_s = min(slowest - middle, world.time.skew_s * world.n / max(1, world.n - 1))
     return Outcome(
         change,
@@ -119,7 +131,7 @@ def _of_communication(step: _Step) -> tuple[Outcome, ...]:
         Outcome("twice the bandwidth", step.with_calls(world.calls, faster), of_link, "nothing")
     ]
     if not step.gradients:
-        none = "no gradients are reduced over all ranks in it"
+        none = "these are for gradients that are all_reduced over all ranks, and it has none"
         return (*found, Outcome("compression, buckets, local SGD", None, none, ""))
     waits = world.time.compute_s + world.time.serial_s + world.time.loader_s + world.time.skew_s
     sends_s = world.time.exposed_s + world.time.hidden_s

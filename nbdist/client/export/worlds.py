@@ -18,7 +18,8 @@ from nbdist.client.export.cells import NotebookCell
 from nbdist.client.export.export import Exported
 from nbdist.client.export.launch import LaunchFailed, launch, read_records
 from nbdist.client.export.script import ScriptOptions
-from nbdist.client.metrics.world import LEFT_OUT, world_of_records
+from nbdist.client.metrics.analysis.values import LEFT_OUT
+from nbdist.client.metrics.world import world_of_records
 from nbdist.shared.collectives import rounds
 from nbdist.shared.errors import NBDistError, UsageError
 from nbdist.shared.options import BATCH_TIMES, LATENCY, STEPS

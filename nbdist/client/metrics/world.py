@@ -4,13 +4,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from nbdist.client.metrics.analysis.values import Analysis, CollectiveRow
+from nbdist.client.metrics.analysis.values import LEFT_OUT, Analysis, CollectiveRow
 from nbdist.shared.packed import Template
 from nbdist.shared.wire import Record, is_measured
 from nbdist.study.scaling import Call, World
 from nbdist.study.step_time import StepTime
 
-LEFT_OUT = 2  # first steps: they connect, and the second of DDP agrees on its buckets
 _MS = 1e-3
 
 

@@ -5,13 +5,15 @@ Main thread.
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbdist.client.export.cells import NotebookCell
 from nbdist.client.export.export import ExportRequest, export
 from nbdist.client.export.worlds import Measured, cells_for, cores, measure, scratch
-from nbdist.client.metrics.world import LEFT_OUT, world_of
+from nbdist.client.metrics.analysis.values import LEFT_OUT
+from nbdist.client.metrics.world import world_of
 from nbdist.client.notebook.arguments import parse_dist, parse_distributed
 from nbdist.shared.errors import ClusterError, UsageError
 from nbdist.shared.options import ClusterOptions
@@ -178,14 +180,18 @@ def outcomes(trained: "TrainedCell | None", cells: Sequence[NotebookCell]) -> st
     info = trained.info
     is_nccl = "nccl" in info.backend and any(one.startswith("cuda") for one in info.devices)
     backend = "nccl" if is_nccl else "gloo"
-    world = world_of(trained.analysis, _steps(trained), backend=backend)
+    known = trained.analysis
+    later = replace(known, ranks=known.later_ranks, table=known.later_table)
+    world = world_of(later, _steps(trained), backend=backend)
     if world is None:
         raise ClusterError(
             "The newest training's steps were not explained.",
             why="its ranks measured no step: too few were made, or the tap is off",
             do="let it make some ten steps, with the tap as it is by default",
         )
-    said = [what_if.table(world, what_if.what_if(world))]
+    facts = list(trained.telemetry.facts.values())
+    layout = next((of_rank["layout"] for of_rank in facts if "layout" in of_rank), "")
+    said = [what_if.table(world, what_if.what_if(world, layout))]
     if machine := trained.telemetry.machine:
         said.append(f"Emulated: {machine}, not this machine.")
     if any(_EMULATES in cell.source for cell in cells):
@@ -194,14 +200,14 @@ def outcomes(trained: "TrainedCell | None", cells: Sequence[NotebookCell]) -> st
 
 
 def _steps(trained: "TrainedCell") -> dict[int, list[dict[str, float]]]:
-    """Return the recent steps of each rank, as far as they count: time, samples, waits."""
+    """Return the recent steps of each rank but its first two: time, samples, waits."""
     from nbdist.client.metrics.analysis.values import RECENT
 
-    found: dict[int, list[dict[str, float]]] = {}
+    found: dict[int, dict[int, dict[str, float]]] = {}
     for name in ("step_s", "samples", "starved_s"):
         for rank, series in trained.telemetry.series(name).items():
-            recent = list(series.values[max(0, series.n - RECENT) : series.n])
-            rows = found.setdefault(rank, [{} for _ in recent])
-            for row, value in zip(reversed(rows), reversed(recent), strict=False):
-                row[name] = value
-    return {rank: [row for row in rows if "step_s" in row] for rank, rows in found.items()}
+            recent = slice(max(0, series.n - RECENT), series.n)
+            for step, value in zip(series.steps[recent], series.values[recent], strict=True):
+                if step > LEFT_OUT:
+                    found.setdefault(rank, {}).setdefault(int(step), {})[name] = value
+    return {rank: [row for row in rows.values() if "step_s" in row] for rank, rows in found.items()}

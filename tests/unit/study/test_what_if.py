@@ -49,6 +49,32 @@ def test_without_the_straggler_the_others_wait_less() -> None:
     assert found.step_s == pytest.approx(0.17 - 0.013)
 
 
+def test_no_straggler_is_named_within_the_spread_of_the_steps() -> None:
+    found = outcomes(replace(SENDS, spread_s=0.014))["without the straggler"]
+    assert found.step_s is None
+    assert "14.0 ms" in found.basis
+    assert outcomes(replace(SENDS, spread_s=0.012))["without the straggler"].step_s is not None
+
+
+def test_layouts_that_split_a_model_get_the_lines_that_hold() -> None:
+    """Under tp, an all_reduce over all ranks is no gradient's."""
+    for layout in ("tp=4", "dp=2 tp=2", "pp=2 fsdp=2 zero2"):
+        straggler, faster, other = what_if(SENDS, layout)
+        assert straggler.step_s is not None
+        assert faster.change == "twice the bandwidth"
+        assert faster.step_s is not None
+        assert f"the layout is {layout}: the others are for layouts of replicas" in other.basis
+    assert what_if(SENDS, "ddp") == what_if(SENDS, "zero1") == what_if(SENDS)
+
+
+def test_gradients_that_are_reduce_scattered_are_not_taken_for_all_reduced() -> None:
+    for layout in ("zero2", "zero3", "dp=2 fsdp=2"):
+        found = {one.change: one for one in what_if(SENDS, layout)}
+        none = found["compression, buckets, local SGD"]
+        assert none.step_s is None
+        assert none.basis.startswith("these are for gradients that are all_reduced")
+
+
 def test_seldom_is_sent_seldom() -> None:
     found = outcomes(SENDS)
     assert found["local SGD every 8"].step_s == pytest.approx(0.11 + 0.06 / 8)

@@ -19,7 +19,13 @@ from nbdist.client.metrics.analysis.steps import BlockedTime, split
 from nbdist.client.metrics.analysis.stragglers import StragglerReport
 from nbdist.client.metrics.analysis.table import CollectiveTable, MatchedCollectives, met
 from nbdist.client.metrics.analysis.timeline import STEPS, SampledSteps, line_of, time_line
-from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep, TimeLine
+from nbdist.client.metrics.analysis.values import (
+    LEFT_OUT,
+    Analysis,
+    CollectiveRow,
+    ExplainedStep,
+    TimeLine,
+)
 from nbdist.shared.collectives import waits_for_all
 from nbdist.shared.packed import CALL, Calls
 from nbdist.shared.wire import Record, is_measured
@@ -56,6 +62,8 @@ class Analyst:
         self._clock = clock
         self._now_s = now_s
         self._parts = StepParts()
+        self._later = StepParts()  # without the first steps
+        self._later_table: tuple[CollectiveRow, ...] = ()
         self._book = FamilyIndex()
         self._table = CollectiveTable()
         self._line: TimeLine | None = None
@@ -89,6 +97,8 @@ class Analyst:
                 if not is_measured(record.values):
                     continue
                 self._parts.add_step(record.rank, record.values)
+                if record.step > LEFT_OUT:
+                    self._later.add_step(record.rank, record.values)
                 if record.rank == self._ranks[0]:
                     self._lengths_ns[record.step] = round(record.values["step_s"] * 1e9)
                     if len(self._lengths_ns) > MOST_LENGTHS:  # nothing is explained: one rank, say
@@ -96,7 +106,10 @@ class Analyst:
             elif record.detail is not None:
                 self._hear(record, record.detail)
         ready = self._ready(is_last)
-        return self._explain(ready) if ready else []
+        explained = self._explain(ready) if ready else []
+        if is_last:
+            self._later_table = self._table.behind(LEFT_OUT, self._book.families)
+        return explained
 
     def analysis(self) -> Analysis:
         """Return all that is known."""
@@ -110,6 +123,8 @@ class Analyst:
             clock_error_ms=self._clock.error_ns * _MS,
             explained_until=self._explained_until,
             left_out=self._left_out,
+            later_ranks=self._later.means(),
+            later_table=self._later_table,
         )
 
     def line_of(self, step: int) -> TimeLine | None:
@@ -222,6 +237,8 @@ class Analyst:
                 for r, of in waited.items()
             }
             self._parts.add_explained(result, by_peer)
+            if step > LEFT_OUT:
+                self._later.add_explained(result, by_peer)
         return explained
 
     def _draw(self, meetings: Meetings, every: MatchedCollectives) -> None:

@@ -99,31 +99,42 @@ class CollectiveTable:
         while len(self._steps) > 1 and np.sum(known.step >= self._steps[0]) > MOST_MEETINGS:
             self._steps = self._steps[len(self._steps) // 2 :]
         self._met = known.at(known.step >= self._steps[0])
-        self._work_out(self._met, families)
+        self.rows, self.row_of = _rows(self._met, families, len(self._steps))
 
-    def _work_out(self, met: MatchedCollectives, families: Sequence[Family]) -> None:
-        present, place = np.unique(met.family, return_inverse=True)
-        count = np.bincount(place, minlength=len(present))
-        whole, at = met.at(met.is_whole), place[met.is_whole]
-        seen = np.bincount(at, minlength=len(present))
-        skew, waiting, queue, transfer = (
-            np.bincount(at, weights=times, minlength=len(present)) / np.maximum(seen, 1) * _MS
-            for times in (whole.skew, whole.waiting, whole.queue, whole.transfer)
-        )
-        n = int(whole.last.max(initial=0)) + 1
-        lasts = np.bincount(at * n + whole.last, minlength=len(present) * n).reshape(-1, n)
-        chosen = np.sort(np.argsort(-(count * (waiting + transfer)), kind="stable")[:MOST_ROWS])
-        self.row_of = {int(present[i]): row for row, i in enumerate(chosen)}
-        rows = []
-        for i in chosen:
-            family = families[present[i]]
-            times = None
-            if seen[i]:
-                times = (float(skew[i]), float(waiting[i]), float(queue[i]), float(transfer[i]))
-            last = int(lasts[i].argmax())
-            share = (last, float(lasts[i, last] / seen[i])) if seen[i] else None
-            rows.append(_row(family, float(count[i]) / len(self._steps), times, share))
-        self.rows = tuple(rows)
+    def behind(self, step: int, families: Sequence[Family]) -> tuple[CollectiveRow, ...]:
+        """Return the rows without the steps up to this one."""
+        steps = [one for one in self._steps if one > step]
+        if self._met is None or not steps:
+            return ()
+        return _rows(self._met.at(self._met.step > step), families, len(steps))[0]
+
+
+def _rows(
+    met: MatchedCollectives, families: Sequence[Family], steps: int
+) -> tuple[tuple[CollectiveRow, ...], dict[int, int]]:
+    """Return the rows of so many steps, and a family's row."""
+    present, place = np.unique(met.family, return_inverse=True)
+    count = np.bincount(place, minlength=len(present))
+    whole, at = met.at(met.is_whole), place[met.is_whole]
+    seen = np.bincount(at, minlength=len(present))
+    skew, waiting, queue, transfer = (
+        np.bincount(at, weights=times, minlength=len(present)) / np.maximum(seen, 1) * _MS
+        for times in (whole.skew, whole.waiting, whole.queue, whole.transfer)
+    )
+    n = int(whole.last.max(initial=0)) + 1
+    lasts = np.bincount(at * n + whole.last, minlength=len(present) * n).reshape(-1, n)
+    chosen = np.sort(np.argsort(-(count * (waiting + transfer)), kind="stable")[:MOST_ROWS])
+    row_of = {int(present[i]): row for row, i in enumerate(chosen)}
+    rows = []
+    for i in chosen:
+        family = families[present[i]]
+        times = None
+        if seen[i]:
+            times = (float(skew[i]), float(waiting[i]), float(queue[i]), float(transfer[i]))
+        last = int(lasts[i].argmax())
+        share = (last, float(lasts[i, last] / seen[i])) if seen[i] else None
+        rows.append(_row(family, float(count[i]) / steps, times, share))
+    return tuple(rows), row_of
 
 
 def _row(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 RECENT = 50
+LEFT_OUT = 2  # first steps: they connect, and the second of DDP agrees on its buckets
 
 PARTS = ("compute", "hidden", "transfer", "waiting", "data", "optimizer", "other")
 """What a step is made of, in the order in which it is stacked; the parts sum to the step.
@@ -147,7 +148,9 @@ class Analysis:
     `explained_until` is the last step whose collectives were compared; `left_out` counts
     collectives whose times were not recorded, for there were too many. `links` holds, by the rank
     that sends and the one that receives, bytes per second while there was something to send.
-    `own_ms` is each rank's mean own work, over the steps that the verdicts are about.
+    `own_ms` is each rank's mean own work, over the steps that the verdicts are about. `later_ranks`
+    and, once the cell is over, `later_table` are `ranks` and `table` without the first `LEFT_OUT`
+    steps of the cell.
     """
 
     ranks: tuple[RankStep, ...] = ()
@@ -159,3 +162,5 @@ class Analysis:
     left_out: int = 0
     links: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
     own_ms: Mapping[int, float] = field(default_factory=dict)
+    later_ranks: tuple[RankStep, ...] = ()
+    later_table: tuple[CollectiveRow, ...] = ()

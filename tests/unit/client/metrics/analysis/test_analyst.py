@@ -250,3 +250,20 @@ def test_records_of_calls_without_any_are_no_trouble() -> None:
     (step,) = analyst.take(nothing, is_last=False)
     assert step.waiting_ms == {0: 0, 1: 0}
     assert analyst.analysis().table == ()
+
+
+def test_the_first_two_steps_of_a_cell_are_told_apart_at_its_end() -> None:
+    analyst = Analyst((0, 1), OneClock())
+    steps = [
+        Record(rank, step, "step", step, 0, {"step_s": 9.0 if step < 3 else 1.0, "compute_s": 0.5})
+        for step in (1, 2, 3, 4)
+        for rank in (0, 1)
+    ]
+    late = [record for step in (1, 2) for record in both(step, 8.0)]
+    usual = [record for step in (3, 4) for record in both(step, 4.0)]
+    analyst.take([*steps, *late, *usual], is_last=True)
+    found = analyst.analysis()
+    assert [rank.step_ms for rank in found.ranks] == close([5000, 5000])
+    assert [rank.step_ms for rank in found.later_ranks] == close([1000, 1000])
+    assert [row.skew_ms for row in found.table] == close([6])
+    assert [(row.skew_ms, row.count) for row in found.later_table] == [(close(4), 1)]
