@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from nbdist.shared.errors import UsageError
+from nbdist.shared.text import figure
 from nbdist.study.links import Link
 from nbdist.study.scaling import (
     Call,
     Kind,
     World,
+    disturbed,
     fixed_work_s,
     late_s,
     on_ranks,
@@ -158,13 +160,21 @@ def fit(worlds: Sequence[World], kind: Kind) -> StepModel:
         kind: What was measured.
 
     Raises:
-        UsageError: They are too few.
+        UsageError: They are too few, or a rank's own work grows with more ranks, of strong scaling.
     """
     fitting = [world for world in worlds if not world.is_crowded]
+    crowded = len(worlds) - len(fitting)
     if len(fitting) < 2:
         raise UsageError(
             "No forecast: it takes two numbers of ranks with a core for each.",
-            why=f"{len(worlds) - len(fitting)} of {len(worlds)} wait for cores",
+            why=f"{crowded} of {len(worlds)} wait for cores" if crowded else "",
+        )
+    if kind == "strong" and (found := disturbed(fitting)):
+        few, many = found
+        raise UsageError(
+            "No forecast: the ranks disturb each other, or something else uses the cores.",
+            why=f"a rank's own work took {figure(few.work_s * 1e3)} ms a step on {few.n}, and "
+            f"{figure(many.work_s * 1e3)} ms on {many.n}, where it should take less",
         )
     base, last = fitting[0], fitting[-1]
     fixed_s = fixed_work_s(fitting) if kind == "strong" else _mean_work_s(fitting)

@@ -7,6 +7,7 @@ that best time over the measured one; what it lacks of 1 is divided by what take
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import NormalDist
 from typing import Final, Literal
 
@@ -19,6 +20,7 @@ Kind = Literal["strong", "weak"]
 
 # What efficiency is lost to, in the order in which it is told.
 LOSSES: Final = ("communication", "skew", "loader", "serial", "cores")
+_MORE: Final = 1.05  # times the work of fewer ranks: less is noise of a serial part
 STARVED: Final = 0.1  # of a step without a core: then cores decide, where ranks are more than these
 
 
@@ -158,13 +160,19 @@ def points(worlds: Sequence[World], kind: Kind) -> tuple[Point, ...]:
         raise UsageError("Scaling is told from steps that took time, and there are none.")
     base = worlds[0]
     fitting = [world for world in worlds if not world.is_crowded]
-    return tuple(_point(world, base, kind, fitting) for world in worlds)
+    found = []
+    for at, world in enumerate(worlds):
+        least_s = min(one.work_s for one in worlds[: at + 1])
+        # More ranks shorten a rank's work, or leave it: what it gained is no serial part.
+        more_s = world.work_s - least_s if kind == "strong" else 0.0
+        found.append(_point(world, base, kind, fitting, more_s))
+    return tuple(found)
 
 
-def _point(world: World, base: World, kind: Kind, fitting: Sequence[World]) -> Point:
+def _point(world: World, base: World, kind: Kind, fitting: Sequence[World], more_s: float) -> Point:
     share = base.n / world.n if kind == "strong" else 1.0
     best_s = base.step_s * share
-    lost_s = _lost_s(world, base, share)
+    lost_s = _lost_s(world, base, share, more_s)
     if world.is_crowded:
         lost_s = _without_cores(lost_s, world, base, kind, fitting)
     faster = best_s / world.step_s
@@ -178,7 +186,7 @@ def _point(world: World, base: World, kind: Kind, fitting: Sequence[World]) -> P
     )
 
 
-def _lost_s(world: World, base: World, share: float) -> dict[str, float]:
+def _lost_s(world: World, base: World, share: float, more_s: float) -> dict[str, float]:
     """Return by what the step is longer than its best, in seconds; the parts sum to all of it."""
     mine, before = world.time, base.time
     return {
@@ -187,8 +195,8 @@ def _lost_s(world: World, base: World, share: float) -> dict[str, float]:
         - (before.exposed_s + before.bubble_s) * share,
         "skew": mine.skew_s - before.skew_s * share,
         "loader": mine.loader_s - before.loader_s * share,
-        "serial": world.work_s - base.work_s * share,
-        "cores": 0.0,
+        "serial": world.work_s - more_s - base.work_s * share,
+        "cores": more_s,
     }
 
 
@@ -217,7 +225,7 @@ def _without_cores(
         kept["skew"] = min(lost_s["skew"], near.time.skew_s * later)
     fixed_s = fixed_work_s(known) if kind == "strong" else 0.0
     kept["serial"] = min(lost_s["serial"], fixed_s * (1 - base.n / world.n))
-    kept["cores"] = sum(lost_s[name] - kept[name] for name in LOSSES)
+    kept["cores"] += sum(lost_s[name] - kept[name] for name in LOSSES)
     return kept
 
 
@@ -227,7 +235,16 @@ def fixed_work_s(worlds: Sequence[World]) -> float:
     if first.n == last.n:
         return 0.0
     fixed = (last.n * last.work_s - first.n * first.work_s) / (last.n - first.n)
-    return min(max(0.0, fixed), last.work_s)
+    return min(max(0.0, fixed), first.work_s)
+
+
+def disturbed(worlds: Sequence[World]) -> tuple[World, World] | None:
+    """Return two worlds of strong scaling of which a rank of the larger one works longer, if any.
+
+    All ranks together do the same work: then they disturb each other, or something else does.
+    """
+    pairs = pairwise(worlds)
+    return next(((few, many) for few, many in pairs if many.work_s > _MORE * few.work_s), None)
 
 
 def on_ranks(

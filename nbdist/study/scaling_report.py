@@ -37,12 +37,14 @@ class Scaling:
 
     def __str__(self) -> str:
         """Return the table, the forecasts below what was measured, and the notes."""
-        rows = [_HEAD, *map(self._measured, self.points)]
+        # One number of ranks has nothing that it is faster than.
+        rows = [_HEAD, *(self._measured(one, len(self.points) > 1) for one in self.points)]
         rows += [_predicted(one) for one in (*self.forecasts, *self.others)]
         lines = aligned(rows, _RIGHT)
         end = 1 + len(self.points)
         here = end + len(self.forecasts)
-        said = [f"{self.kind.capitalize()} scaling, measured:", *lines[:end]]
+        kind = f"{self.kind.capitalize()} scaling, measured:"
+        said = [kind if len(self.points) > 1 else "Measured:", *lines[:end]]
         if self.forecasts:
             said += [f"Forecast, {_named(self.forecasts)}:", *lines[end:here]]
         if self.others:
@@ -51,19 +53,17 @@ class Scaling:
 
     __repr__ = __str__
 
-    def _measured(self, point: Point) -> tuple[str, ...]:
+    def _measured(self, point: Point, is_compared: bool) -> tuple[str, ...]:
         names = {"serial": "serial part" if self.kind == "strong" else "slower computation"}
-        names["cores"] = "cores shared"
+        names["cores"] = "cores shared or disturbed"
         told = [
             f"{names.get(name, name)} {_percent(point.lost[name], 1)}"
             for name in LOSSES
             if abs(point.lost[name]) >= _LEAST
         ]
         step = f"{_ms(point.step_s)} ms"
-        return (
-            *_row(point.n, step, point.samples_s, point.speed_up, point.efficiency),
-            ", ".join(told),
-        )
+        row = _row(point.n, step, point.samples_s, point.speed_up, point.efficiency)
+        return (*(row if is_compared else (*row[:3], "–", "–")), ", ".join(told))
 
 
 def _predicted(one: Forecast) -> tuple[str, ...]:
@@ -120,7 +120,9 @@ def notes_of(worlds: Sequence[World], kind: Kind, *, is_known: bool) -> tuple[st
     """
     first = worlds[0]
     samples = counted(round(first.samples), "sample")
-    if not is_known:
+    if len(worlds) == 1:
+        said = ["One number of ranks was measured, and is compared with none."]
+    elif not is_known:
         said = ["Samples were not counted: taken for weak scaling, each rank doing as much."]
     elif kind == "strong":
         said = [f"Strong: all ranks together take {samples} a step, as the cell is."]

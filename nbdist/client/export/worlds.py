@@ -116,8 +116,15 @@ def measure(
                     why=str(error),
                     do="%dist export SCRIPT --check shows what a script of its cells is without",
                 ) from None
-            failed.append(f"{counted(n, 'rank')}: not measured. {error}")
+            failed.append(f"{counted(n, 'rank')}: not measured. {last_line(str(error))}")
     return Measured(tuple(worlds), tuple(failed))
+
+
+def last_line(traceback: str) -> str:
+    """Return the line of a traceback that names the error; why and what to do are behind it."""
+    lines = [line for line in traceback.splitlines() if line.strip()]
+    named = [line for line in lines if not line.startswith((" ", "Why: ", "Do:  ", "Traceback"))]
+    return (named or lines or [""])[-1]
 
 
 def _world(script: Path, options: ScriptOptions, folder: Path, steps: int, times: int) -> World:

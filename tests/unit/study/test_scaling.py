@@ -5,6 +5,7 @@ from typing import Literal
 import pytest
 
 from nbdist.shared.errors import UsageError
+from nbdist.study.forecast import fit
 from nbdist.study.scaling import (
     Call,
     World,
@@ -102,3 +103,24 @@ def test_the_last_of_more_ranks_comes_later() -> None:
 def test_steps_without_time_are_refused() -> None:
     with pytest.raises(UsageError, match="steps that took time"):
         points([World(1, StepTime(0.0))], "weak")
+
+
+def test_the_serial_part_is_at_most_the_work_of_fewest_ranks() -> None:
+    assert fixed_work_s([World(1, StepTime(0.1)), World(2, StepTime(0.12))]) == pytest.approx(0.1)
+
+
+def test_work_that_grows_with_more_ranks_is_not_serial() -> None:
+    """All of a step of 100 ms is serial at most; 20 ms more on 2 ranks are something else's."""
+    point = points([World(1, StepTime(0.1)), World(2, StepTime(0.12))], "strong")[1]
+    assert point.lost["serial"] * point.step_s == pytest.approx(0.05)
+    assert point.lost["cores"] * point.step_s == pytest.approx(0.02)
+    assert sum(point.lost.values()) == pytest.approx(1 - point.efficiency)
+
+
+def test_ranks_whose_work_grows_forecast_nothing() -> None:
+    ranks = [World(1, StepTime(0.1)), World(2, StepTime(0.12))]
+    with pytest.raises(UsageError, match="the ranks disturb each other") as raised:
+        fit(ranks, "strong")
+    assert "100 ms a step on 1, and 120 ms on 2" in str(raised.value)
+    assert fit([ranks[0], World(2, StepTime(0.101))], "strong").fixed_s == pytest.approx(0.1)
+    assert fit(ranks, "weak").fixed_s == pytest.approx(0.11)

@@ -52,3 +52,12 @@ def test_cores_that_limit_ranks_are_named() -> None:
 
 def test_samples_that_were_not_counted_are_an_assumption() -> None:
     assert "taken for weak scaling" in notes_of(WORLDS, "weak", is_known=False)[0]
+
+
+def test_one_number_of_ranks_is_compared_with_none() -> None:
+    four = (planted(4, "strong"),)
+    head, _, line = str(Scaling("strong", four, points(four, "strong"))).splitlines()
+    assert head == "Measured:"
+    assert line.split()[0] == "4"
+    assert line.split()[-2:] == ["–", "–"]
+    assert "compared with none" in notes_of(four, "weak", is_known=False)[0]

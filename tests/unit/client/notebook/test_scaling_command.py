@@ -2,6 +2,7 @@
 
 import pytest
 
+from nbdist.client.export.worlds import last_line
 from nbdist.client.notebook.arguments import parse_dist
 from nbdist.client.notebook.scaling_command import parse_place, ranks_until, scale_out
 from nbdist.shared.errors import UsageError
@@ -39,3 +40,10 @@ def test_emulated_ranks_are_not_measured() -> None:
     with pytest.raises(UsageError, match="the ranks are emulated ones") as raised:
         scale_out(asked, [], running)
     assert "without --virtual" in str(raised.value)
+
+
+def test_of_a_size_that_failed_the_line_that_names_the_error_is_told() -> None:
+    said = 'Traceback (most recent call last):\n  File "a.py", line 1\n    spread()\n'
+    error = "nbdist.LayoutError: dp=2 takes 2 ranks, and there is 1."
+    assert last_line(f"{said}{error}\nWhy: dp=2\nDo:  start 2") == error
+    assert last_line("it made no 12 steps in 600 s") == "it made no 12 steps in 600 s"
