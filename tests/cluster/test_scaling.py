@@ -1,6 +1,11 @@
 """`%dist scaling`: the notebook's own step on other ranks than its own."""
 
-from tests.cluster.conftest import Kernel
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import LONGEST_S, Kernel
 
 TRAINS = """\
 %%distributed
@@ -14,8 +19,19 @@ for (x,) in nbdist.loader(pairs, global_batch=16):
     steps += 1"""
 
 
-def test_a_cells_steps_are_measured_beside_the_session(notebook: Kernel) -> None:
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Kernel]:
+    """A notebook of its own: all of its cells become the script."""
+    kernel = Kernel(tmp_path)
+    kernel.run("%load_ext nbdist")
+    kernel.run("%dist start -n 2 --device cpu", timeout_s=2 * LONGEST_S)
+    yield kernel
+    kernel.close()
+
+
+def test_a_cells_steps_are_measured_beside_the_session(fresh: Kernel) -> None:
     """What it prints says: how many ranks, that losses sum, what is a forecast, and of what."""
+    notebook = fresh
     assert notebook.run(TRAINS).error is None
     shown = notebook.run("%dist scaling --steps 6 -n 1,2", timeout_s=150)
     assert shown.error is None

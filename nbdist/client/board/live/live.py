@@ -285,10 +285,11 @@ class LiveBoard:
 
         def answer() -> None:
             try:
-                widget.send(actions.answer(said) | {"page": said.get("page")})
+                given = actions.answer(said)
             finally:
-                if is_at_step:
+                if is_at_step:  # before the page hears, which may ask at once for the next
                     self._at_step.release()
+            widget.send(given | {"page": said.get("page")})
 
         threading.Thread(target=answer, name="nbdist-ask", daemon=True).start()
 
