@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from nbdist.client.metrics.analysis.values import LEFT_OUT, Analysis, CollectiveRow
-from nbdist.shared.packed import Template
 from nbdist.shared.wire import Record, is_measured
 from nbdist.study.scaling import Call, World
 from nbdist.study.step_time import StepTime
@@ -40,32 +39,18 @@ def world_of_records(
     from nbdist.client.metrics.analysis.analyst import Analyst  # numpy: only where it is needed
 
     analyst = Analyst(sorted(records), OneClock())
-    late = [record for of_rank in records.values() for record in _behind(of_rank)]
-    analyst.take(late, is_last=True)
-    steps = {
-        rank: [one.values for one in late if one.rank == rank and _is_step(one)] for rank in records
-    }
+    told = [r for of_rank in records.values() for r in of_rank if r.kind in ("step", "calls")]
+    analyst.take(told, is_last=True)
+    steps = {rank: [r.values for r in of if _is_later_step(r)] for rank, of in records.items()}
     if not all(steps.values()):
         return None
     world = world_of(analyst.analysis(), steps, backend=backend)
     return None if world is None else replace(world, cores=cores, latency_s=latency_s)
 
 
-def _is_step(record: Record) -> bool:
-    return record.kind == "step" and is_measured(record.values) and "step_s" in record.values
-
-
-def _behind(records: Sequence[Record]) -> list[Record]:
-    """Return the records of later steps; what earlier ones have told of templates moves there."""
-    templates: dict[int, Template] = {}
-    late = []
-    for record in records:
-        if record.detail is not None:
-            templates |= record.detail.new
-            record = replace(record, detail=replace(record.detail, new=dict(templates)))
-        if record.step > LEFT_OUT and record.kind in ("step", "calls"):
-            late.append(record)
-    return late
+def _is_later_step(record: Record) -> bool:
+    is_step = record.kind == "step" and "step_s" in record.values
+    return is_step and record.step > LEFT_OUT and is_measured(record.values)
 
 
 def world_of(
@@ -74,19 +59,20 @@ def world_of(
     """Return what an analysis tells of the usual step, beside the steps' own values.
 
     Args:
-        analysis: Of these steps.
+        analysis: Of a cell that is over; its first steps are left out.
         steps: Values of records (`wire.Record`) of each rank.
         backend: gloo or nccl.
 
     Returns:
         None where nothing was explained.
     """
-    if not analysis.ranks or not any(steps.values()):
+    ranks = analysis.later_ranks
+    if not ranks or not any(steps.values()):
         return None
     parts: dict[str, float] = {}
-    for rank in analysis.ranks:
+    for rank in ranks:
         for part, ms in rank.parts.items():
-            parts[part] = parts.get(part, 0.0) + ms * _MS / len(analysis.ranks)
+            parts[part] = parts.get(part, 0.0) + ms * _MS / len(ranks)
     n = len(steps)
     lengths = [values["step_s"] for of_rank in steps.values() for values in of_rank]
     return World(
@@ -102,11 +88,11 @@ def world_of(
         spread_s=statistics.pstdev(lengths),
         steps=len(lengths) // n,
         samples=sum(_mean(of_rank, "samples") for of_rank in steps.values()),
-        calls=tuple(_call(row, n) for row in analysis.table if row.kind != "recv"),
+        calls=tuple(_call(row, n) for row in analysis.later_table if row.kind != "recv"),
         starved_s=sum(_mean(of_rank, "starved_s") for of_rank in steps.values()) / n,
         own_s=tuple(
             (one.step_ms - one.parts.get("transfer", 0.0) - one.parts.get("waiting", 0.0)) * _MS
-            for one in analysis.ranks
+            for one in ranks
         ),
         backend=backend,
     )

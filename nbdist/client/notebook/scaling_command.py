@@ -5,7 +5,6 @@ Main thread.
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -180,9 +179,7 @@ def outcomes(trained: "TrainedCell | None", cells: Sequence[NotebookCell]) -> st
     info = trained.info
     is_nccl = "nccl" in info.backend and any(one.startswith("cuda") for one in info.devices)
     backend = "nccl" if is_nccl else "gloo"
-    known = trained.analysis
-    later = replace(known, ranks=known.later_ranks, table=known.later_table)
-    world = world_of(later, _steps(trained), backend=backend)
+    world = world_of(trained.analysis, _steps(trained), backend=backend)
     if world is None:
         raise ClusterError(
             "The newest training's steps were not explained.",

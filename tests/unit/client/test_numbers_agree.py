@@ -150,7 +150,7 @@ def compared_steps(records: Sequence[Record]) -> tuple[RankStep, ...]:
     """Return what the analysis makes of steps of which some were put beside each other."""
     parts = StepParts()
     for record in records:
-        parts.add_step(record.rank, record.values)
+        parts.add_step(record.rank, record.step, record.values)
     for step in range(STEPS - 40, STEPS, 8):
         waits = {rank: 4.0 * share for rank, share in WAITING.items()}
         rest = {rank: 4.0 - waiting for rank, waiting in waits.items()}

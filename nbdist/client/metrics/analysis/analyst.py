@@ -24,6 +24,7 @@ from nbdist.client.metrics.analysis.values import (
     Analysis,
     CollectiveRow,
     ExplainedStep,
+    RankStep,
     TimeLine,
 )
 from nbdist.shared.collectives import waits_for_all
@@ -62,7 +63,7 @@ class Analyst:
         self._clock = clock
         self._now_s = now_s
         self._parts = StepParts()
-        self._later = StepParts()  # without the first steps
+        self._later_ranks: tuple[RankStep, ...] = ()  # once the cell is over
         self._later_table: tuple[CollectiveRow, ...] = ()
         self._book = FamilyIndex()
         self._table = CollectiveTable()
@@ -96,9 +97,7 @@ class Analyst:
             if record.kind == "step":
                 if not is_measured(record.values):
                     continue
-                self._parts.add_step(record.rank, record.values)
-                if record.step > LEFT_OUT:
-                    self._later.add_step(record.rank, record.values)
+                self._parts.add_step(record.rank, record.step, record.values)
                 if record.rank == self._ranks[0]:
                     self._lengths_ns[record.step] = round(record.values["step_s"] * 1e9)
                     if len(self._lengths_ns) > MOST_LENGTHS:  # nothing is explained: one rank, say
@@ -108,6 +107,7 @@ class Analyst:
         ready = self._ready(is_last)
         explained = self._explain(ready) if ready else []
         if is_last:
+            self._later_ranks = self._parts.means(LEFT_OUT)
             self._later_table = self._table.behind(LEFT_OUT, self._book.families)
         return explained
 
@@ -123,7 +123,7 @@ class Analyst:
             clock_error_ms=self._clock.error_ns * _MS,
             explained_until=self._explained_until,
             left_out=self._left_out,
-            later_ranks=self._later.means(),
+            later_ranks=self._later_ranks,
             later_table=self._later_table,
         )
 
@@ -237,8 +237,6 @@ class Analyst:
                 for r, of in waited.items()
             }
             self._parts.add_explained(result, by_peer)
-            if step > LEFT_OUT:
-                self._later.add_explained(result, by_peer)
         return explained
 
     def _draw(self, meetings: Meetings, every: MatchedCollectives) -> None:

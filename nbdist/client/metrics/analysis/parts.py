@@ -8,29 +8,32 @@ stands for the others. Pure.
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from nbdist.client.metrics.analysis.values import RECENT, ExplainedStep, RankStep
 from nbdist.shared.wire import is_measured
 
 _MS = 1e3
+_Part = TypeVar("_Part")
+_Recent = deque[tuple[int, _Part]]  # by step
 
 
 class StepParts:
     """The recent steps of all ranks."""
 
     def __init__(self) -> None:
-        self._steps: dict[int, deque[dict[str, float]]] = {}
-        self._hidden: dict[int, deque[tuple[float, float]]] = {}  # of how much computing
-        self._splits: dict[int, deque[tuple[float, float]]] = {}  # waiting of exposed
-        self._waits: dict[int, deque[Mapping[int, float]]] = {}  # for whom, ms
+        self._steps: dict[int, _Recent[dict[str, float]]] = {}
+        self._hidden: dict[int, _Recent[tuple[float, float]]] = {}  # of how much computing
+        self._splits: dict[int, _Recent[tuple[float, float]]] = {}  # waiting of exposed
+        self._waits: dict[int, _Recent[Mapping[int, float]]] = {}  # for whom, ms
 
-    def add_step(self, rank: int, values: Mapping[str, float]) -> None:
+    def add_step(self, rank: int, step: int, values: Mapping[str, float]) -> None:
         """Take a step's record (`wire.Record`); of one that was not measured nothing is known."""
         if is_measured(values):
-            self._steps.setdefault(rank, deque(maxlen=RECENT)).append(_parts(values))
+            self._steps.setdefault(rank, deque(maxlen=RECENT)).append((step, _parts(values)))
             if "comm_total_s" in values:
-                hidden = self._hidden.setdefault(rank, deque(maxlen=RECENT))
-                hidden.append((_hidden_ms(values), values.get("compute_s", 0.0) * _MS))
+                hidden = _hidden_ms(values), values.get("compute_s", 0.0) * _MS
+                self._hidden.setdefault(rank, deque(maxlen=RECENT)).append((step, hidden))
 
     def add_explained(self, step: ExplainedStep, waits: Mapping[int, Mapping[int, float]]) -> None:
         """Take a step whose exposed communication has been divided.
@@ -41,22 +44,24 @@ class StepParts:
         """
         for rank, waiting_ms in step.waiting_ms.items():
             split = waiting_ms, waiting_ms + step.transfer_ms[rank]
-            self._splits.setdefault(rank, deque(maxlen=RECENT)).append(split)
-            self._waits.setdefault(rank, deque(maxlen=RECENT)).append(waits.get(rank, {}))
+            self._splits.setdefault(rank, deque(maxlen=RECENT)).append((step.step, split))
+            waited = step.step, waits.get(rank, {})
+            self._waits.setdefault(rank, deque(maxlen=RECENT)).append(waited)
 
-    def means(self) -> tuple[RankStep, ...]:
-        """Return each rank's recent steps."""
-        return tuple(self._mean(rank, self._steps[rank]) for rank in sorted(self._steps))
+    def means(self, behind: int = 0) -> tuple[RankStep, ...]:
+        """Return each rank's recent steps, without those up to a step of the cell."""
+        recent = {rank: _later(steps, behind) for rank, steps in sorted(self._steps.items())}
+        return tuple(self._mean(rank, steps, behind) for rank, steps in recent.items() if steps)
 
-    def _mean(self, rank: int, steps: deque[dict[str, float]]) -> RankStep:
+    def _mean(self, rank: int, steps: list[dict[str, float]], behind: int) -> RankStep:
         known = [part for part in steps[0] if all(part in step for step in steps)]
         mean = {part: sum(step[part] for step in steps) / len(steps) for part in known}
         if "exposed" not in mean:
             return RankStep(rank, mean.pop("step"), mean)
         exposed_ms, step_ms = mean.pop("exposed"), mean.pop("step")
         # As long as nothing was compared, no rank is known to have been missing.
-        waiting_ms = exposed_ms * _share(self._splits.get(rank, ()))
-        hidden_ms = mean["compute"] * _share(self._hidden.get(rank, ()))
+        waiting_ms = exposed_ms * _share(_later(self._splits.get(rank, ()), behind))
+        hidden_ms = mean["compute"] * _share(_later(self._hidden.get(rank, ()), behind))
         parts = {
             "compute": mean["compute"] - hidden_ms,
             "hidden": hidden_ms,
@@ -66,17 +71,21 @@ class StepParts:
             "optimizer": mean["optimizer"],
             "other": mean["other"],
         }
-        return RankStep(rank, step_ms, parts, self._waited_for(rank, waiting_ms))
+        return RankStep(rank, step_ms, parts, self._waited_for(rank, waiting_ms, behind))
 
-    def _waited_for(self, rank: int, waiting_ms: float) -> tuple[int, float] | None:
+    def _waited_for(self, rank: int, waiting_ms: float, behind: int) -> tuple[int, float] | None:
         total: dict[int, float] = {}
-        for waits in self._waits.get(rank, ()):
+        for waits in _later(self._waits.get(rank, ()), behind):
             for peer, ms in waits.items():
                 total[peer] = total.get(peer, 0.0) + ms
         if not total or not waiting_ms:
             return None
         peer = max(total, key=total.__getitem__)
         return peer, waiting_ms * total[peer] / sum(total.values())
+
+
+def _later(recent: Iterable[tuple[int, _Part]], behind: int) -> list[_Part]:
+    return [part for step, part in recent if step > behind]
 
 
 def _parts(values: Mapping[str, float]) -> dict[str, float]:

@@ -148,9 +148,9 @@ class Analysis:
     `explained_until` is the last step whose collectives were compared; `left_out` counts
     collectives whose times were not recorded, for there were too many. `links` holds, by the rank
     that sends and the one that receives, bytes per second while there was something to send.
-    `own_ms` is each rank's mean own work, over the steps that the verdicts are about. `later_ranks`
-    and, once the cell is over, `later_table` are `ranks` and `table` without the first `LEFT_OUT`
-    steps of the cell.
+    `own_ms` is each rank's mean own work, over the steps that the verdicts are about. Once
+    the cell is over, `later_ranks` and `later_table` are `ranks` and `table` without its first
+    `LEFT_OUT` steps.
     """
 
     ranks: tuple[RankStep, ...] = ()
