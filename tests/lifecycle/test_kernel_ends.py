@@ -2,8 +2,12 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.lifecycle.kernels import Family, Notebook
@@ -71,3 +75,34 @@ def test_an_idle_cluster_ends_with_its_kernel(tmp_path: Path, how: str) -> None:
             notebook.manager.shutdown_kernel()
         family.assert_gone()
         assert notebook.keys == []
+
+
+# Code of users that never ends: a model's, in the process of estimates, and a cell's, in a fork.
+ESTIMATE = """
+import nbdist
+def factory():
+    while True: pass
+nbdist.estimate(factory, [], "ddp", 2)
+"""
+DRY = "import nbdist; nbdist.dry('while True: pass', 2)"
+
+
+@pytest.mark.parametrize("code", [ESTIMATE, DRY], ids=["estimate", "dry run"])
+def test_kill_9_of_who_asks_leaves_no_process_without_numbers(code: str) -> None:
+    program = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        family = _children_that_compute(program.pid)
+    finally:
+        program.kill()
+        program.wait()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert alive == []
+
+
+def _children_that_compute(pid: int) -> list[psutil.Process]:
+    """Return the processes of a program once one of them has computed for some seconds."""
+    while True:
+        family = psutil.Process(pid).children(recursive=True)
+        if any(sum(one.cpu_times()[:2]) > 3 for one in family):
+            return family
+        time.sleep(0.05)

@@ -7,11 +7,14 @@ import os
 import pickle
 import sys
 
+from nbdist.shared.processes.lifeline import end_with
+
 
 def main() -> None:
     """Answer one request, and leave nothing behind."""
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    end_with(os.getppid())
     request = pickle.load(sys.stdin.buffer)
     sys.path[:] = request["path"]
     os.environ["OMP_NUM_THREADS"] = "1"

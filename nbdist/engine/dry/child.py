@@ -1,7 +1,7 @@
 """The process of estimates: `python -m nbdist.engine.dry.child`, with requests on its stdin.
 
 To each it says a line of JSON on stdout: what ranks hold, or why there is no estimate. What else is
-printed, by the model's own code, goes to stderr. It ends with its stdin.
+printed, by the model's own code, goes to stderr. It ends with its stdin, and with its parent.
 """
 
 import io
@@ -14,12 +14,14 @@ from typing import Any
 
 from nbdist.shared.error_text import text_of
 from nbdist.shared.errors import NBDistError
+from nbdist.shared.processes.lifeline import end_with
 
 
 def main() -> None:
     """Answer requests one after another, and leave nothing behind."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    end_with(os.getppid())
     requests = io.BufferedReader(sys.stdin.buffer.raw)  # type: ignore[union-attr]
     while requests.peek(1):
         request = pickle.load(requests)

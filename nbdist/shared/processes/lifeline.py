@@ -95,11 +95,16 @@ def end_own_session() -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
+def end_with(pid: int) -> None:
+    """Lead a session of its own, which ends with process `pid`, children included."""
+    os.setsid() if os.getsid(0) != os.getpid() else None
+    watch(pid, end_own_session)
+
+
 def main(arguments: list[str]) -> int:
     """Run a command in a session of its own; end it, children included, when PID ends."""
     pid, command = int(arguments[0]), arguments[1:]
-    os.setsid() if os.getsid(0) != os.getpid() else None
-    watch(pid, end_own_session)
+    end_with(pid)
     try:
         return subprocess.call(command)
     finally:
