@@ -113,6 +113,7 @@ def parse_machine(text: str) -> Machine:
     accelerator = _known(words[0], ACCELERATORS, "accelerator", text)
     inside = {word: LINKS[word] for word in INSIDE_HOSTS}
     link = _known(words[1] if len(words) > 1 else accelerator.link, inside, "link in a host", text)
+    require_link(accelerator, words[-1], text)
     if not comma:
         return Machine(accelerator, per_host, 1, link)
     hosts, words = _counted(rest, text)
@@ -123,6 +124,22 @@ def parse_machine(text: str) -> Machine:
         raise _wrong(text, f'"{rest.strip()}" is not a number of hosts and one link')
     nic = _known(words[0], {word: LINKS[word] for word in BETWEEN_HOSTS}, "link of hosts", text)
     return Machine(accelerator, per_host, hosts, link, nic if hosts > 1 else None, nics)
+
+
+def require_link(accelerator: Accelerator, word: str, text: str) -> None:
+    """Refuse a link in a host that does not join such accelerators.
+
+    Theirs does, and PCIe: up to its own generation where that is theirs.
+
+    Raises:
+        UsageError: It is another one.
+    """
+    buses = [one for one in INSIDE_HOSTS if one.startswith("pcie")]
+    if accelerator.link in buses:
+        buses = buses[: buses.index(accelerator.link)]
+    if word in INSIDE_HOSTS and word not in (joins := [*buses, accelerator.link]):
+        why = f"{accelerator.name} has no {LINKS[word].name}; in a host it takes {', '.join(joins)}"
+        raise _wrong(text, why)
 
 
 def words_after(text: str) -> tuple[str, ...]:
