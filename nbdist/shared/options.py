@@ -220,6 +220,8 @@ class ClusterOptions:
         require_word("device", self.device, DEVICES)
         require_word("tap", self.tap, _TAPS)
         require_word("check", self.check, _CHECKS)
+        if self.machine is not None and self.machine.latency_s and self.tap == "off":
+            raise UsageError("a virtual link's latency is emulated by the tap, and that is off.")
         _require_ranks(self.n)
         if not is_whole(self.threads, 1):
             raise UsageError(f"threads is at least 1, not {self.threads!r}.")
@@ -241,7 +243,7 @@ class ClusterOptions:
         """Return one line, such as `4 ranks on cpu, gloo`."""
         text = f"{counted(self.n, 'rank')} on {self.device}, {self.backend}"
         if self.machine is not None:
-            text += f", emulated: {self.machine}"
+            text += f", emulated: {self.machine.told()}"
         if is_loopback(self.address):
             return text
         return f"{text}, open to the network on {self.address}"

@@ -12,7 +12,7 @@ from nbdist.shared.collectives import rounds, sent_bytes
 from nbdist.shared.virtual import VirtualMachine
 from nbdist.study.debt import MOST_CREDIT_S
 
-MACHINE = "400 MFLOP/s, 40 Mbit/s"
+MACHINE, LATENCY_S = "400 MFLOP/s, 40 Mbit/s 5 ms", 5e-3
 WIDTH, BATCH, LAYERS = 128, 128, 3
 TRAIN = f"""
 import time
@@ -72,6 +72,22 @@ def test_steps_take_at_least_the_time_of_the_virtual_devices(trained: CellResult
     for rank in range(4):
         _, *took = trained[rank].value
         assert sum(took) >= len(took) * FLOPS / 400e6 - MOST_CREDIT_S
+
+
+def test_collectives_wait_the_links_latency_in_each_round(virtual: Session) -> None:
+    code = """
+import time
+y, took = torch.ones(1), []
+for is_async in (False, True):
+    began = time.perf_counter()
+    work = dist.all_reduce(y, async_op=is_async)
+    if is_async: work.wait()
+    took.append(time.perf_counter() - began)
+[y.item(), *took]
+"""
+    for result in virtual.run(code).value_list:
+        assert result[0] == 16
+        assert min(result[1:]) >= rounds("all_reduce", 4, "gloo") * LATENCY_S
 
 
 def test_all_that_is_shown_says_that_it_is_emulated(

@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Mapping
 
 from nbdist.client.metrics.analysis.values import CollectiveRow
-from nbdist.shared.collectives import sent_bytes, waits_for_all
+from nbdist.shared.collectives import rounds, sent_bytes, waits_for_all
 from nbdist.shared.text import figure
 from nbdist.shared.virtual import VirtualMachine
 from nbdist.study.debt import share_kept
 
 LEAST = 0.9  # of the virtual time, below which a picture is said to be wrong
-LEAST_S = 1e-3  # of a collective on the link: shorter ones are latency
+LEAST_S = 1e-3  # of a collective on a link without a latency of its own: shorter are this machine's
 MOST_BEHIND = 1.25  # what collectives may take, in times of the links' rate
 
 
@@ -32,24 +32,30 @@ def kept_up(
             f"Emulated: {machine}. This machine kept up with {share:.0%} of the virtual time "
             f"(rank {rank}): times are too long. Choose a slower device, or fewer ranks."
         ).replace("%", " %")
-    if (times := _behind(VirtualMachine.read(machine), table)) > MOST_BEHIND:
+    took_s, asked_s, waits = _on_links(VirtualMachine.read(machine), table)
+    if took_s > MOST_BEHIND * asked_s:
         lines.append(
-            f"Collectives took {figure(times)} times what the emulated links' rate asks for: "
-            "latency is not emulated, it is this machine's."
+            f"Collectives took {figure(took_s / asked_s)} times what the emulated links ask for: "
+            f"this machine's own latency of {figure(1e3 * (took_s - asked_s) / waits)} ms a round "
+            "comes on top."
         )
     return lines
 
 
-def _behind(machine: VirtualMachine, table: Iterable[CollectiveRow]) -> float:
-    """Return the time of the collectives in times of what their bytes take on the link; 0: none.
+def _on_links(machine: VirtualMachine, table: Iterable[CollectiveRow]) -> tuple[float, float, float]:
+    """Return the seconds of the collectives, those that the links ask for, and their rounds.
 
     Messages are left out: theirs ends when the other rank takes them.
     """
-    took_s = asked_s = 0.0
+    took_s = asked_s = waits = 0.0
     for row in table:
-        nbytes = sent_bytes(row.kind, row.bytes, len(row.ranks), "gloo")
-        on_link_s = nbytes / machine.bytes_here
-        if row.transfer_ms is not None and waits_for_all(row.kind) and on_link_s >= LEAST_S:
+        n = len(row.ranks)
+        latencies = rounds(row.kind, n, "gloo")
+        on_link_s = sent_bytes(row.kind, row.bytes, n, "gloo") / machine.bytes_here
+        on_link_s += latencies * machine.latency_here
+        is_told = on_link_s > 0 if machine.latency_s else on_link_s >= LEAST_S
+        if row.transfer_ms is not None and waits_for_all(row.kind) and is_told:
             took_s += row.count * row.transfer_ms / 1e3
             asked_s += row.count * on_link_s
-    return took_s / asked_s if asked_s else 0.0
+            waits += row.count * latencies
+    return took_s, asked_s, waits

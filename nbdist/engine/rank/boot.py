@@ -111,7 +111,8 @@ def join(
     if here.torchs is not None:
         here.torchs.put_back()
     if asked.machine is not None:
-        throttle.here.pace(asked.machine.bytes_here)  # of groups that are made from here on
+        # Of groups that are made from here on.
+        throttle.here.pace(asked.machine.bytes_here, asked.machine.latency_here)
     device = group.join(
         here.rank, asked, place_, store_port, generation=generation, first_group=first_group
     )

@@ -42,8 +42,8 @@ import logging
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from functools import wraps
-from time import perf_counter_ns, thread_time_ns
+from functools import partial, wraps
+from time import perf_counter_ns, sleep, thread_time_ns
 from typing import Any
 
 import torch
@@ -96,6 +96,7 @@ from nbdist.engine.tap.ops import (
     refusing,
     size_bytes,
 )
+from nbdist.shared.collectives import rounds
 from nbdist.shared.errors import MismatchError
 from nbdist.shared.wire import CellStart
 
@@ -107,6 +108,7 @@ __all__ = [
     "backward_ended",
     "begin_cell",
     "counts",
+    "emulate_latency",
     "exposed_ns",
     "install",
     "last_kind",
@@ -137,6 +139,11 @@ def install(level: str = "full") -> None:
         ValueError: No such level.
     """
     set_level(level)
+
+
+def emulate_latency(seconds: float) -> None:
+    """Let each round of a collective take so much longer: its Work is over later."""
+    state.latency_s = seconds
 
 
 def level() -> str:
@@ -262,6 +269,9 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
                 launch.handed_ns = now()
                 work = launch_op(backend, *args) if prepared is None else prepared.launch()
                 launch.returned_ns = now()
+                if state.latency_s and work is not None and not is_message:
+                    late_s = state.latency_s * rounds(kind, len(book.ranks), "gloo")
+                    work = torch_hooks.work_after(work, partial(sleep, late_s))
                 if clocked_ns:
                     clocked_ns = thread_time_ns()
             except MismatchError:

@@ -2,17 +2,19 @@
 
 Linux paces a TCP connection when its socket has a rate, on loopback too. So what a
 rank sends through gloo can be as slow as through a network of that rate; NCCL, the store and
-ipyparallel are not touched.
+ipyparallel are not touched. No socket delays what it sends: latency is added by the tap, to the end
+of each collective for its rounds. Messages of send and recv have none.
 """
 
 import math
 
 from nbdist.engine.group import sockets, state
 from nbdist.engine.group.links import tcp_info
+from nbdist.engine.tap import tap
 from nbdist.shared.errors import ClusterError, UsageError
 
 
-def emulate_link(bytes_per_s: float | None) -> None:
+def emulate_link(bytes_per_s: float | None, latency_s: float = 0.0) -> None:
     """Let this rank send at most so many bytes a second to each peer; None lifts it.
 
     It applies to all groups, those made later and those after a fault included. A rank whose
@@ -20,15 +22,20 @@ def emulate_link(bytes_per_s: float | None) -> None:
 
     Args:
         bytes_per_s: For each connection, such as `125e6` for 1 Gbit/s.
+        latency_s: What each round of a collective takes longer, from 0 on. The tap adds it.
 
     Raises:
-        UsageError: That is no rate.
+        UsageError: That is no rate, or no latency; or the tap is off, and a latency asked for.
         ClusterError: This rank is in no group, has no gloo, or its system cannot.
     """
     if bytes_per_s is not None and not _is_rate(bytes_per_s):
         raise UsageError(
             f"emulate_link takes bytes per second, at least 1, or None, not {bytes_per_s!r}."
         )
+    if isinstance(latency_s, bool) or not 0 <= latency_s < math.inf:
+        raise UsageError(f"emulate_link takes a latency in seconds, 0 or more, not {latency_s!r}.")
+    if latency_s and tap.level() == "off":
+        raise UsageError("A latency is emulated by the tap, and that is off.")
     backend = state.here.member().backend
     if "gloo" not in backend:
         raise ClusterError(
@@ -37,7 +44,7 @@ def emulate_link(bytes_per_s: float | None) -> None:
             do="%dist start --device cpu",
         )
     try:
-        here.pace(bytes_per_s)
+        here.pace(bytes_per_s, latency_s)
     except OSError as error:
         raise ClusterError("No link can be emulated on this system.", why=str(error)) from error
 
@@ -49,8 +56,8 @@ class EmulatedLink:
         self._rate: float | None = None
         self._is_used = False
 
-    def pace(self, bytes_per_s: float | None) -> None:
-        """Send at this rate from now on, if the system can."""
+    def pace(self, bytes_per_s: float | None, latency_s: float = 0.0) -> None:
+        """Send at this rate from now on, if the system can, with this latency."""
         before, self._rate = self._rate, bytes_per_s
         self._is_used = True
         try:
@@ -58,6 +65,7 @@ class EmulatedLink:
         except OSError:
             self._rate = before
             raise
+        tap.emulate_latency(latency_s)
 
     def apply(self) -> None:
         """Pace the connections of groups that were just made, if a rate is set."""
