@@ -23,6 +23,7 @@ HASH_SEED = "0"  # PYTHONHASHSEED of ranks, where a notebook on one machine has 
 # What `%dist scaling` starts ranks with: after how many steps they end, where they leave the time
 # of a short collective, and by what `nbdist.loader` multiplies its batch.
 STEPS, LATENCY, BATCH_TIMES = "NBDIST_STEPS", "NBDIST_LATENCY", "NBDIST_BATCH_TIMES"
+VIRTUAL = "NBDIST_VIRTUAL"  # the option, for a script's ranks
 MOST_RANKS_A_CORE = 64
 DEVICES = ("cpu", "cuda")
 BACKENDS = ("gloo", "nccl")

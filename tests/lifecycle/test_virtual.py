@@ -8,9 +8,17 @@ import pytest
 
 import nbdist
 from nbdist import CellResult, Session
+from nbdist.client.export.cells import NotebookCell
+from nbdist.client.notebook.arguments import parse_dist
+from nbdist.client.notebook.scaling_command import scale_out
 from nbdist.shared.collectives import rounds, sent_bytes
+from nbdist.shared.options import choose_options
 from nbdist.shared.virtual import VirtualMachine
+from nbdist.study import forecast
 from nbdist.study.debt import MOST_CREDIT_S
+from nbdist.study.scaling import traffic
+from nbdist.study.scaling_report import Scaling
+from tests.export.torchrun import ROOT
 
 MACHINE, LATENCY_S = "400 MFLOP/s, 40 Mbit/s 5 ms", 5e-3
 WIDTH, BATCH, LAYERS = 128, 128, 3
@@ -112,6 +120,63 @@ def test_a_rank_in_the_place_of_a_killed_one_is_as_slow(virtual: Session) -> Non
     code = "import time; a = torch.ones(256, 256); t = time.perf_counter(); a @ a; "
     took = virtual.run(f"{code}time.perf_counter() - t").value_list
     assert min(took) >= 0.99 * 2 * 256**3 / 400e6
+
+
+# Slow enough for two loaded cores: what ranks do beside their device's work is little of a step.
+FORECAST_ON = "60 MFLOP/s, 10 Mbit/s 20 ms"
+FORECAST = """\
+%%distributed
+model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4)))
+model = nbdist.parallelize(model, "ddp").model
+opt = torch.optim.SGD(model.parameters(), lr=1e-3)
+data = torch.utils.data.TensorDataset(torch.randn(4096, 256))
+for (x,) in nbdist.loader(data, global_batch={batch}):
+    model(x).square().mean().backward()
+    opt.step()
+    opt.zero_grad()"""
+
+
+def scaling_of(words: str, batch: int) -> Scaling:
+    """Return what `%dist scaling` tells of virtual ranks, beside what no session runs."""
+    asked = parse_dist(f"scaling {words}")
+    assert asked is not None
+    running = choose_options(0, n=2, device="cpu", backend=None, threads=1, virtual=FORECAST_ON)
+    return scale_out(
+        asked, [NotebookCell(1, FORECAST.format(batch=batch), losses={0: 1.0})], running
+    )
+
+
+def test_scaling_measures_ranks_that_stand_for_the_same_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    found = scaling_of("-n 1,2 --steps 4", 16)
+    machine = VirtualMachine.read(FORECAST_ON)
+    one, two = found.worlds
+    flops = 2 * 16 * 256**2 * (3 * 4 - 1)
+    assert one.time.compute_s >= flops / machine.flops_here - MOST_CREDIT_S
+    assert two.latency_s >= machine.latency_here
+    sent_s = traffic(two.calls, "gloo").nbytes / machine.bytes_here
+    assert two.time.exposed_s + two.time.hidden_s >= 0.9 * sent_s  # a pace lets a burst through
+    assert f"Emulated: {FORECAST_ON}. This machine kept up with" in str(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "batch"), [("", 128), ("--weak", 32)], ids=["strong", "weak"])
+def test_one_and_two_virtual_ranks_forecast_four_and_eight_within_a_tenth(
+    words: str, batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    found = scaling_of(f"-n 1,2,4,8 --steps 7 {words}", batch)
+    assert found.kind == (words.strip("-") or "strong")
+    print(found, *found.worlds, sep="\n")
+    model = forecast.fit(found.worlds[:2], found.kind)
+    for world in found.worlds[2:]:
+        predicted_s = model.predict(world.n).step_s
+        print(f"{world.n} ranks: {world.step_s:.3f} s, forecast {predicted_s:.3f} s")
+        assert predicted_s == pytest.approx(world.step_s, rel=0.1)
 
 
 @pytest.mark.slow

@@ -275,6 +275,7 @@ def _options(
         str(word("backend") or ""),
         threads if isinstance(threads, int) else None,
         timeout if isinstance(timeout, float) else None,
+        (running.virtual if running else None) or "",
     )
 
 

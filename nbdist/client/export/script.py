@@ -55,6 +55,8 @@ class ScriptOptions:
         backend: "" for what the device calls for.
         threads: CPU threads a rank; None for the cores divided by the ranks.
         timeout: Of a collective, in seconds; None for torch's own.
+        virtual: What the notebook's ranks stand for; "" where they stand for nothing. Only
+            `%dist scaling` starts a script's ranks as such.
     """
 
     n: int
@@ -63,6 +65,7 @@ class ScriptOptions:
     backend: str = ""
     threads: int | None = None
     timeout: float | None = None
+    virtual: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from nbdist.client.metrics.analysis.values import LEFT_OUT
 from nbdist.client.metrics.world import world_of_records
 from nbdist.shared.collectives import rounds
 from nbdist.shared.errors import NBDistError, UsageError
-from nbdist.shared.options import BATCH_TIMES, LATENCY, STEPS
+from nbdist.shared.options import BATCH_TIMES, LATENCY, STEPS, VIRTUAL
 from nbdist.shared.text import counted
 from nbdist.study.scaling import World
 
@@ -131,6 +131,7 @@ def _world(script: Path, options: ScriptOptions, folder: Path, steps: int, times
     with tempfile.TemporaryDirectory(prefix="nbdist-records-") as records:
         latency = Path(records, "latency.json")
         environ = {STEPS: str(steps), LATENCY: str(latency), BATCH_TIMES: str(times)}
+        environ[VIRTUAL] = options.virtual
         before = os.environ.get("PYTHONPATH")
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), before]))
         try:

@@ -42,7 +42,9 @@ def kept_up(
     return lines
 
 
-def _on_links(machine: VirtualMachine, table: Iterable[CollectiveRow]) -> tuple[float, float, float]:
+def _on_links(
+    machine: VirtualMachine, table: Iterable[CollectiveRow]
+) -> tuple[float, float, float]:
     """Return the seconds of the collectives, those that the links ask for, and their rounds.
 
     Messages are left out: theirs ends when the other rank takes them.

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from nbdist.client.metrics.analysis.values import LEFT_OUT, Analysis, CollectiveRow
-from nbdist.shared.wire import Record, is_measured
+from nbdist.shared.wire import EMULATED, Record, is_measured
+from nbdist.study.debt import share_kept
 from nbdist.study.scaling import Call, World
 from nbdist.study.step_time import StepTime
 
@@ -45,7 +46,13 @@ def world_of_records(
     if not all(steps.values()):
         return None
     world = world_of(analyst.analysis(), steps, backend=backend)
-    return None if world is None else replace(world, cores=cores, latency_s=latency_s)
+    if world is None:
+        return None
+    owed = [r.values for of in records.values() for r in of if r.kind == EMULATED]
+    late = [1 - share_kept(of_rank["virtual_s"], of_rank["late_s"]) for of_rank in owed]
+    if late:  # virtual devices make up for waits for cores, as far as they can
+        world = replace(world, starved_s=max(late) * world.step_s)
+    return replace(world, cores=cores, latency_s=latency_s)
 
 
 def _is_later_step(record: Record) -> bool:

@@ -42,16 +42,9 @@ def scale_out(
         running: What the cluster runs with, if there is one.
 
     Raises:
-        UsageError: A word makes no sense, no cell has trained, or the cluster is a virtual one.
+        UsageError: A word makes no sense, or no cell has trained.
         ScalingError: The cell runs on none of these numbers of ranks.
     """
-    if running and running.machine is not None:
-        raise UsageError(
-            "%dist scaling measures this machine, and the ranks are emulated ones.",
-            why=f"they stand for {running.machine}",
-            do="start a cluster without --virtual, or compare the steps of virtual clusters of "
-            "several sizes",
-        )
     most = running.n if running else 2
     numbers = asked.n or ranks_until(most)
     there = None if asked.on is None else parse_place(" ".join(asked.on))
@@ -84,6 +77,10 @@ def scale_out(
         notes.append("All of these run on this machine: the links between hosts are not measured.")
     if running and running.device == "cuda":
         notes.append(_DEVICES)
+    if running and running.machine is not None:
+        late = max(world.starved_s / world.step_s for world in measured.worlds)
+        kept = f"This machine kept up with {100 * (1 - late):.0f} % of the virtual time."
+        notes.append(f"Emulated: {running.machine.told()}. {kept}")
     if _EMULATES in made.script.text:
         notes.append(_EMULATED)
     return _report(measured, notes, there)

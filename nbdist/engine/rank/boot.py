@@ -110,9 +110,7 @@ def join(
         torch.cuda.init()  # its error says why a GPU cannot be used
     if here.torchs is not None:
         here.torchs.put_back()
-    if asked.machine is not None:
-        # Of groups that are made from here on.
-        throttle.here.pace(asked.machine.bytes_here, asked.machine.latency_here)
+    throttle.here.stand_for(asked.machine)
     device = group.join(
         here.rank, asked, place_, store_port, generation=generation, first_group=first_group
     )

@@ -78,7 +78,7 @@ def of_rank(
     )
 
 
-def of_script() -> tuple[Component, ...]:
+def of_script(virtual: VirtualDevice) -> tuple[Component, ...]:
     """Return the components of a script that torchrun has started: it is one cell."""
     return (
         steady.here,
@@ -90,6 +90,7 @@ def of_script() -> tuple[Component, ...]:
         step_state.here(),
         training.here,
         guard.here,
+        virtual,
     )
 
 

@@ -18,7 +18,8 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -35,13 +36,15 @@ from nbdist.shared.options import (
     LOOPBACK,
     ONE_GPU_A_RANK,
     TIMEOUT_S,
+    VIRTUAL,
     ClusterOptions,
     choose_options,
     may_share_gpus,
 )
 from nbdist.shared.placement import HERE, RankPlacement
 from nbdist.shared.text import counted
-from nbdist.shared.wire import Batch, CellStart
+from nbdist.shared.virtual import VirtualMachine
+from nbdist.shared.wire import CELL_END, EMULATED, Batch, CellStart
 
 _LET_GO_S = 0.1
 _RUN_IT = "torchrun --nproc-per-node 2 {}    (or %dist run in a notebook)"
@@ -119,12 +122,13 @@ def init(
         slots=int(os.environ["WORLD_SIZE"]),
         threads_a_rank=max(1, _cores() // place.local_size),
         timeout=timeout,
+        virtual=os.environ.get(VIRTUAL) or None,
         address=LOOPBACK if place.nodes == 1 else place.address,
     )
     here.rank = this = ThisRank(rank, place.local_rank, options.n, _join(rank, options, place))
     here.ranks_on_host = place.local_size
     _require_layouts(layouts, this)
-    _begin(this, records or os.environ.get("NBDIST_RECORDS"))
+    _begin(this, records or os.environ.get("NBDIST_RECORDS"), options.machine)
     return this
 
 
@@ -208,6 +212,7 @@ def _address_towards(host: str) -> str:
 def _join(rank: int, options: ClusterOptions, place: RankPlacement) -> torch.device:
     """Join the group through the store of torchrun's agent, prepared like an engine."""
     from nbdist.engine.group import group
+    from nbdist.engine.group.links import throttle
     from nbdist.engine.rank import register
 
     at, port = os.environ["MASTER_ADDR"], int(os.environ.get("MASTER_PORT", 29500))
@@ -220,6 +225,7 @@ def _join(rank: int, options: ClusterOptions, place: RankPlacement) -> torch.dev
     torch.set_num_threads(options.threads)
     environment.seed_rank(rank)
     register.here.register()
+    throttle.here.stand_for(options.machine)
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # in the same agent's store
     prefix = f"start-{again}"
     return group.join(
@@ -256,11 +262,14 @@ def _on_other_ranks(needed: int | None, world_size: int, do: str) -> str:
     return f"{start}    (or {do})" if do else start
 
 
-def _begin(this: ThisRank, records: str | os.PathLike[str] | None) -> None:
+def _begin(
+    this: ThisRank, records: str | os.PathLike[str] | None, machine: VirtualMachine | None
+) -> None:
     """Begin the script as one cell of the engine, and end it at exit."""
     from nbdist.engine.data.position import account
     from nbdist.engine.group import state
     from nbdist.engine.rank import components
+    from nbdist.engine.rank.virtual_device import VirtualDevice
     from nbdist.engine.recovery import wrapped_models
     from nbdist.engine.steps import keep, step_state
     from nbdist.engine.training import training
@@ -272,11 +281,13 @@ def _begin(this: ThisRank, records: str | os.PathLike[str] | None) -> None:
     (folder := Path(journals.name, "journal")).mkdir()  # the same name on all ranks
     token = os.environ.get("TORCHELASTIC_RUN_ID", "") + os.environ["MASTER_PORT"]
     account.here.keep_in(folder, token, this.rank, this.world_size, is_first=True)
+    report: Callable[[dict[str, float]], None] | None = None
     if records is not None:
         recorder = _recorder(this.rank, Path(records))
         training.here.install(recorder)
         recorder.begin_cell()
         atexit.register(recorder.close)
+        report = partial(recorder.add, EMULATED, CELL_END)
     if not step_state.here().is_installed:  # without the snapshots that a recovery needs
         step_state.install(wrapped_models.buffers_of, lambda optimizer, steps: None)
     names = dist.PrefixStore("nbdist/log", state.here.member().client)
@@ -284,7 +295,8 @@ def _begin(this: ThisRank, records: str | os.PathLike[str] | None) -> None:
     step_state.here().then(lambda optimizer, steps: printed.stepped(steps))
     training.here.on_log(printed.log)
     atexit.register(printed.decide)
-    parts = components.of_script()
+    virtual = VirtualDevice(machine, training.here.current_step, report)
+    parts = components.of_script(virtual)
     checkpoints = os.path.join(".nbdist", "checkpoints", stem)
     components.begin(parts, CellStart(1, tuple(range(this.world_size)), 1, checkpoints=checkpoints))
     atexit.register(_end, this.rank, parts)

@@ -30,14 +30,14 @@ class VirtualDevice(Component):
         machine: What the rank stands for; None leaves operations as they are.
         step: Returns the steps that the cell has made.
         report: Takes what a cell's operations owed and were late: `virtual_s`, `late_s`. The first
-            step, in which much is made, does not count.
+            step, in which much is made, does not count. None where nobody is told.
     """
 
     def __init__(
         self,
         machine: VirtualMachine | None,
         step: Callable[[], int],
-        report: Callable[[dict[str, float]], None],
+        report: Callable[[dict[str, float]], None] | None,
     ) -> None:
         self._machine = machine
         self._step = step
@@ -58,7 +58,7 @@ class VirtualDevice(Component):
             self._around.close()
             mode.settle()
             debt = mode.debt
-            if debt.virtual_s:
+            if debt.virtual_s and self._report is not None:
                 self._report({"virtual_s": debt.virtual_s, "late_s": debt.late_s})
         return ()
 

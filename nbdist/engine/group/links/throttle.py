@@ -12,6 +12,7 @@ from nbdist.engine.group import sockets, state
 from nbdist.engine.group.links import tcp_info
 from nbdist.engine.tap import tap
 from nbdist.shared.errors import ClusterError, UsageError
+from nbdist.shared.virtual import VirtualMachine
 
 
 def emulate_link(bytes_per_s: float | None, latency_s: float = 0.0) -> None:
@@ -66,6 +67,11 @@ class EmulatedLink:
             self._rate = before
             raise
         tap.emulate_latency(latency_s)
+
+    def stand_for(self, machine: VirtualMachine | None) -> None:
+        """Send like a virtual machine, if there is one, in groups that are made from here on."""
+        if machine is not None:
+            self.pace(machine.bytes_here, machine.latency_here)
 
     def apply(self) -> None:
         """Pace the connections of groups that were just made, if a rate is set."""

@@ -3,10 +3,8 @@
 import pytest
 
 from nbdist.client.export.worlds import last_line
-from nbdist.client.notebook.arguments import parse_dist
-from nbdist.client.notebook.scaling_command import parse_place, ranks_until, scale_out
+from nbdist.client.notebook.scaling_command import parse_place, ranks_until
 from nbdist.shared.errors import UsageError
-from nbdist.shared.options import ClusterOptions
 from nbdist.study.links import LINKS
 from nbdist.study.machine import Machine
 
@@ -29,17 +27,6 @@ def test_an_unknown_link_names_those_that_are_known() -> None:
         parse_place("ib401")
     assert "ib400" in str(raised.value)
     assert "8 h100" in str(raised.value)
-
-
-def test_emulated_ranks_are_not_measured() -> None:
-    asked = parse_dist("scaling")
-    assert asked is not None
-    running = ClusterOptions(
-        n=2, device="cpu", backend="gloo", threads=1, virtual="2 GFLOP/s, 100 Mbit/s"
-    )
-    with pytest.raises(UsageError, match="the ranks are emulated ones") as raised:
-        scale_out(asked, [], running)
-    assert "without --virtual" in str(raised.value)
 
 
 def test_of_a_size_that_failed_the_line_that_names_the_error_is_told() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from nbdist.engine.component import Component, EndedCell
 from nbdist.engine.rank import components
+from nbdist.engine.rank.virtual_device import VirtualDevice
 from nbdist.shared.wire import CellStart
 
 START = CellStart(3, (0, 1), 3)
@@ -40,6 +41,7 @@ def test_a_component_does_nothing_by_itself() -> None:
 
 
 def test_the_components_of_a_script_end_a_cell_that_did_nothing_without_a_word() -> None:
-    parts = components.of_script()
+    virtual = VirtualDevice(None, lambda: 0, None)
+    parts = components.of_script(virtual)
     components.begin(parts, CellStart(1, (0,), 1))
     assert list(components.end(parts, EndedCell(1, "", has_succeeded=True))) == []
