@@ -82,7 +82,9 @@ class _Slowed(Flops):
         """Carry out an operation, and sleep where it has been too fast."""
         if func.namespace in _COLLECTIVES:
             self.settle()
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+            self._processor.take()  # its waits are no computation
+            return result
         before, began_ns = self.total, time.thread_time_ns()
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if result is not NotImplemented and (self._has_computed or self.total > before):
@@ -119,3 +121,4 @@ class _Slowed(Flops):
             time.sleep(min(left, _MOST_SLEEP_S))
         if seconds:
             self.debt.slept(time.perf_counter() - began)
+            self._processor.take()  # what it waited for a core to wake up is in that

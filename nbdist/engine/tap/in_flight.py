@@ -90,7 +90,7 @@ class TapState:
     def __init__(self) -> None:
         self.level: Level = "off"
         self.undo: list[torch_hooks.Undo] = []
-        self.latency_s = 0.0  # emulated: of each round of a collective
+        self.latency_s = 0.0  # emulated: each round of a collective ends so much later
         self.main = threading.main_thread().ident
         self.bytes = 0  # since the last take, as the three below
         self.collectives = 0

@@ -108,7 +108,6 @@ __all__ = [
     "backward_ended",
     "begin_cell",
     "counts",
-    "emulate_latency",
     "exposed_ns",
     "install",
     "last_kind",
@@ -139,11 +138,6 @@ def install(level: str = "full") -> None:
         ValueError: No such level.
     """
     set_level(level)
-
-
-def emulate_latency(seconds: float) -> None:
-    """Let each round of a collective take so much longer: its Work is over later."""
-    state.latency_s = seconds
 
 
 def level() -> str:

@@ -10,7 +10,7 @@ import math
 
 from nbdist.engine.group import sockets, state
 from nbdist.engine.group.links import tcp_info
-from nbdist.engine.tap import tap
+from nbdist.engine.tap import in_flight
 from nbdist.shared.errors import ClusterError, UsageError
 from nbdist.shared.virtual import VirtualMachine
 
@@ -35,7 +35,7 @@ def emulate_link(bytes_per_s: float | None, latency_s: float = 0.0) -> None:
         )
     if isinstance(latency_s, bool) or not 0 <= latency_s < math.inf:
         raise UsageError(f"emulate_link takes a latency in seconds, 0 or more, not {latency_s!r}.")
-    if latency_s and tap.level() == "off":
+    if latency_s and in_flight.state.level == "off":
         raise UsageError("A latency is emulated by the tap, and that is off.")
     backend = state.here.member().backend
     if "gloo" not in backend:
@@ -66,7 +66,7 @@ class EmulatedLink:
         except OSError:
             self._rate = before
             raise
-        tap.emulate_latency(latency_s)
+        in_flight.state.latency_s = latency_s
 
     def stand_for(self, machine: VirtualMachine | None) -> None:
         """Send like a virtual machine, if there is one, in groups that are made from here on."""
