@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.lifecycle.kernels import Family, Notebook
+from tests.lifecycle.kernels import Family, Notebook, private_environment, wait_for
 
 # Five ranks in five states, a shipping process, and (where it is worth its ten seconds) the UI.
 TRAIN = "nbdist.log(loss=1.0)"
@@ -97,6 +97,30 @@ def test_kill_9_of_who_asks_leaves_no_process_without_numbers(code: str) -> None
         program.wait()
     _, alive = psutil.wait_procs(family, timeout=30)
     assert alive == []
+
+
+# A script of cells, as `%dist scaling` and `%dist export --check` run it.
+SCRIPT = """
+from pathlib import Path
+from nbdist.client.export.launch import launch
+from nbdist.client.export.script import ScriptOptions
+launch(Path("endless.py").resolve(), ScriptOptions(2, "cpu", threads=1), Path(), timeout_s=600)
+"""
+ENDLESS = "import pathlib, os\npathlib.Path('busy-' + os.environ['RANK']).touch()\nwhile True: pass"
+
+
+def test_kill_9_of_who_runs_a_script_of_cells_leaves_no_rank_of_it(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text(ENDLESS, encoding="utf-8")
+    environ = private_environment(tmp_path)
+    program = subprocess.Popen([sys.executable, "-c", SCRIPT], cwd=tmp_path, env=environ)
+    try:
+        wait_for(lambda: len([*tmp_path.glob("busy-*")]) == 2, "busy ranks", 120)
+        family = Family(program.pid)
+        assert len(family.processes) >= 3  # torchrun and its ranks
+    finally:
+        program.kill()
+        program.wait()
+    family.assert_gone()
 
 
 def _children_that_compute(pid: int) -> list[psutil.Process]:

@@ -60,7 +60,7 @@ def launch(
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={options.n}", "-m", _RUNNER, script, str(records)]
     ranks = subprocess.Popen(
-        [*command, json.dumps(words)],
+        [*command, json.dumps(words), str(os.getpid())],
         env={**os.environ, "PYTHONHASHSEED": HASH_SEED, **(environ or {})},
         cwd=folder or path.parent,
         stdin=subprocess.DEVNULL,

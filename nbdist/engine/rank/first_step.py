@@ -1,11 +1,14 @@
 """Run a script as one rank until some steps are over, for `%dist export --check` and `scaling`.
 
-torchrun starts it: `torchrun ... -m nbdist.engine.rank.first_step SCRIPT RECORDS OPTIONS`. The
-script finds an initialized rank, with its own options; where it makes the process group,
-the existing one is used. It ends where an optimizer would step once more than `NBDIST_STEPS`, 1 by
+torchrun starts it: `torchrun ... -m nbdist.engine.rank.first_step SCRIPT RECORDS OPTIONS PID`. The
+script finds an initialized rank, with its own options; where it makes the process group, the
+existing one is used. It ends where an optimizer would step once more than `NBDIST_STEPS`, 1 by
 default: then that step is complete, with those of all optimizers, as of a GAN. `RECORDS` then holds
 the records of a board: the loss that is compared with that of the notebook's first step, and what
 the steps are made of. `NBDIST_LATENCY` names a file for the time of a short collective.
+
+Each rank ends with process PID, the notebook's kernel, and torchrun with its ranks: a rank leads a
+session of its own, in which it would outlive both.
 
 Main thread.
 """
@@ -27,6 +30,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from nbdist.engine.rank import standalone
 from nbdist.engine.tap import tap
 from nbdist.shared.options import LATENCY, STEPS
+from nbdist.shared.processes.lifeline import end_with
 
 _TRIES: Final = 30
 
@@ -77,4 +81,5 @@ def _latency_s(device: torch.device) -> float:
 
 
 if __name__ == "__main__":
+    end_with(int(sys.argv[4]))
     run(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
