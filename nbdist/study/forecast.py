@@ -172,7 +172,7 @@ def fit(worlds: Sequence[World], kind: Kind) -> StepModel:
     if kind == "strong" and (found := disturbed(fitting)):
         few, many = found
         raise UsageError(
-            "No forecast: the ranks disturb each other, or something else uses the cores.",
+            "No strong forecast: the ranks disturb each other, or something else uses the cores.",
             why=f"a rank's own work took {figure(few.work_s * 1e3)} ms a step on {few.n}, and "
             f"{figure(many.work_s * 1e3)} ms on {many.n}, where it should take less",
         )

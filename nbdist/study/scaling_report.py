@@ -1,8 +1,9 @@
 """How measured and forecast scaling reads: a table, and what it rests on. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from nbdist.shared.text import aligned, counted, figure, name_rate
@@ -26,6 +27,7 @@ class Scaling:
         forecasts: Over the link as measured.
         others: Over another link.
         notes: In sentences: which cell, and what limits this measurement.
+        beside: Weak scaling of the same cell, where both were measured.
     """
 
     kind: Kind
@@ -34,24 +36,29 @@ class Scaling:
     forecasts: tuple[Forecast, ...] = ()
     others: tuple[Forecast, ...] = ()
     notes: tuple[str, ...] = ()
+    beside: "Scaling | None" = None
 
     def __str__(self) -> str:
         """Return the table, the forecasts below what was measured, and the notes."""
-        # One number of ranks has nothing that it is faster than.
-        rows = [_HEAD, *(self._measured(one, len(self.points) > 1) for one in self.points)]
-        rows += [_predicted(one) for one in (*self.forecasts, *self.others)]
-        lines = aligned(rows, _RIGHT)
-        end = 1 + len(self.points)
-        here = end + len(self.forecasts)
-        kind = f"{self.kind.capitalize()} scaling, measured:"
-        said = [kind if len(self.points) > 1 else "Measured:", *lines[:end]]
-        if self.forecasts:
-            said += [f"Forecast, {_named(self.forecasts)}:", *lines[end:here]]
-        if self.others:
-            said += [f"Forecast, {_named(self.others)}:", *lines[here:]]
-        return "\n".join([*said, *self.notes])
+        both = (self, self.beside) if self.beside else (self,)
+        sections = [section for one in both for section in one._sections()]
+        lines = iter(aligned([_HEAD, *(row for _, rows in sections for row in rows)], _RIGHT))
+        head = next(lines)
+        said: list[str] = []
+        for title, rows in sections:
+            said += [title, *([] if said else [head]), *islice(lines, len(rows))]
+        return "\n".join([*said, *dict.fromkeys(note for one in both for note in one.notes)])
 
     __repr__ = __str__
+
+    def _sections(self) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+        """Yield titles, each with the rows below it."""
+        # One number of ranks has nothing that it is faster than.
+        is_compared = len(self.points) > 1
+        title = f"{self.kind.capitalize()} scaling, measured:" if is_compared else "Measured:"
+        yield title, [self._measured(one, is_compared) for one in self.points]
+        for forecasts in filter(None, (self.forecasts, self.others)):
+            yield f"Forecast, {_named(forecasts)}:", [_predicted(one) for one in forecasts]
 
     def _measured(self, point: Point, is_compared: bool) -> tuple[str, ...]:
         names = {"serial": "serial part" if self.kind == "strong" else "slower computation"}

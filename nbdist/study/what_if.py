@@ -74,29 +74,42 @@ class _Step:
         return self.with_calls(calls)
 
 
-def what_if(world: World, layout: str = "") -> tuple[Outcome, ...]:
+def what_if(world: World, layout: str = "", link: Link | None = None) -> tuple[Outcome, ...]:
     """Return what changes would make of a recorded step.
 
     Args:
         world: As it was measured.
         layout: Of its model, such as "zero3" or "dp=2 tp=2"; empty where it is not known.
+        link: Another one between all ranks, for a line of its own.
     """
     axes = {word.partition("=")[0] for word in layout.split()}
     total_s = world.time.exposed_s + world.time.hidden_s
-    link = link_of(replace(world, latency_s=_latency_s(world.calls, world.backend)))
+    here = link_of(replace(world, latency_s=_latency_s(world.calls, world.backend)))
     could_s = min(total_s, 2 / 3 * world.time.compute_s)
     overlap = min(1.0, world.time.hidden_s / could_s) if could_s > 0 else 0.0
     gradients = tuple(
         call for call in world.calls if call.kind == "all_reduce" and call.ranks == world.n
     )
     is_sharded = bool(axes & {"fsdp", "zero2", "zero3"})  # gradients are reduce-scattered
-    step = _Step(world, link, overlap, () if is_sharded else gradients)
+    step = _Step(world, here, overlap, () if is_sharded else gradients)
+    over = [] if link is None else [_over(step, link)]
     if axes.isdisjoint(_SPLITS):
-        return (_without_straggler(world), *_of_communication(step), _more_ranks(step))
+        return (_without_straggler(world), *over, *_of_communication(step), _more_ranks(step))
     of_link = _of_communication(replace(step, gradients=()))[0]
     only = "the others are for layouts of replicas and shards only (dp, fsdp, ddp, zero1-3)"
     other = Outcome("any other change", None, f"the layout is {layout}: {only}", "")
-    return (_without_straggler(world), of_link, other)
+    return (_without_straggler(world), *over, of_link, other)
+
+
+def _over(step: _Step, link: Link) -> Outcome:
+    sends = bool(traffic(step.world.calls, step.world.backend).nbytes)
+    return Outcome(
+        f"over {link.name}",
+        step.with_calls(step.world.calls, link) if sends else None,
+        f"latency {link.latency_s * 1e6:.0f} us, {name_rate(link.bandwidth)} ({link.source}); "
+        "computation stays as it is",
+        "",
+    )
 
 
 def _without_straggler(world: World) -> Outcome:
@@ -234,16 +247,16 @@ def _latency_s(calls: Sequence[Call], backend: str) -> float:
     return max(0.0, least_s - small * (most_s - least_s) / (large - small))
 
 
-def table(world: World, outcomes: Sequence[Outcome]) -> str:
-    """Return the outcomes as a table, each with what it rests on."""
+def table(world: World, outcomes: Sequence[Outcome], where: str = "measured here") -> str:
+    """Return the outcomes as a table, each with what it rests on; `where` the step was recorded."""
     rows = [("", "step", "gain")]
     for one in outcomes:
         gain = "" if one.step_s is None else f"{100 - 100 * one.step_s / world.step_s:+.0f} %"
         rows.append((one.change, "–" if one.step_s is None else _ms(one.step_s), gain))
     lines = aligned(rows, (False, True, True))
-    ranks = counted(world.n, "rank")
-    said = [f"The recorded step takes {_ms(world.step_s)} on {ranks}: measured here, the mean of"]
-    said[0] += f" the last {counted(world.steps, 'step')}."
+    ranks, steps = counted(world.n, "rank"), counted(world.steps, "step")
+    said = [f"The recorded step takes {_ms(world.step_s)} on {ranks}:"]
+    said[0] += f" {where}, the mean of the last {steps}."
     said += ["All others are forecasts, for the same samples:", lines[0]]
     for line, one in zip(lines[1:], outcomes, strict=True):
         said.append(line)

@@ -6,7 +6,8 @@ import pytest
 
 from nbdist.client.export.cells import NotebookCell
 from nbdist.client.export.export import ExportRequest, export
-from nbdist.client.export.worlds import Measured, ScalingError, cells_for, measure, scratch
+from nbdist.client.export.needed import cells_for
+from nbdist.client.export.worlds import Measured, ScalingError, measure, scratch
 from nbdist.client.notebook.arguments import parse_dist, parse_distributed
 from nbdist.shared.errors import UsageError
 from nbdist.study.forecast import fit
@@ -41,7 +42,7 @@ for (x,) in nbdist.loader(data, global_batch=16):
 def measured(
     source: str, numbers: tuple[int, ...], folder: Path, steps: int, *, is_weak: bool = False
 ) -> Measured:
-    cells, _ = cells_for([NotebookCell(1, source, losses={0: 1.0})], None)
+    cells = cells_for([NotebookCell(1, source, losses={0: 1.0})], None, parse_distributed)
     start = NotebookCell(0, "%dist start -n 2 --device cpu --threads 1")
     with scratch(folder) as path:
         made = export(
@@ -52,7 +53,12 @@ def measured(
             folder=folder,
         )
         return measure(
-            made, numbers, folder=folder, steps=steps, is_weak=is_weak, tell=lambda line: None
+            made,
+            numbers,
+            folder=folder,
+            steps=steps,
+            tell=lambda line: None,
+            weak_from=numbers[0] if is_weak else 0,
         )
 
 
@@ -83,23 +89,58 @@ def test_a_cell_that_fails_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "name 'optimizer' is not defined" in str(raised.value)
 
 
-def test_other_cells_that_train_are_left_out() -> None:
-    cells = [
-        NotebookCell(1, "%%distributed\nmodel = 1"),
-        NotebookCell(2, "%%distributed\ntrain()", losses={0: 1.0}),
-        NotebookCell(3, "%%distributed\nagain()", losses={0: 0.9}),
+CELLS = [
+    NotebookCell(1, "%%distributed\nimport math\nmodel = 1"),
+    NotebookCell(
+        2,
+        "%%distributed -p lr=0.1\nfrom torch import nn\nimport csv\nnet = nn.Linear(size(), 2)\n"
+        "sgd = torch.optim.SGD(net.parameters(), lr)\n@math.floor\ndef size(): return 2.5\n"
+        "unused = 1\nfor _ in range(9): sgd.step()\nhistory = sgd.step()",
+        losses={0: 1.0},
+    ),
+    NotebookCell(3, "%%distributed\nsgd.step(); nn.ReLU(); print(history)", losses={0: 0.9}),
+]
+
+
+def test_of_other_cells_that_train_there_remains_what_gives_names() -> None:
+    model, trained, chosen = cells_for(CELLS, None, parse_distributed)
+    assert (model, chosen) == (CELLS[0], CELLS[2])
+    assert trained.body.split("\n") == [
+        "lr = 0.1",
+        "from torch import nn",
+        "net = nn.Linear(size(), 2)",
+        "sgd = torch.optim.SGD(net.parameters(), lr)",
+        *("@math.floor", "def size():", "    return 2.5"),
     ]
-    chosen, number = cells_for(cells, None)
-    assert ([cell.number for cell in chosen], number) == ([1, 3], 3)
-    assert [cell.number for cell in cells_for(cells, 2)[0]] == [1, 2]
-    with pytest.raises(UsageError, match="There is no cell 7 that ran") as raised:
-        cells_for(cells, 7)
-    assert "2, 3" in str(raised.value)
+    again = [*CELLS, NotebookCell(4, "%%distributed\nmodel.step()", losses={0: 0.5})]
+    assert [cell.body for cell in cells_for(again, None, parse_distributed)[1:3]] == ["", ""]
+
+
+def test_a_star_import_remains_where_names_are_lacking() -> None:
+    star = NotebookCell(1, "%%distributed\nfrom math import *\ntrain()", losses={0: 1.0})
+    last = NotebookCell(2, "%%distributed\nsqrt(2)", losses={0: 1.0})
+    assert cells_for([star, last], None, parse_distributed)[0].body == "from math import *"
+
+
+def test_a_handle_means_the_newest_training_that_names_it() -> None:
+    assert [cell.number for cell in cells_for(CELLS, "2", parse_distributed)] == [1, 2]
+    assert [cell.number for cell in cells_for(CELLS, "net", parse_distributed)] == [1, 2]
+    assert [cell.number for cell in cells_for(CELLS, "sgd", parse_distributed)] == [1, 2, 3]
+    for asked, said in (
+        ("7", "There is no cell 7 that ran"),
+        ("mod", "No cell that has trained names"),
+    ):
+        with pytest.raises(UsageError, match=said) as raised:
+            cells_for(CELLS, asked, parse_distributed)
+        assert "2, 3" in str(raised.value)
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [("scaling -n 0", "takes numbers of ranks"), ("scaling -n 1,x", "takes numbers of ranks")],
+    [
+        ("scaling -n 0", "takes numbers of ranks"),
+        ("scaling -n 1,x", "takes numbers of ranks"),
+    ],
 )
 def test_wrong_numbers_of_ranks_are_refused(line: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
@@ -109,4 +150,4 @@ def test_wrong_numbers_of_ranks_are_refused(line: str, said: str) -> None:
 def test_numbers_of_ranks_come_in_order() -> None:
     asked = parse_dist("scaling 3 -n 4,1,2,2")
     assert asked is not None
-    assert (asked.cell, asked.n, asked.steps) == (3, (1, 2, 4), 12)
+    assert (asked.cell, asked.n, asked.steps) == ("3", (1, 2, 4), 12)

@@ -157,9 +157,9 @@ def write(
     features = sorted({feature for part in kept for feature in part.features})
     # pyflakes counts lines: the header is written when what it says is known.
     begin = [f"from __future__ import {', '.join(features)}\n"] if features else []
-    undefined = _undefined(_joined([*begin, *bodies]))
-    begin += [_GIVEN_BY_IPYTHON[one] + "\n" for one in _GIVEN_BY_IPYTHON if one in undefined]
-    script = replace(script, doubts=(*script.doubts, *_not_given(kept, cells, undefined)))
+    lacking = undefined(_joined([*begin, *bodies]))
+    begin += [_GIVEN_BY_IPYTHON[one] + "\n" for one in _GIVEN_BY_IPYTHON if one in lacking]
+    script = replace(script, doubts=(*script.doubts, *_not_given(kept, cells, lacking)))
     text = _joined([_header(script, notebook), *begin, *bodies])
     compile(text, name, "exec", dont_inherit=True)
     return replace(script, text=text)
@@ -180,7 +180,7 @@ def _clashes(parts: Sequence[Part]) -> list[str]:
             others = [
                 one
                 for one in parts
-                if one is not part and name in _bound(one) and code not in one.code.split("\n")
+                if one is not part and name in bound(one.code) and code not in one.code.split("\n")
             ]
             apart = [one.number for one in others if one.brings.get(name, "") != code]
             if apart:
@@ -191,9 +191,9 @@ def _clashes(parts: Sequence[Part]) -> list[str]:
     return said
 
 
-def _bound(part: Part) -> set[str]:
-    """Return the names that a part gives at its top level."""
-    table = symtable.symtable(part.code, "cell", "exec")
+def bound(code: str) -> set[str]:
+    """Return the names that code gives at its top level."""
+    table = symtable.symtable(code, "cell", "exec")
     return {
         symbol.get_name()
         for symbol in table.get_symbols()
@@ -201,7 +201,7 @@ def _bound(part: Part) -> set[str]:
     }
 
 
-def _undefined(text: str) -> dict[str, int]:
+def undefined(text: str) -> dict[str, int]:
     """Return the names that nothing in a script gives, each with the first line that uses it."""
     found: dict[str, int] = {}
     for message in _ScriptChecker(ast.parse(text)).messages:
@@ -239,12 +239,12 @@ def _early_features(parts: Sequence[Part]) -> list[str]:
 
 
 def _not_given(
-    kept: Sequence[Part], cells: Sequence[NotebookCell], undefined: Mapping[str, int]
+    kept: Sequence[Part], cells: Sequence[NotebookCell], lacking: Mapping[str, int]
 ) -> list[str]:
     """Return in sentences which names no cell of the script gives, and which other cells have."""
     lines: dict[tuple[str, str], list[str]] = {}
     there = {part.number for part in kept}
-    for name in sorted(undefined.keys() - _GIVEN_BY_IPYTHON.keys()):
+    for name in sorted(lacking.keys() - _GIVEN_BY_IPYTHON.keys()):
         word = re.compile(rf"\b{re.escape(name)}\b")
         using = dict.fromkeys(part.number for part in kept if word.search(part.code))
         giving = [

@@ -14,14 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nbdist.client.export.cells import NotebookCell
 from nbdist.client.export.export import Exported
 from nbdist.client.export.launch import LaunchFailed, launch, read_records
 from nbdist.client.export.script import ScriptOptions
 from nbdist.client.metrics.analysis.values import LEFT_OUT
 from nbdist.client.metrics.world import world_of_records
 from nbdist.shared.collectives import rounds
-from nbdist.shared.errors import NBDistError, UsageError
+from nbdist.shared.errors import NBDistError
 from nbdist.shared.options import BATCH_TIMES, LATENCY, STEPS, VIRTUAL
 from nbdist.shared.text import counted
 from nbdist.study.scaling import World
@@ -41,33 +40,6 @@ class Measured:
     failed: tuple[str, ...]
 
 
-def cells_for(cells: Sequence[NotebookCell], asked: int | None) -> tuple[list[NotebookCell], int]:
-    """Return the cells that the steps of one need, and its number.
-
-    These are the cell itself and all before it but those that train, too.
-
-    Args:
-        cells: The notebook's, in order.
-        asked: The cell's number; None for the newest that has trained.
-
-    Raises:
-        UsageError: There is no such cell.
-    """
-    training = [cell for cell in cells if cell.losses and not cell.trouble]
-    mine = [cell for cell in (training if asked is None else cells) if asked in (None, cell.number)]
-    if not mine:
-        numbers = ", ".join(str(cell.number) for cell in training)
-        what = "No cell has trained." if asked is None else f"There is no cell {asked} that ran."
-        raise UsageError(
-            what,
-            why=f"cells that have trained: {numbers}" if numbers else "",
-            do="run the %%distributed cell that trains, then %dist scaling",
-        )
-    chosen = mine[-1]
-    before = [cell for cell in cells[: cells.index(chosen)] if not cell.losses]
-    return [*before, chosen], chosen.number
-
-
 @contextmanager
 def scratch(folder: Path) -> Iterator[Path]:
     """Give the path of a script; it is removed afterwards, and so are checkpoints of its name."""
@@ -85,8 +57,8 @@ def measure(
     *,
     folder: Path,
     steps: int,
-    is_weak: bool,
     tell: Callable[[str], None],
+    weak_from: int = 0,
 ) -> Measured:
     """Run a script on each number of ranks, the largest first; what the others fail at is told.
 
@@ -95,8 +67,8 @@ def measure(
         numbers: Of ranks, the smallest first.
         folder: Where it runs: the notebook's.
         steps: How many each makes; the first `LEFT_OUT` are left out.
-        is_weak: Batches of `nbdist.loader` grow with the ranks.
         tell: Gets a line before each.
+        weak_from: Batches of `nbdist.loader` grow with the ranks from this number on; 0: never.
 
     Raises:
         ScalingError: The largest number failed: with it the others will, or mean nothing.
@@ -104,9 +76,10 @@ def measure(
     worlds: list[World] = []
     failed: list[str] = []
     for n in sorted(numbers, reverse=True):
-        tell(f"Measuring {counted(steps, 'step')} on {counted(n, 'rank')} ...")
+        grown = ", the batch grown with them" if weak_from else ""
+        tell(f"Measuring {counted(steps, 'step')} on {counted(n, 'rank')}{grown} ...")
         options = replace(made.script.options, n=n, nodes=1)
-        times = n // numbers[0] if is_weak else 1
+        times = n // weak_from if weak_from else 1
         try:
             worlds.insert(0, _world(made.files[0], options, folder, steps, times))
         except LaunchFailed as error:

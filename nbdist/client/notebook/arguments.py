@@ -511,8 +511,8 @@ def _of_board(asked: argparse.Namespace) -> argparse.Namespace:
 
 def _add_scaling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "cell", nargs="?", type=int, metavar="CELL", help="number of its prompt; else the newest "
-        "that has trained",
+        "cell", nargs="?", metavar="CELL", help="number of its prompt, or "
+        "HANDLE: a layout or model that it trains; by default the newest that has trained",
     )  # fmt: skip
     parser.add_argument(
         "-n", type=_numbers_of_ranks, metavar="N,N", help="numbers of ranks, such as 1,2,4; by "
@@ -523,11 +523,12 @@ def _add_scaling(parser: argparse.ArgumentParser) -> None:
         "out, 12 by default",
     )  # fmt: skip
     parser.add_argument(
-        "--weak", action="store_true", help="batches of nbdist.loader grow with the ranks"
-    )
+        "--weak", action="store_true", help="weak scaling, too: with batches of nbdist.loader that "
+        "grow with the ranks",
+    )  # fmt: skip
     parser.add_argument(
-        "--on", nargs="+", metavar="LINK", help="a forecast over this link, too, or over those of "
-        "a machine: ib400, or 8 h100 nvlink4, 2 hosts ib400",
+        "--on", nargs="+", metavar="LINK", help="over this link, too, or over those of a machine: "
+        "ib400, or 8 h100 nvlink4, 2 hosts ib400",
     )  # fmt: skip
     parser.add_argument(
         "--what-if", action="store_true", help="what changes would make of the newest training's "

@@ -233,7 +233,7 @@ def _values(command: str, option: str, values: Values, before: list[str]) -> Ite
         return _rules()
     if command == "expect":
         return _of_expect(before[1:], values)
-    of_ranks = command == "pull" or (command == "verify" and len(before) == 1)
+    of_ranks = command == "pull" or (command in ("verify", "scaling") and len(before) == 1)
     if of_ranks:
         return (name for name in values.of_ranks() if not name.startswith("_"))
     if command in ("push", "advise"):

@@ -272,7 +272,7 @@ class NBDist(Magics):
 
         cells = export_command.here.cells()
         if asked.what_if:
-            print(scaling_command.outcomes(current().trained, cells))
+            print(scaling_command.outcomes(asked, current().trained, cells))
             return
         found = scaling_command.scale_out(asked, cells, current().options if is_running() else None)
         print(found)

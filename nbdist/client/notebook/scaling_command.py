@@ -4,13 +4,17 @@ Main thread.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbdist.client.export.cells import NotebookCell
 from nbdist.client.export.export import ExportRequest, export
-from nbdist.client.export.worlds import Measured, cells_for, cores, measure, scratch
+from nbdist.client.export.needed import cells_for
+from nbdist.client.export.parts import name_cells
+from nbdist.client.export.worlds import Measured, ScalingError, cores, measure, scratch
 from nbdist.client.metrics.analysis.values import LEFT_OUT
 from nbdist.client.metrics.world import world_of
 from nbdist.client.notebook.arguments import parse_dist, parse_distributed
@@ -55,7 +59,7 @@ def scale_out(
         )
     if asked.steps <= LEFT_OUT:
         raise UsageError(f"--steps is {LEFT_OUT + 1} or more: the first {LEFT_OUT} are left out.")
-    chosen, number = cells_for(cells, asked.cell)
+    chosen = cells_for(cells, asked.cell, parse_distributed)
     threads = running.threads if running else max(1, cores() // max(numbers))
     folder = Path.cwd()
     with scratch(folder) as path:
@@ -67,12 +71,17 @@ def scale_out(
             folder=folder,
             running=running,
         )
-        measured = measure(
-            made, numbers, folder=folder, steps=asked.steps, is_weak=asked.weak, tell=_tell
-        )
+        run = partial(measure, made, folder=folder, steps=asked.steps, tell=_tell)
+        measured = run(numbers)
+        weak = _weak(run, numbers, measured.worlds) if asked.weak else None
     made_steps = counted(min(world.steps for world in measured.worlds), "step")
     counts = f"{made_steps} on each, {counted(threads, 'thread')} a rank"
-    notes = [f"Cell {number}, {counts}, in processes beside the notebook's."]
+    notes = [f"Cell {chosen[-1].number}, {counts}, in processes beside the notebook's."]
+    if others := [cell.number for cell in chosen[:-1] if cell.losses]:
+        notes.append(
+            "Left out, but for imports, definitions and assignments of names that nothing else "
+            f"gives: {name_cells(others)}."
+        )
     if made.script.options.nodes > 1:
         notes.append("All of these run on this machine: the links between hosts are not measured.")
     if running and running.device == "cuda":
@@ -83,7 +92,31 @@ def scale_out(
         notes.append(f"Emulated: {running.machine.told()}. {kept}")
     if _EMULATES in made.script.text:
         notes.append(_EMULATED)
-    return _report(measured, notes, there)
+    if isinstance(weak, str):
+        notes.append(weak)
+    found = _report(measured, notes, there)
+    if isinstance(weak, Measured):
+        return replace(found, beside=_report(weak, (), there))
+    return found
+
+
+def _weak(
+    run: Callable[..., Measured], numbers: Sequence[int], strong: Sequence[scaling.World]
+) -> Measured | str:
+    """Return what weak scaling is beside strong one, or in a sentence why there is none."""
+    first = strong[0]
+    more = [n for n in numbers if n > first.n and n % first.n == 0]
+    if scaling.kind_of(strong) == "strong":
+        try:
+            grown = run(more, weak_from=first.n)
+        except ScalingError as error:
+            return f"Weak: {error}"
+        if scaling.kind_of(worlds := (first, *grown.worlds)) == "weak":
+            return Measured(worlds, grown.failed)
+    return (
+        "Weak: not measured beside it, which takes two numbers of ranks, and batches of "
+        "nbdist.loader that they divide."
+    )
 
 
 def _tell(line: str) -> None:
@@ -158,16 +191,25 @@ def _elsewhere(
     return tuple(model.predict(n, there.link_of(range(n)), "nccl") for n in numbers)
 
 
-def outcomes(trained: "TrainedCell | None", cells: Sequence[NotebookCell]) -> str:
+def outcomes(
+    asked: argparse.Namespace, trained: "TrainedCell | None", cells: Sequence[NotebookCell]
+) -> str:
     """Return what changes would make of the newest training's step, as a table.
 
     Args:
+        asked: The words of `%dist scaling --what-if`.
         trained: The newest training.
         cells: What the kernel has run.
 
     Raises:
+        UsageError: Other words are about what would run, or `--on` names no link for the ranks.
         ClusterError: Nothing has trained, or nothing was explained.
     """
+    if asked.cell is not None or asked.n or asked.weak:
+        raise UsageError(
+            "--what-if is about the newest training's own step, and runs nothing.",
+            do="leave out CELL, -n and --weak",
+        )
     if trained is None:
         raise ClusterError(
             "There is no training yet that could be changed.",
@@ -185,9 +227,12 @@ def outcomes(trained: "TrainedCell | None", cells: Sequence[NotebookCell]) -> st
         )
     facts = list(trained.telemetry.facts.values())
     layout = next((of_rank["layout"] for of_rank in facts if "layout" in of_rank), "")
-    said = [what_if.table(world, what_if.what_if(world, layout))]
-    if machine := trained.telemetry.machine:
-        said.append(f"Emulated: {machine}, not this machine.")
+    there = None if asked.on is None else parse_place(" ".join(asked.on))
+    link = there.link_of(range(world.n)) if isinstance(there, Machine) else there
+    found = what_if.what_if(world, layout, link)
+    machine = trained.telemetry.machine
+    where = f"emulated ({machine})" if machine else "measured here"
+    said = [what_if.table(world, found, where)]
     if any(_EMULATES in cell.source for cell in cells):
         said.append(_EMULATED)
     return "\n".join(said)

@@ -34,6 +34,16 @@ def test_a_forecast_is_labelled_with_its_band_and_its_link() -> None:
     assert "±" in there
 
 
+def test_weak_scaling_stands_in_the_same_table() -> None:
+    worlds = tuple(planted(n, "weak") for n in (1, 2))
+    weak = Scaling("weak", worlds, points(worlds, "weak"), notes=("Both.", "Weak."))
+    said = str(replace(report(), beside=weak, notes=("Both.",))).splitlines()
+    assert said[0] == "Strong scaling, measured:"
+    at = said.index("Weak scaling, measured:")
+    assert [line.split()[0] for line in said[at + 1 :]] == ["1", "2", "Both.", "Weak."]
+    assert len({line.index(" ms") for line in (*said[2:4], *said[at + 1 : at + 3])}) == 1
+
+
 def test_what_efficiency_is_lost_to_stands_beside_it() -> None:
     line = str(report()).splitlines()[3]
     assert line.split()[0] == "2"

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from nbdist.study.links import Link
 from nbdist.study.scaling import Call, World, traffic
 from nbdist.study.step_time import StepTime
 from nbdist.study.what_if import Outcome, table, what_if
@@ -73,6 +74,21 @@ def test_gradients_that_are_reduce_scattered_are_not_taken_for_all_reduced() -> 
         none = found["compression, buckets, local SGD"]
         assert none.step_s is None
         assert none.basis.startswith("these are for gradients that are all_reduced")
+
+
+def test_over_another_link_its_latency_and_bandwidth_decide() -> None:
+    link = Link(0.001, 1e9, "a cable", "measured")
+    over = what_if(SENDS, "", link)[1]
+    sent = traffic(SENDS.calls, "gloo")
+    assert over.step_s == pytest.approx(0.11 + sent.rounds * 0.001 + sent.nbytes / 1e9)
+    assert (over.change, "1.00 GB/s (measured)" in over.basis) == ("over a cable", True)
+    assert what_if(replace(SENDS, calls=()), "", link)[1].step_s is None
+
+
+def test_where_a_step_was_recorded_is_told() -> None:
+    found = what_if(SENDS)
+    assert "170 ms on 4 ranks: measured here, the mean" in table(SENDS, found)
+    assert "measured here" not in table(SENDS, found, "emulated (2 GFLOP/s)")
 
 
 def test_seldom_is_sent_seldom() -> None:

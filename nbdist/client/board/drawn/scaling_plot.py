@@ -36,11 +36,12 @@ def picture(scaling: Scaling, theme: Theme) -> bytes:
     ranks = [point.n for point in scaling.points]
     shown = sorted({*ranks, *(one.n for one in (*scaling.forecasts, *scaling.others))})
     axes.plot(shown, shown, color=theme.text, linewidth=0.8, linestyle=(0, (4, 3)), label="ideal")
-    color, _ = line_style(0)
-    axes.plot(
-        ranks, [point.speed_up for point in scaling.points], color=color, linewidth=1.6, marker="o",
-        markersize=5, label="measured",
-    )  # fmt: skip
+    both = [one for one in (scaling, scaling.beside) if one]
+    for number, one in zip((0, 3), both, strict=False):
+        axes.plot(
+            [point.n for point in one.points], [point.speed_up for point in one.points], marker="o",
+            markersize=5, color=line_style(number)[0], linewidth=1.6, label=f"measured, {one.kind}",
+        )  # fmt: skip
     last = scaling.points[-1]
     _forecast(axes, scaling.forecasts, 1, "forecast, link as measured", last)
     if scaling.others:
@@ -51,7 +52,7 @@ def picture(scaling: Scaling, theme: Theme) -> bytes:
     axes.set_yticks(shown, [str(n) for n in shown])
     axes.minorticks_off()
     axes.set_xlabel("ranks", color=theme.text, fontsize=TEXT_PT)
-    axes.set_ylabel(f"speed-up, {scaling.kind}", color=theme.text, fontsize=TEXT_PT)
+    axes.set_ylabel("speed-up", color=theme.text, fontsize=TEXT_PT)
     figure.legend(
         *axes.get_legend_handles_labels(), loc="upper left", ncols=4, frameon=False,
         fontsize=TEXT_PT, labelcolor=theme.text, handlelength=2.6,

@@ -3,7 +3,8 @@
 import pytest
 
 from nbdist.client.export.worlds import last_line
-from nbdist.client.notebook.scaling_command import parse_place, ranks_until
+from nbdist.client.notebook.arguments import parse_dist
+from nbdist.client.notebook.scaling_command import outcomes, parse_place, ranks_until
 from nbdist.shared.errors import UsageError
 from nbdist.study.links import LINKS
 from nbdist.study.machine import Machine
@@ -27,6 +28,14 @@ def test_an_unknown_link_names_those_that_are_known() -> None:
         parse_place("ib401")
     assert "ib400" in str(raised.value)
     assert "8 h100" in str(raised.value)
+
+
+@pytest.mark.parametrize("words", ["net", "3", "-n 1,2", "--weak"])
+def test_what_would_run_is_refused_beside_what_if(words: str) -> None:
+    asked = parse_dist(f"scaling {words} --what-if")
+    assert asked is not None
+    with pytest.raises(UsageError, match="runs nothing"):
+        outcomes(asked, None, [])
 
 
 def test_of_a_size_that_failed_the_line_that_names_the_error_is_told() -> None:
