@@ -140,7 +140,9 @@ class StepsToLoss:
     error: float
 
 
-def steps_to_loss(losses: Sequence[float], target: float) -> StepsToLoss:
+def steps_to_loss(
+    losses: Sequence[float], target: float, steps: Sequence[int] | None = None
+) -> StepsToLoss:
     """Return when a loss would be reached, by a power law through a recorded run.
 
     `loss = floor + scale * step ** -power` (Hestness et al., "Deep Learning Scaling is Predictable,
@@ -148,14 +150,15 @@ def steps_to_loss(losses: Sequence[float], target: float) -> StepsToLoss:
     error. It knows nothing of a schedule of the rate: one that changes later moves the answer.
 
     Args:
-        losses: One a step, from the first one on; eight or more.
+        losses: Eight or more, in order.
         target: The loss to be reached.
+        steps: At which they were, from 1 on; without them one a step, from the first one on.
 
     Raises:
         UsageError: Too few losses, or they do not fall.
     """
-    first = len(losses) // 2
-    points = [(step, loss) for step, loss in enumerate(losses, 1) if step > first]
+    at = range(1, len(losses) + 1) if steps is None else steps
+    points = list(zip(at, losses, strict=True))[len(losses) // 2 :]
     if len(points) < 4 or not all(map(math.isfinite, losses)):
         raise UsageError("A curve needs eight losses or more, all of them finite.")
     lowest, spread = min(loss for _, loss in points), max(losses) - min(losses)
@@ -166,8 +169,8 @@ def steps_to_loss(losses: Sequence[float], target: float) -> StepsToLoss:
     error, best = min((fit[0], at) for at, fit in enumerate(fits))
     # Beside the best floor, since floors between them were not tried.
     near = [fit for at, fit in enumerate(fits) if fit[0] <= 2 * error or abs(at - best) == 1]
-    steps = [_reached(fit, target) for fit in near]
-    return StepsToLoss(_reached(fits[best], target), min(steps), max(steps), error)
+    reached = [_reached(fit, target) for fit in near]
+    return StepsToLoss(_reached(fits[best], target), min(reached), max(reached), error)
 
 
 def _reached(fit: tuple[float, float, float, float], loss: float) -> float:

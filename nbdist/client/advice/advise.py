@@ -124,17 +124,24 @@ def _key(one: Candidate) -> tuple[object, ...]:
 
 
 def _price(prices: str | Path | Mapping[str, Price] | None, machine: Machine) -> Price | None:
-    if isinstance(prices, str | Path):
-        try:
-            table: Mapping[str, Price] = read_prices(Path(prices).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UsageError(
-                f"The price table {prices} cannot be read.", why=error.strerror or str(error)
-            ) from error
-    else:
-        table = PRICES if prices is None else prices
     word = next((w for w, one in ACCELERATORS.items() if one == machine.accelerator), "")
-    return table.get(word)
+    return price_table(prices).get(word)
+
+
+def price_table(prices: str | Path | Mapping[str, Price] | None) -> Mapping[str, Price]:
+    """Return a table, that of a TOML file, or list prices.
+
+    Raises:
+        UsageError: The file cannot be read, or holds no such table.
+    """
+    if not isinstance(prices, str | Path):
+        return PRICES if prices is None else prices
+    try:
+        return read_prices(Path(prices).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"The price table {prices} cannot be read.", why=error.strerror or str(error)
+        ) from error
 
 
 def _name(thing: Any, other: str) -> str:

@@ -218,6 +218,13 @@ def dist_parser(own: type = NoOptions) -> argparse.ArgumentParser:
     made["runs"].add_argument(
         "--sync", action="store_true", help="send runs that are still in the spool"
     )
+    made["runs"].add_argument(
+        "--to-loss",
+        nargs="+",
+        metavar="WORD",
+        help="LOSS [DEVICE [FILE]]: steps and time in which RUN, or the newest, may come to it, "
+        "and the price of such devices, by list or by a price table in TOML (docs/advice.md)",
+    )
     made["runs"].add_argument("--plain", action="store_true", help="as text")
     _add_run(made["run"])
     _add_scaling(made["scaling"])

@@ -366,6 +366,11 @@ class NBDist(Magics):
 
         if asked.sync:
             print(sync())
+        if asked.to_loss:
+            from nbdist.client.notebook.to_loss import to_loss
+
+            print(to_loss(compare(asked.chosen or ["1"]).entries, *asked.to_loss))
+            return None
         has_pictures = hasattr(self._shell, "kernel") and not asked.plain
         table: Any
         if asked.chosen:
