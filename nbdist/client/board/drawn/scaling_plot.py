@@ -54,7 +54,7 @@ def picture(scaling: Scaling, theme: Theme) -> bytes:
     axes.set_xlabel("ranks", color=theme.text, fontsize=TEXT_PT)
     axes.set_ylabel("speed-up", color=theme.text, fontsize=TEXT_PT)
     figure.legend(
-        *axes.get_legend_handles_labels(), loc="upper left", ncols=4, frameon=False,
+        *axes.get_legend_handles_labels(), loc="upper left", ncols=5, frameon=False,
         fontsize=TEXT_PT, labelcolor=theme.text, handlelength=2.6,
     )  # fmt: skip
     figure.subplots_adjust(left=0.07, right=0.985, bottom=0.14, top=0.88)
