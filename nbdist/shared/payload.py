@@ -3,7 +3,7 @@
 Pickle protocol 5 takes large buffers out of band. numpy arrays do that by themselves; torch
 tensors are reduced here to their bytes, dtype and shape, wherever in a structure they stand, so
 that bfloat16 and tensors deep inside a state dict travel raw as well. Functions and classes
-made in a notebook go by value, through cloudpickle where it is installed.
+made in a notebook, lambdas and local ones go by value, through cloudpickle where it is installed.
 
 torch is never imported by packing. Unpacking a tensor does import it.
 """
@@ -19,13 +19,13 @@ from nbdist.shared.errors import TransferError
 
 
 class _Pickler(pickle.Pickler):
-    """A pickler that sends tensors as raw buffers, and objects of `__main__` by value."""
+    """A pickler that sends tensors as raw buffers, and what no module names by value."""
 
     def reducer_override(self, value: Any) -> Any:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
             return _reduce_tensor(torch, value)
-        if _lives_in_main(value):
+        if _has_no_place(value):
             return _reduce_by_value(value)
         return NotImplemented
 
@@ -101,9 +101,12 @@ def rebuild_tensor(
     return tensor.requires_grad_(requires_grad)
 
 
-def _lives_in_main(value: Any) -> bool:
+def _has_no_place(value: Any) -> bool:
+    """Return whether a function or class is of the notebook, or of none that a module names."""
     is_code = isinstance(value, type) or (callable(value) and hasattr(value, "__code__"))
-    return is_code and getattr(value, "__module__", None) == "__main__"
+    if not is_code:
+        return False
+    return getattr(value, "__module__", None) == "__main__" or "<" in value.__qualname__
 
 
 def _reduce_by_value(value: Any) -> Any:
@@ -112,7 +115,7 @@ def _reduce_by_value(value: Any) -> Any:
         import cloudpickle
     except ImportError as error:
         raise TransferError(
-            f"{value.__qualname__} was made in the notebook, and cloudpickle is not installed."
+            f"{value.__qualname__} is of no module, and cloudpickle is not installed."
         ) from error
     loads: Callable[[bytes], Any] = cloudpickle.loads
     return loads, (cloudpickle.dumps(value),)

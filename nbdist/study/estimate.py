@@ -99,6 +99,7 @@ class Estimate:
         ranks: One of each kind that differs: the stages of a pipeline, else one.
         model: Its class.
         parameter_count: Of the whole model.
+        notes: What is assumed for want of numbers, in words.
     """
 
     layout: str
@@ -106,6 +107,7 @@ class Estimate:
     ranks: tuple[RankEstimate, ...]
     model: str = ""
     parameter_count: int = 0
+    notes: tuple[str, ...] = ()
 
     @property
     def heaviest(self) -> RankEstimate:
@@ -172,6 +174,6 @@ class Estimate:
         if len(self.ranks) > 1:
             peaks = ", ".join(f"{name_bytes(r.peak)} on {name_ranks([r.rank])}" for r in self.ranks)
             lines.append(f"  peaks: {peaks}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"  assumed: {note}" for note in self.notes)])
 
     __repr__ = __str__

@@ -1,6 +1,6 @@
 """What the ranks run in test_estimates: an estimate, and the same step with numbers, measured."""
 
-# B samples of a rank, S sequence, V words, D width
+# B samples of a rank, S sequence, V words, D width, E experts
 
 from typing import Any
 
@@ -13,12 +13,25 @@ import nbdist
 from nbdist.engine.compat.torch_hooks import local_part
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.engine.layout.policies.efficiency import ActivationCheckpoint, Compress
+from nbdist.engine.layout.policies.efficiency import (
+    ActivationCheckpoint,
+    Compress,
+    Offload,
+    Precision,
+)
 from nbdist.engine.tap import tap
 from nbdist.shared.errors import NBDistError
 
-B, S, V, D = 8, 64, 500, 96
-POLICIES: dict[str, tuple[object, ...]] = {"": (), "checkpoint": (ActivationCheckpoint(),)}
+B, S, V, D, E = 8, 64, 500, 96, 4
+POLICIES: dict[str, tuple[object, ...]] = {
+    "": (),
+    "checkpoint": (ActivationCheckpoint(),),
+    "bf16 reduced": (Precision("fp32", reduce="bf16"),),
+    "compress bf16": (Compress("bf16"),),
+    "compress fp16 alone": (Compress("fp16", error_feedback=False),),
+    "compress powersgd": (Compress("powersgd", start=2),),
+    "compress between": (Compress("bf16", between=2),),
+}
 
 
 class Block(nn.Module):
@@ -52,6 +65,40 @@ class Decoder(nn.Module):
         return self.head(h)
 
 
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(E, D, 2 * D) / D)
+        self.down = nn.Parameter(torch.randn(E, 2 * D, D) / D)
+
+    def forward(self, h: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+        made = torch.zeros_like(h)
+        for expert, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
+            share = (weight * (index == expert)).sum(1, keepdim=True)
+            made = made + share * (F.relu(h @ up) @ down)
+        return made
+
+
+class Mixture(nn.Module):
+    """Two experts a token, each of which gets as many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(D, E), Experts()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.flatten(0, -2)
+        index = (torch.arange(len(h))[:, None] + torch.arange(2)) % E
+        weight = self.gate(h).softmax(-1).gather(1, index)
+        return x + self.experts(h, index, weight).view_as(x)
+
+
+class Mixed(Decoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(Block(), Mixture()) for _ in range(2))
+
+
 class Perceptron(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.Flatten(), nn.Linear(S, 1000), nn.ReLU(), nn.Linear(1000, V))
@@ -68,7 +115,12 @@ class Deciding(Perceptron):
         return super().forward(x if x.sum() > 0 else -x)
 
 
-MODELS: dict[str, type[nn.Module]] = {"decoder": Decoder, "mlp": Perceptron, "frozen": Frozen}
+MODELS: dict[str, type[nn.Module]] = {
+    "decoder": Decoder,
+    "mlp": Perceptron,
+    "frozen": Frozen,
+    "mixture": Mixed,
+}
 
 
 def batch_of(model: str) -> tuple[Tensor, Tensor]:
@@ -94,6 +146,34 @@ def estimated(n: int, cases: list[tuple[str, str, str]]) -> list[dict[str, Any]]
     return found
 
 
+CELL = """
+from tests.group.estimate_ranks import Decoder, batch_of, loss_of
+layout = nbdist.parallelize(Decoder(), "{}")
+optimizer = layout.optimizer(torch.optim.AdamW)
+for step in range(3):
+    x, y = batch_of("decoder")
+    loss = loss_of(layout.model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def peaks_of_dry_cells(layouts: list[str]) -> list[int]:
+    """Return the bytes that dry cells of two ranks predict; runs on one."""
+    return [nbdist.dry(CELL.format(layout), 2).peak for layout in layouts]
+
+
+def peaks_of_cells(layouts: list[str]) -> list[int]:
+    """Return the most bytes that were allocated at once while these cells ran."""
+    found = []
+    for layout in layouts:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            exec(CELL.format(layout), {"nbdist": nbdist, "torch": torch})
+        found.append(_most_more(profiled))
+    return found
+
+
 def nothing() -> None:
     return None
 
@@ -109,7 +189,7 @@ def refused() -> list[str]:
         (Deciding, "ddp", ()),
         (Perceptron(), "ddp", ()),
         (Perceptron, "dp=3", ()),
-        (Perceptron, "ddp", (Compress("bf16"),)),
+        (Perceptron, "zero3", (Offload(),)),
         (failing, "ddp", ()),
         (nothing, "ddp", ()),
     ]:
@@ -130,7 +210,7 @@ def _measured(name: str, text: str, policy: str) -> dict[str, Any]:
     layout = parallelize(MODELS[name](), text, *POLICIES[policy])
     optimizer = layout.optimizer(torch.optim.AdamW)
     batch = batch_of(name)
-    for _ in range(2):
+    for _ in range(3):  # that of PowerSGD has started
         _step(layout, optimizer, batch)
     held = [*layout.model.parameters(), *layout.model.buffers(), *batch]
     own: Any = getattr(optimizer, "optim", optimizer)

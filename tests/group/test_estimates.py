@@ -19,7 +19,7 @@ RANKS = "tests.group.estimate_ranks:"
 STATES, PEAK, BYTES = 0.01, 0.10, 0.01  # largest relative differences
 
 Case = tuple[str, str, str]  # model, layout, policy
-QUICK: list[Case] = [("decoder", "fsdp=2 tp=2", "")]
+QUICK: list[Case] = [("decoder", "fsdp=2 tp=2", ""), ("decoder", "ddp", "compress between")]
 TWO: list[Case] = [
     ("decoder", "ddp", ""),
     ("decoder", "zero1", ""),
@@ -33,6 +33,12 @@ TWO: list[Case] = [
     ("mlp", "zero3", ""),
     ("frozen", "ddp", ""),
     ("frozen", "zero3", ""),
+    ("decoder", "ddp", "bf16 reduced"),
+    ("decoder", "ddp", "compress bf16"),
+    ("decoder", "ddp", "compress fp16 alone"),
+    ("decoder", "ddp", "compress powersgd"),
+    ("mixture", "ep=2", ""),
+    ("mixture", "ep=2", "checkpoint"),
 ]
 
 
@@ -83,17 +89,26 @@ def _check(estimated: dict[str, Any], measured: list[dict[str, Any]]) -> None:
 def test_an_estimate_is_what_four_ranks_hold_and_send() -> None:
     (estimated,) = run_ranks(1, RANKS + "estimated", 4, QUICK)
     measured = run_ranks(4, RANKS + "measured", QUICK)
-    _check(estimated[0], [rank[0] for rank in measured])
+    for one, ranks in zip(estimated, zip(*measured, strict=True), strict=True):
+        _check(one, list(ranks))
+
+
+@pytest.mark.slow
+def test_the_peak_of_a_dry_cell_is_what_two_ranks_allocate() -> None:
+    layouts = ["ddp", "zero3"]
+    (dry,) = run_ranks(1, RANKS + "peaks_of_dry_cells", layouts)
+    for measured in run_ranks(2, RANKS + "peaks_of_cells", layouts):
+        assert dry == pytest.approx(measured, rel=PEAK)
 
 
 @pytest.mark.slow
 def test_what_cannot_be_estimated_is_refused_in_words() -> None:
-    ((deciding, built, other_ranks, compressed, fails, none),) = run_ranks(1, RANKS + "refused")
+    ((deciding, built, other_ranks, offloaded, fails, none),) = run_ranks(1, RANKS + "refused")
     assert "decides by the numbers in a tensor" in deciding
     assert "super().forward(x if x.sum() > 0 else -x) needs them" in deciding
     assert "lambda: Model(config)" in built
     assert "dp=3" in other_ranks
-    assert "There is no estimate with Compress yet." in compressed
+    assert "There is no estimate with Offload yet." in offloaded
     assert "The factory made no model: ValueError: no such file" in fails
     assert "The factory made no model, but a NoneType." in none
 

@@ -149,9 +149,8 @@ class EstimateProcess:
             RankEstimate(**{**one, "traffic": {a: Traffic(**t) for a, t in one["traffic"].items()}})
             for one in found["ranks"]
         )
-        result = Estimate(
-            found["layout"], world_size, ranks, found["model"], found["parameter_count"]
-        )
+        named = found["model"], found["parameter_count"], tuple(found["notes"])
+        result = Estimate(found["layout"], world_size, ranks, *named)
         estimates.here.add(result)
         return result
 

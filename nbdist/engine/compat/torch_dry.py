@@ -8,6 +8,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -48,6 +49,27 @@ def fake_group(size: int, rank: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def answered_sums() -> Iterator[None]:
+    """Have `all_reduce` within the block give a future of its tensor, as a real group's does.
+
+    That of torch's fake group is of nothing.
+    """
+    really = dist.all_reduce
+
+    def all_reduce(tensor: Tensor, *args: Any, **keywords: Any) -> Any:
+        work = really(tensor, *args, **keywords)
+        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+        future.set_result([tensor])
+        return work and SimpleNamespace(get_future=lambda: future, wait=work.wait)
+
+    dist.all_reduce = all_reduce
+    try:
+        yield
+    finally:
+        dist.all_reduce = really
 
 
 def group_called(name: str) -> dist.ProcessGroup:

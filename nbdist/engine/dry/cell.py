@@ -133,7 +133,7 @@ class _DryRank:
             self._live.peak,
             self._over,
         )
-        return trace, sorted(self._loops.left_out)
+        return trace, sorted({*self._loops.left_out, *self._log.notes})
 
     def _run(self) -> None:
         self._prepare()

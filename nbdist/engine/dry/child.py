@@ -35,7 +35,14 @@ def _answer(buffers: list[bytes]) -> dict[str, Any]:
     from nbdist.shared.payload import unpack
 
     try:
-        return _estimate(unpack(buffers))
+        asked = unpack(buffers)
+    except Exception as error:
+        what = f"What was given cannot be read in the process of the estimate: {text_of(error)}"
+        why = "it imports by name what a module defines, from where this program imports"
+        do = "give a lambda, or have the module's folder in sys.path"
+        return {"error": [what, why, do], "kind": "TransferError"}
+    try:
+        return _estimate(asked)
     except NBDistError as error:
         return {"error": [error.what, error.why, error.do], "kind": type(error).__name__}
     except Exception as error:
@@ -45,7 +52,7 @@ def _answer(buffers: list[bytes]) -> dict[str, Any]:
 def _estimate(asked: dict[str, Any]) -> dict[str, Any]:
     import torch
 
-    from nbdist.engine.dry.step import Asked, kinds_of_ranks, measure, shape_of
+    from nbdist.engine.dry.step import Asked, kinds_of_ranks, measure, notes_of, shape_of
 
     asked["optimizer"] = asked["optimizer"] or torch.optim.AdamW
     one = Asked(**asked)
@@ -55,6 +62,7 @@ def _estimate(asked: dict[str, Any]) -> dict[str, Any]:
         "ranks": [asdict(rank.held) for rank in ranks],
         "model": ranks[0].model,
         "parameter_count": ranks[0].parameter_count,
+        "notes": notes_of(shape_of(one)),
     }
 
 

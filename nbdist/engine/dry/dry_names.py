@@ -1,6 +1,7 @@
 """What stands in, in a dry cell, for functions that need peers, numbers, or a disk."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +16,9 @@ from nbdist.engine.dry import step
 from nbdist.engine.dry.rank_log import RankLog
 from nbdist.engine.dry.unknown import NotKnownError, Unknown
 from nbdist.engine.dry.values import Values
-from nbdist.engine.layout.axes.dry_reducer import DryReducer
+from nbdist.engine.layout.axes.dry_reducer import DryBucket, DryReducer
 from nbdist.engine.layout.layout import Layout, attach
 from nbdist.engine.layout.plan import mesh
-from nbdist.engine.layout.policies.policies import read
 from nbdist.engine.layout.spread import spread
 from nbdist.shared.errors import LayoutError
 
@@ -52,7 +52,7 @@ class DryDDP(nn.Module):
         root = dist.get_process_group_ranks(self._group)[0]
         for tensor in [*module.parameters(), *module.buffers()]:
             dist.broadcast(tensor.detach(), root, group=self._group)
-        DryReducer(module, self._group, None, False)
+        DryReducer(module, self._group)
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
         """Send buffers as torch does, in evaluations too, and call the model."""
@@ -67,12 +67,12 @@ class DryDDP(nn.Module):
         raise NotKnownError("DistributedDataParallel.no_sync is not followed")
 
 
-def parallelize(values: Values, model: Any, layout: str, *policies: object) -> Layout:
+def parallelize(log: RankLog, values: Values, model: Any, layout: str, *policies: object) -> Layout:
     """Spread a model as `nbdist.parallelize` does, without proofs, which need numbers."""
-    shape = mesh.parse(layout, dist.get_world_size(), min(8, dist.get_world_size()))
-    asked = read(policies, shape)
+    ranks_on_host = min(8, dist.get_world_size())
+    shape = mesh.parse(layout, dist.get_world_size(), ranks_on_host)
     try:
-        step.refuse(shape, asked)
+        asked = step.policies_of(policies, shape, ranks_on_host)
     except LayoutError as error:
         raise NotKnownError(f"{error.what} {error.why}") from error
     made = torch_modules.uncompiled(model if isinstance(model, nn.Module) else model())
@@ -80,6 +80,7 @@ def parallelize(values: Values, model: Any, layout: str, *policies: object) -> L
     if {axis for axis, size in shape.axes.items() if size > 1} <= {"dp"}:
         values.write([*made.parameters(), *made.buffers()], hash("rank 0's"))
     attach(result)
+    log.notes.update(step.notes_of(shape))
     return result
 
 
@@ -187,7 +188,7 @@ def install(log: RankLog, values: Values) -> None:
     torch.save = lambda *_, **__: None
     alike.digests = lambda *_: {}
     stand_ins: dict[str, Any] = {
-        "parallelize": functools.partial(parallelize, values),
+        "parallelize": functools.partial(parallelize, log, values),
         "save": _call_of_all(log, "nbdist.save", lambda *_, **__: None),
         "restore": _call_of_all(log, "nbdist.restore", lambda *_, **__: None),
         "same": _call_of_all(log, "nbdist.same", lambda _value, given, *_: given),
@@ -200,13 +201,16 @@ def install(log: RankLog, values: Values) -> None:
 
 
 def _let_reducers_say_what_is_equal(values: Values) -> None:
-    """Have gradients hold what their bucket does, which a dry reducer does not copy."""
-    send = DryReducer._send
+    """Have gradients be equal behind a bucket, which a dry reducer does not copy.
 
-    def send_and_say(reducer: DryReducer, room: torch.Tensor) -> None:
-        send(reducer, room)
-        grads = [one.grad for one in reducer._trained if one.grad is not None]
-        values.write(grads, values.of(room))
+    Also one that a hook averages by several calls.
+    """
+    send, sent = DryReducer._send, itertools.count()
+
+    def send_and_say(reducer: DryReducer, bucket: DryBucket) -> None:
+        send(reducer, bucket)
+        grads = [one.grad for one in reducer.parameters() if one.grad is not None]
+        values.write(grads, hash(("averaged", reducer.group.group_name, next(sent))))
 
     DryReducer._send = send_and_say  # type: ignore[method-assign,assignment]
 

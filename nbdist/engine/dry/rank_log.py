@@ -32,6 +32,7 @@ class RankLog:
         is_on: Whether anything is noted, as it is not while earlier cells run.
         calls: In order.
         branches: In order.
+        notes: What the answer says beside them.
     """
 
     def __init__(self, rank: int, answers: Mapping[str, str], ask: Ask) -> None:
@@ -42,6 +43,7 @@ class RankLog:
         self.is_on = True
         self.calls: list[Call] = []
         self.branches: list[Branch] = []
+        self.notes: set[str] = set()
 
     def call(
         self, kind: str, group: dist.ProcessGroup, *, is_equal: bool = False, **how: Any

@@ -6,7 +6,7 @@ here, not computed from a formula.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,10 @@ from nbdist.engine.layout.plan import mesh
 from nbdist.engine.layout.plan.inputs import as_inputs
 from nbdist.engine.layout.plan.mesh import MeshShape
 from nbdist.engine.layout.plan.trace import place
+from nbdist.engine.layout.policies import compress
+from nbdist.engine.layout.policies.efficiency import Compress
 from nbdist.engine.layout.policies.policies import Policies, read
+from nbdist.engine.layout.policies.two_levels import with_groups
 from nbdist.engine.layout.spread import spread
 from nbdist.shared.collectives import rounds, sent_bytes
 from nbdist.shared.error_text import named
@@ -79,6 +82,11 @@ def kinds_of_ranks(shape: MeshShape) -> list[int]:
     return [stage * shape.world_size // shape.pp for stage in range(shape.pp)]
 
 
+def notes_of(shape: MeshShape) -> list[str]:
+    """Return what is assumed for want of numbers, in words."""
+    return ["experts get an even share of tokens"] if shape.ep > 1 else []
+
+
 @dataclass(frozen=True, slots=True)
 class DryRank:
     """A rank that has run its steps.
@@ -120,15 +128,18 @@ def _measure(asked: Asked, rank: int) -> DryRank:
             live.add(tree_leaves(batch))
             shape = shape_of(asked)
             x = batch if asked.loss is None else batch[0]
-            policies = read(asked.policies, shape).with_example(x)
-            refuse(shape, policies)
+            policies = policies_of(asked.policies, shape, asked.ranks_on_host).with_example(x)
+            if policies.compress is not None:
+                policies = replace(policies, compress=_at_once(policies.compress, asked.backend))
             model = torch_modules.uncompiled(_made(asked.factory))
             layout = spread(model, shape, policies)
             optimizer = layout.optimizer(asked.optimizer, **asked.options)
             flops = Flops()
             run = _Run(asked, layout, optimizer, batch, live, flops, held)
             held.parameters = _bytes([*model.parameters(), *model.buffers()])
-            run.step()  # makes the optimizer's states, and the buckets that later steps use
+            # They make the optimizer's states, the buckets, and what compression remembers.
+            for _ in range(1 if policies.compress is None else 1 + policies.compress.start):
+                run.step()
             with ExitStack() as stack:
                 log = stack.enter_context(CollectiveLog())
                 stack.enter_context(flops)
@@ -141,24 +152,38 @@ def _measure(asked: Asked, rank: int) -> DryRank:
             return DryRank(held, torch_sharded.plain_name(model), layout.size.parameters)
 
 
-def refuse(shape: MeshShape, policies: Policies) -> None:
-    """Refuse what cannot run without numbers.
+def policies_of(given: tuple[object, ...], shape: MeshShape, ranks_on_host: int) -> Policies:
+    """Return the policies of a dry layout.
 
     Raises:
-        LayoutError: An axis or a policy.
+        LayoutError: One does not go with the layout, or cannot run without numbers.
     """
-    asked = {
-        "the axis ep": shape.ep > 1,
-        "Compress": policies.compress is not None,
-        "Offload": policies.offload is not None,
-    }
-    what = next((name for name, is_asked in asked.items() if is_asked), None)
-    if what is not None:
+    policies = with_groups(read(given, shape), shape.world_size, ranks_on_host)
+    if policies.compress is not None:
+        compress.check(policies.compress, policies.precision, shape)
+    if policies.offload is not None:
         raise LayoutError(
-            f"There is no estimate with {what} yet.",
-            why="it decides by the numbers in tensors, or keeps them where no tensor is seen",
+            "There is no estimate with Offload yet.",
+            why="it moves tensors between a GPU's memory and the host's, and in an estimate there "
+            "is one memory",
             do="leave it out of the estimate",
         )
+    return policies
+
+
+def _at_once(asked: Compress, backend: str) -> Compress:
+    """Return a compression that starts as soon as torch lets it.
+
+    Raises:
+        LayoutError: Its buckets are not known.
+    """
+    if asked.method == "powersgd" and backend != "gloo":
+        raise LayoutError(
+            'There is no estimate of Compress("powersgd") on GPUs yet.',
+            why="it has several buckets there, and in an estimate one, as on CPUs",
+            do='device="cpu", or Compress("bf16")',
+        )
+    return replace(asked, start=2)
 
 
 def _made(factory: Callable[[], Any]) -> nn.Module:

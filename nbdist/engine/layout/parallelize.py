@@ -7,7 +7,6 @@ All that can be refused is refused before the model is touched.
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch.distributed as dist
 from torch import nn
@@ -31,7 +30,7 @@ from nbdist.engine.layout.policies import (
     precision,
     two_levels,
 )
-from nbdist.engine.layout.policies.policies import Policies, read
+from nbdist.engine.layout.policies.policies import read
 from nbdist.engine.layout.spread import spread
 from nbdist.engine.layout.weights import factory
 from nbdist.engine.layout.weights.factory import WeightSource
@@ -109,7 +108,7 @@ def with_weights(
     ranks_on_host = min(ranks_on_host, world_size)
     shape = mesh.parse(layout, world_size, ranks_on_host)
     here.asked.append(layout)
-    asked = _with_groups(read(policies, shape), world_size, ranks_on_host)
+    asked = two_levels.with_groups(read(policies, shape), world_size, ranks_on_host)
     given, source = make()
     model = torch_modules.uncompiled(given)
     known = layout_of(model)
@@ -145,15 +144,6 @@ def with_weights(
     attach(result)
     here.report(**layout_facts(result))
     return result
-
-
-def _with_groups(asked: Policies, world_size: int, ranks_on_host: int) -> Policies:
-    """Return the policies with a number where "hosts" was said."""
-    compress = asked.compress
-    if compress is None or compress.between is None:
-        return asked
-    size = two_levels.group_size(compress, world_size, ranks_on_host)
-    return replace(asked, compress=replace(compress, between=size))
 
 
 def _refuse_spread(model: nn.Module, known: Layout | None, shape: MeshShape) -> None:

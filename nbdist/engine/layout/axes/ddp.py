@@ -6,6 +6,7 @@ parameters, `state_dict` keys and the object stay what they were, and communicat
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 
 from nbdist.engine.compat import torch_modules, torch_reducers, torch_sharded
 from nbdist.engine.layout.axes import uncalled, unused
@@ -52,15 +53,16 @@ class ReplicaAxis(Axis):
             return  # a step averages its gradients once, behind the last micro-batch
         if not shape.is_cut:
             one_bucket = compress.needs_one_bucket(policies.compress, mesh.device_type)
-            if not numbers.are_here():
-                group = device_mesh.averaging(mesh, shape).get_group()
-                DryReducer(model, group, precision.reduce_dtype(chosen), one_bucket)
-                return
-            apply(model, device_mesh.averaging(mesh, shape), one_bucket=one_bucket)
+            averaging = device_mesh.averaging(mesh, shape)
+            reducer: compress.Reducer
+            if numbers.are_here():
+                reducer = apply(model, averaging, one_bucket=one_bucket)
+            else:
+                reducer = DryReducer(model, averaging.get_group(), one_bucket=one_bucket)
             if policies.compress is not None:
-                compress.apply(model, policies.compress, _levels(policies.compress, mesh))
+                compress.apply(reducer, policies.compress, _levels(policies.compress, mesh))
             elif chosen.reduce != "fp32":
-                compress.round_to(model, chosen.reduce)
+                compress.round_to(reducer, chosen.reduce)
         elif shape.replicas > 1:
             averaging = device_mesh.averaging(mesh, shape)
             for unit in (*work.blocks.values(), model):
@@ -75,10 +77,13 @@ def _levels(policy: Compress, mesh: DeviceMesh) -> TwoLevels | None:
     return TwoLevels(device_mesh.two_levels(mesh.device_type, policy.between))
 
 
-def apply(model: nn.Module, mesh: DeviceMesh, *, one_bucket: bool = False) -> None:
+def apply(
+    model: nn.Module, mesh: DeviceMesh, *, one_bucket: bool = False
+) -> DistributedDataParallel:
     """Average the gradients of `model` over a mesh of one dim, from its next backward on.
 
-    Collective: builds the reducer, which compares the parameters' shapes on all ranks.
+    Collective: builds the reducer, which compares the parameters' shapes on all ranks, and
+    returns it.
     """
     torch_modules.replicate(model, mesh.get_group(), mesh.device_type, one_bucket=one_bucket)
     reducer = torch_modules.reducer_of(model)
@@ -86,3 +91,4 @@ def apply(model: nn.Module, mesh: DeviceMesh, *, one_bucket: bool = False) -> No
     torch_reducers.follow_trained(reducer)
     model.register_forward_pre_hook(unused.before_forward, prepend=True)
     uncalled.here.watch(model)
+    return reducer

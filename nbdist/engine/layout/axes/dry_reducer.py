@@ -4,7 +4,10 @@ From the second backward on it has the buckets that torch lays anew in the order
 were ready, of 1 MiB and then of 25 MiB each, and room for all of them beside the gradients.
 """
 
-import torch
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -14,53 +17,103 @@ FIRST_BYTES = 1 << 20
 BYTES = 25 << 20
 
 
+@dataclass
+class DryBucket:
+    """What a hook is given, as by torch's `GradBucket`: gradients that are sent at once."""
+
+    _number: int
+    _is_last: bool
+    _parameters: list[Tensor]
+    _room: Tensor
+    missing: set[int] = field(default_factory=set)  # parameters without a gradient yet, by `id`
+
+    def begin(self) -> None:
+        """Wait for the next backward."""
+        self.missing = set(map(id, self._parameters))
+
+    def index(self) -> int:
+        """Return its number."""
+        return self._number
+
+    def is_last(self) -> bool:
+        """Return whether it is the one with the first parameters."""
+        return self._is_last
+
+    def parameters(self) -> list[Tensor]:
+        """Return those whose gradients it has."""
+        return self._parameters
+
+    def buffer(self) -> Tensor:
+        """Return the gradients, flat."""
+        return self._room
+
+    def gradients(self) -> list[Tensor]:
+        """Return the gradients, each in its shape."""
+        parts = self._room.split([p.numel() for p in self._parameters])
+        return [part.view(p.shape) for part, p in zip(parts, self._parameters, strict=True)]
+
+
 class DryReducer:
     """Sends the gradients of one model, on the thread that runs backward."""
 
     def __init__(
-        self, model: nn.Module, group: dist.ProcessGroup, dtype: torch.dtype | None, one: bool
+        self, model: nn.Module, group: dist.ProcessGroup, *, one_bucket: bool = False
     ) -> None:
         """Begin with the next backward.
 
         Args:
             model: Its trained parameters are averaged.
             group: With whom.
-            dtype: In which gradients are sent; None as they are.
-            one: Put all of them into one bucket.
+            one_bucket: Put all of them into one.
         """
-        self._group, self._dtype = group, dtype
-        self._limits = (1 << 62, 1 << 62) if one else (FIRST_BYTES, BYTES)
+        self.group = group
+        self._limits = (1 << 62, 1 << 62) if one_bucket else (FIRST_BYTES, BYTES)
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self._order: list[Tensor] = []  # in which gradients were ready
-        self._buckets: list[tuple[set[int], Tensor]] = []
+        self._buckets: list[DryBucket] = []
+        self._average: Callable[[DryBucket], Any] = self._sum
         for parameter in self._trained:
             parameter.register_post_accumulate_grad_hook(self._ready)
 
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return those whose gradients it averages."""
+        return iter(self._trained)
+
+    def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
+        """Have a hook average each bucket, as DDP's reducer does."""
+        self._average = lambda bucket: hook(state, bucket)
+
     def _ready(self, parameter: Tensor) -> None:
         if self._buckets:
-            for missing, room in self._buckets:
-                if id(parameter) in missing:
-                    missing.discard(id(parameter))
-                    if not missing:
-                        self._send(room)
-            if not any(missing for missing, _ in self._buckets):
-                self._lay()
+            for bucket in self._buckets:
+                if id(parameter) in bucket.missing:
+                    bucket.missing.discard(id(parameter))
+                    if not bucket.missing:
+                        self._send(bucket)
             return
         self._order.append(parameter)
         if len(self._order) == len(self._trained):
-            self._lay()
-            for _, room in self._buckets:
-                self._send(room)
+            self._buckets = self._laid()
+            for bucket in self._buckets:
+                self._send(bucket)
 
-    def _lay(self) -> None:
+    def _laid(self) -> list[DryBucket]:
         places = torch_dry.ddp_buckets(self._order, *self._limits)
         members = [[self._order[i] for i in bucket] for bucket in places]
-        rooms = [room for _, room in self._buckets] or [
-            own[0].new_empty(sum(p.numel() for p in own)) for own in members
-        ]
-        self._buckets = [
-            ({id(p) for p in own}, room) for own, room in zip(members, rooms, strict=True)
+        return [
+            DryBucket(
+                number,
+                number == len(members) - 1,
+                own,
+                own[0].new_empty(sum(p.numel() for p in own)),
+            )
+            for number, own in enumerate(members)
         ]
 
-    def _send(self, room: Tensor) -> None:
-        dist.all_reduce(room.to(self._dtype) if self._dtype else room, group=self._group)
+    def _send(self, bucket: DryBucket) -> None:
+        with torch_dry.answered_sums():
+            self._average(bucket)
+        bucket.begin()
+
+    def _sum(self, bucket: DryBucket) -> None:
+        dist.all_reduce(bucket.buffer(), group=self.group)

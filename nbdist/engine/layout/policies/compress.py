@@ -19,9 +19,9 @@ time; the copy at the end is made by a thread of the backend.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -40,6 +40,16 @@ if TYPE_CHECKING:
     Bucket = Any  # torch's types lack it
 else:
     Bucket = dist.GradBucket  # DDP looks at a hook's annotations
+
+
+class Reducer(Protocol):
+    """DDP's, or what stands for it where tensors have no numbers."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return those whose gradients it averages."""
+
+    def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
+        """Have `hook(state, bucket)` average each bucket."""
 
 
 def check(policy: Compress, precision: Precision, shape: MeshShape) -> None:
@@ -77,13 +87,13 @@ def needs_one_bucket(policy: Compress | None, device_type: str) -> bool:
     return policy is not None and policy.method == "powersgd" and device_type == "cpu"
 
 
-def apply(model: nn.Module, policy: Compress, levels: TwoLevels | None = None) -> None:
-    """Have the reducer of `model` send less, from its next backward on.
+def apply(reducer: Reducer, policy: Compress, levels: TwoLevels | None = None) -> None:
+    """Have a reducer send less, from its next backward on.
 
     With levels, less between groups.
     """
     if policy.method != "powersgd":
-        round_to(model, policy.method, error_feedback=policy.error_feedback, levels=levels)
+        round_to(reducer, policy.method, error_feedback=policy.error_feedback, levels=levels)
         return
     state = powerSGD_hook.PowerSGDState(
         process_group=None,
@@ -92,18 +102,17 @@ def apply(model: nn.Module, policy: Compress, levels: TwoLevels | None = None) -
         min_compression_rate=MIN_COMPRESSION,
         use_error_feedback=policy.error_feedback,
     )
-    _reducer(model).register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    reducer.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
 def round_to(
-    model: nn.Module,
+    reducer: Reducer,
     dtype: str,
     *,
     error_feedback: bool = False,
     levels: TwoLevels | None = None,
 ) -> None:
-    """Have the reducer of `model` send gradients in `dtype`."""
-    reducer = _reducer(model)
+    """Have a reducer send gradients in `dtype`."""
     state = Rounding(DTYPES[dtype], list(reducer.parameters()), error_feedback, levels)
     reducer.register_comm_hook(state, rounded_between if levels else rounded_all_reduce)
 
@@ -128,12 +137,6 @@ def switched(ddp: torch.nn.parallel.DistributedDataParallel, *, is_on: bool) -> 
             else:
                 unknown.append(getattr(hook, "__name__", type(hook).__name__))
         yield unknown
-
-
-def _reducer(model: nn.Module) -> torch.nn.parallel.DistributedDataParallel:
-    reducer = torch_modules.reducer_of(model)
-    assert reducer is not None, "a layout of copies has one"
-    return reducer
 
 
 class Rounding:

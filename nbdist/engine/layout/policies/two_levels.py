@@ -12,6 +12,7 @@ thread that asks: collectives that gloo's threads start would meet others' in an
 Source: Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 4.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.nn import functional as F
 
 from nbdist.engine.compat.groups import torch_groups
 from nbdist.engine.layout.policies.efficiency import Compress
+from nbdist.engine.layout.policies.policies import Policies
 from nbdist.shared.errors import LayoutError
 
 
@@ -46,6 +48,15 @@ def group_size(policy: Compress, world_size: int, ranks_on_host: int) -> int:
             do=f"use one of {', '.join(map(str, fits))}" if fits else "leave `between` out",
         )
     return size
+
+
+def with_groups(asked: Policies, world_size: int, ranks_on_host: int) -> Policies:
+    """Return the policies with a number where "hosts" was said."""
+    compress = asked.compress
+    if compress is None or compress.between is None:
+        return asked
+    size = group_size(compress, world_size, ranks_on_host)
+    return replace(asked, compress=replace(compress, between=size))
 
 
 class TwoLevels:

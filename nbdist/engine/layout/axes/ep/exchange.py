@@ -11,6 +11,7 @@ get no row takes part all the same.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
+from nbdist.engine.layout.plan import numbers
 from nbdist.shared.errors import LayoutError
 
 # Makes, of hidden states (R, H), experts of this rank (R, 1) and weights (R, 1), results (R, H).
@@ -96,30 +98,45 @@ def on_owners(
 
 
 def _routes(expert: Tensor, experts: int, mesh: DeviceMesh) -> _Routes:
-    """Return the routes of pairs (T * K) with these experts. Collective; the host waits once."""
-    counts = torch.bincount(expert, minlength=experts)
+    """Return the routes of pairs (T * K) with these experts. Collective; the host waits once.
+
+    Where tensors have no numbers, experts get an even share.
+    """
+    ranks, own = mesh.size(), experts // mesh.size()
+    is_known = numbers.are_here()
+    counts = torch.bincount(expert, minlength=experts) if is_known else expert.new_empty(experts)
     if len(counts) > experts:
         raise LayoutError(
             f"A token is for expert {len(counts) - 1}, and there are {experts}, from 0 on.",
             why="its rank is not known under ep",
         )
-    ranks, own = mesh.size(), experts // mesh.size()
     # Behind a rank's counts stands all that it sends, so that each knows how much there is.
     told = F.pad(counts.view(ranks, own), (0, 1), value=len(expert))
     come = torch.empty_like(told)
     dist.all_to_all_single(come, told, group=mesh.get_group())
-    sent, came = torch.stack([told, come]).tolist()
+    if is_known:
+        sent, came = torch.stack([told, come]).tolist()
+    else:
+        sent = even_shares(len(expert), ranks, own)
+        came = [sent[mesh.get_local_rank()]] * ranks
     come = come[:, :own].flatten()
     sends, receives = ([sum(of_rank[:own]) for of_rank in side] for side in (sent, came))
-    numbers = torch.arange(own, device=expert.device).repeat(ranks)
+    places = torch.arange(own, device=expert.device).repeat(ranks)
     *of_experts, everything = (sum(of_expert) for of_expert in zip(*came, strict=True))
     return _Routes(
         expert.argsort(stable=True),
         sends,
         receives,
-        numbers.repeat_interleave(come, output_size=sum(receives)).unsqueeze(1),
+        places.repeat_interleave(come, output_size=sum(receives)).unsqueeze(1),
         Load(of_experts, everything / ranks),
     )
+
+
+def even_shares(pairs: int, ranks: int, own: int) -> list[list[int]]:
+    """Return, for each rank, pairs for each of its experts and all pairs, were experts alike."""
+    ends = [pairs * n // (ranks * own) for n in range(ranks * own + 1)]
+    each = [after - before for before, after in pairwise(ends)]
+    return [[*each[i:][:own], pairs] for i in range(0, len(each), own)]
 
 
 def sent(rows: Tensor, sends: list[int], receives: list[int], group: Any) -> Tensor:

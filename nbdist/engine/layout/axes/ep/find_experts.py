@@ -19,6 +19,7 @@ from nbdist.engine.layout.axes.ep import exchange, find_lists
 from nbdist.engine.layout.axes.ep.experts import Called, Experts, with_count
 from nbdist.engine.layout.axes.ep.lists import Listed
 from nbdist.engine.layout.axes.tp.proof import difference, evaluating, of_rank_0, tolerance
+from nbdist.engine.layout.plan import numbers
 from nbdist.engine.layout.plan.examples import ask_for, of_example
 from nbdist.engine.layout.plan.guesses import guesses
 from nbdist.engine.layout.plan.inputs import Inputs, tokens_in
@@ -40,7 +41,10 @@ def find(model: nn.Module, example: Any, mesh: DeviceMesh) -> tuple[list[Experts
     """
     with untouched(model), evaluating(model), torch.no_grad():
         tokens, seen = _seen(model, example)
-        lists, unfit = find_lists.find(model, seen.parents, tokens, set(seen.calls), mesh)
+        lists: list[Listed] = []
+        unfit = ["which experts of a list are called is decided by numbers, not known here"]
+        if numbers.are_here():
+            lists, unfit = find_lists.find(model, seen.parents, tokens, set(seen.calls), mesh)
         if not seen.calls and not lists:
             reasons = [f"{name} of all experts" for name in seen.shared] + unfit
             raise LayoutError(
@@ -181,12 +185,9 @@ def _proven(name: str, module: nn.Module, called: Called, tokens: int, mesh: Dev
     for sized in _ways(module, count):
         made = _apart(module, called, given, sized, mesh)
         fits = made is not None and made.shape == whole.shape and made.dtype == whole.dtype
-        error = difference(whole, made).item() if made is not None and fits else torch.inf
-        worst = torch.tensor([error], dtype=torch.float64, device=whole.device).nan_to_num(
-            torch.inf
-        )
-        dist.all_reduce(worst, dist.ReduceOp.MAX)
-        if worst.item() <= tolerance(whole.dtype):
+        error = _difference(whole, made) if made is not None and fits else torch.inf
+        worst = _worst(error, mesh)
+        if worst <= tolerance(whole.dtype):
             return Experts(
                 name,
                 count,
@@ -194,7 +195,7 @@ def _proven(name: str, module: nn.Module, called: Called, tokens: int, mesh: Dev
                 given[1].shape[1],
                 exchange.row_bytes(given[0], given[2], whole) * called.index.numel() / tokens,
             )
-        closest = min(closest, worst.item())
+        closest = min(closest, worst)
     raise LayoutError(
         f"Experts of {name} compute something else where ranks have some of them each"
         + (f": by {closest:.1e} of its largest value" if closest < torch.inf else "")
@@ -202,6 +203,21 @@ def _proven(name: str, module: nn.Module, called: Called, tokens: int, mesh: Dev
         why="its forward counts on all experts, or on all tokens, being in one place",
         do='leave ep out; "zero3" shards any model',
     )
+
+
+def _difference(whole: Tensor, made: Tensor) -> float:
+    """Return by how much results differ; of tensors without numbers 0, for that they run."""
+    return difference(whole, made).item() if numbers.are_here() else 0.0
+
+
+def _worst(error: float, mesh: DeviceMesh) -> float:
+    """Return the largest error of all ranks. Collective."""
+    if not numbers.are_here():
+        return error
+    worst = torch.tensor([error], dtype=torch.float64, device=mesh.device_type)
+    worst = worst.nan_to_num(torch.inf)
+    dist.all_reduce(worst, dist.ReduceOp.MAX)
+    return worst.item()
 
 
 def _ways(module: nn.Module, count: int) -> Iterator[tuple[str, ...]]:

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.layout.axes.tp.local_parameters import Local, Place, local_of, wrap_units
+from nbdist.engine.layout.plan import numbers
 
 
 def share_out(
@@ -185,9 +186,10 @@ def _averaged(
     packed = torch.cat([*flat, has])
     dist.all_reduce(packed, group=mesh.get_group(0))
     *sums, had = packed.split([*(t.numel() for t in like), len(like)])
+    there = had.tolist() if numbers.are_here() else [g is not None for g in gradients]
     return [
         (total / mesh.size(0)).view(t.shape).to(t.dtype) if is_there else None
-        for total, t, is_there in zip(sums, like, had.tolist(), strict=True)
+        for total, t, is_there in zip(sums, like, there, strict=True)
     ]
 
 
