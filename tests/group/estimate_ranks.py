@@ -2,6 +2,8 @@
 
 # B samples of a rank, S sequence, V words, D width, E experts
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -182,6 +184,13 @@ def failing() -> nn.Module:
     raise ValueError("no such file")
 
 
+def elsewhere() -> Any:
+    """Return a function of a module that no other process can import."""
+    module = sys.modules["nowhere"] = ModuleType("nowhere")
+    exec("def make(): ...", vars(module))
+    return module.make
+
+
 def refused() -> list[str]:
     """Return what the errors of estimates say that there are none of."""
     batch, found = batch_of("mlp"), []
@@ -192,6 +201,7 @@ def refused() -> list[str]:
         (Perceptron, "zero3", (Offload(),)),
         (failing, "ddp", ()),
         (nothing, "ddp", ()),
+        (elsewhere(), "ddp", ()),
     ]:
         try:
             nbdist.estimate(factory, batch, layout, 2, *policies, loss=loss_of)

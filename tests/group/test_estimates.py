@@ -103,7 +103,9 @@ def test_the_peak_of_a_dry_cell_is_what_two_ranks_allocate() -> None:
 
 @pytest.mark.slow
 def test_what_cannot_be_estimated_is_refused_in_words() -> None:
-    ((deciding, built, other_ranks, offloaded, fails, none),) = run_ranks(1, RANKS + "refused")
+    ((deciding, built, other_ranks, offloaded, fails, none, elsewhere),) = run_ranks(
+        1, RANKS + "refused"
+    )
     assert "decides by the numbers in a tensor" in deciding
     assert "super().forward(x if x.sum() > 0 else -x) needs them" in deciding
     assert "lambda: Model(config)" in built
@@ -111,6 +113,8 @@ def test_what_cannot_be_estimated_is_refused_in_words() -> None:
     assert "There is no estimate with Offload yet." in offloaded
     assert "The factory made no model: ValueError: no such file" in fails
     assert "The factory made no model, but a NoneType." in none
+    assert "No module named 'nowhere'" in elsewhere
+    assert "have the module's folder in sys.path" in elsewhere
 
 
 @pytest.mark.slow

@@ -81,6 +81,8 @@ def parallelize(log: RankLog, values: Values, model: Any, layout: str, *policies
         values.write([*made.parameters(), *made.buffers()], hash("rank 0's"))
     attach(result)
     log.notes.update(step.notes_of(shape))
+    if asked.compress is not None and asked.compress.method == "powersgd":
+        log.notes.add("calls of turns that are left out are those before PowerSGD's start")
     return result
 
 

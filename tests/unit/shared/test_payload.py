@@ -34,6 +34,12 @@ def test_a_class_of_the_notebook_travels_by_value() -> None:
     assert got.x == 5
 
 
+def test_a_lambda_of_a_module_travels_by_value() -> None:
+    base = 3
+    got: Any = unpack(pack({"add": lambda x: x + base}))
+    assert got["add"](4) == 7
+
+
 def test_what_cannot_be_pickled_is_named_with_a_way_out() -> None:
     with pytest.raises(TransferError, match=r"(?s)A lock cannot be sent.*Do:"):
         pack(threading.Lock())

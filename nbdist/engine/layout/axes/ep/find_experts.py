@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.utils.parametrize import is_parametrized
 
+from nbdist.engine.compat import torch_fakes
 from nbdist.engine.layout.axes.ep import exchange, find_lists
 from nbdist.engine.layout.axes.ep.experts import Called, Experts, with_count
 from nbdist.engine.layout.axes.ep.lists import Listed
@@ -108,7 +109,7 @@ def _seen(model: nn.Module, example: Any) -> tuple[int, _Seen]:
     for inputs in given:
         try:
             return tokens_in((inputs.args, inputs.keywords)) or 1, _run(model, inputs)
-        except LayoutError:
+        except (LayoutError, *torch_fakes.ASKED_NUMBERS):
             raise
         except Exception as error:
             first = first or error
