@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 import nbdist
+from nbdist.engine.compat import torch_modules
 from nbdist.engine.compat.torch_hooks import local_part
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
@@ -225,7 +226,7 @@ def _measured(name: str, text: str, policy: str) -> dict[str, Any]:
     held = [*layout.model.parameters(), *layout.model.buffers(), *batch]
     own: Any = getattr(optimizer, "optim", optimizer)
     states = [t for state in own.state.values() for t in state.values()]
-    before = _bytes([*held, *states]) + _room_of_buckets(layout)
+    before = _bytes([*held, *states, *_kept_by_hooks(layout)]) + _room_of_buckets(layout)
     tap.take()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         gradients = _step(layout, optimizer, batch)
@@ -255,6 +256,14 @@ def _step(layout: Layout, optimizer: torch.optim.Optimizer, batch: tuple[Tensor,
 def _bytes(tensors: list[Any]) -> int:
     storages = [local_part(t).untyped_storage() for t in tensors]
     return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
+
+
+def _kept_by_hooks(layout: Layout) -> list[Tensor]:
+    """Return what hooks of DDP's reducer remember of a step, such as rounding errors."""
+    reducer = torch_modules.reducer_of(layout.model)
+    states = [] if reducer is None else [s for _, s in torch_modules.comm_hooks_of(reducer)]
+    names = "errors", "loose", "error_dict", "p_memory_dict", "q_memory_dict"
+    return [t for state in states for name in names for t in getattr(state, name, {}).values()]
 
 
 def _room_of_buckets(layout: Layout) -> int:
