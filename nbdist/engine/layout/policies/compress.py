@@ -19,9 +19,9 @@ time; the copy at the end is made by a thread of the backend.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -40,16 +40,7 @@ if TYPE_CHECKING:
     Bucket = Any  # torch's types lack it
 else:
     Bucket = dist.GradBucket  # DDP looks at a hook's annotations
-
-
-class Reducer(Protocol):
-    """DDP's, or what stands for it where tensors have no numbers."""
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Return those whose gradients it averages."""
-
-    def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
-        """Have `hook(state, bucket)` average each bucket."""
+Reducer = Any  # DDP's, or the `DryReducer` that stands for it
 
 
 def check(policy: Compress, precision: Precision, shape: MeshShape) -> None:

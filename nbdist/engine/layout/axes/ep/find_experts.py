@@ -186,8 +186,7 @@ def _proven(name: str, module: nn.Module, called: Called, tokens: int, mesh: Dev
     for sized in _ways(module, count):
         made = _apart(module, called, given, sized, mesh)
         fits = made is not None and made.shape == whole.shape and made.dtype == whole.dtype
-        error = _difference(whole, made) if made is not None and fits else torch.inf
-        worst = _worst(error, mesh)
+        worst = _worst(difference(whole, made) if made is not None and fits else None, mesh)
         if worst <= tolerance(whole.dtype):
             return Experts(
                 name,
@@ -206,17 +205,12 @@ def _proven(name: str, module: nn.Module, called: Called, tokens: int, mesh: Dev
     )
 
 
-def _difference(whole: Tensor, made: Tensor) -> float:
-    """Return by how much results differ; of tensors without numbers 0, for that they run."""
-    return difference(whole, made).item() if numbers.are_here() else 0.0
-
-
-def _worst(error: float, mesh: DeviceMesh) -> float:
-    """Return the largest error of all ranks. Collective."""
+def _worst(error: Tensor | None, mesh: DeviceMesh) -> float:
+    """Return the largest error of all ranks; of tensors without numbers 0. Collective."""
     if not numbers.are_here():
-        return error
-    worst = torch.tensor([error], dtype=torch.float64, device=mesh.device_type)
-    worst = worst.nan_to_num(torch.inf)
+        return torch.inf if error is None else 0.0
+    own = torch.inf if error is None else error.item()
+    worst = torch.tensor([own], dtype=torch.float64, device=mesh.device_type).nan_to_num(torch.inf)
     dist.all_reduce(worst, dist.ReduceOp.MAX)
     return worst.item()
 
