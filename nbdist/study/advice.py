@@ -18,9 +18,6 @@ from nbdist.study.machine import Machine, group_of
 from nbdist.study.step_time import StepTime, split_communication
 
 HEADROOM: Final = 0.10  # of a device's memory stays free: fragments, CUDA's context, torch itself
-# Of the peak that a step of a whole model reaches. Sources: torchtitan's benchmarks of 2024 (33 to
-# 39 % on H100), Narayanan 2021, table 1 (44 to 52 % on A100).
-MODEL_FLOPS_SHARE: Final = 0.4
 MARGIN: Final = 1.05  # times nearer than this count as equal: no prediction is better
 WORTH: Final = 1.5  # more devices must be so many times as fast as one
 SHORT_S: Final = 3600.0  # a run that one device ends within this needs no more
@@ -231,7 +228,7 @@ def precision_of(machine: Machine) -> str:
 def compute_rate(machine: Machine) -> float:
     """Return the operations a second that a step is taken to reach on one device."""
     name = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[precision_of(machine)]
-    return MODEL_FLOPS_SHARE * machine.accelerator.flops[name]
+    return machine.accelerator.step_share * machine.accelerator.flops[name]
 
 
 def schedule_of(stages: int, parts: int, blocks: int) -> str:

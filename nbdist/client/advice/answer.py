@@ -207,11 +207,11 @@ class Advice:
         return aligned(rows, sides)
 
     def _rests_on(self) -> str:
-        name = self.machine.accelerator.name
+        device = self.machine.accelerator
         return (
-            f"All figures are predicted. Time: a step is taken to reach "
-            f"{advice.MODEL_FLOPS_SHARE:.0%} of the peak of {name} (measured on models: 33 to "
-            "52 %), so it may be a third off; the order of layouts depends less on that. Memory: "
+            f"All figures are predicted. Time: a step is taken to reach {device.step_share:.0%} of "
+            f"the peak of {device.name} (measured on models: 33 to 52 % of a GPU's), so it may be "
+            "a third off; the order of layouts depends less on that. Memory: "
             f"{advice.HEADROOM:.0%} of a device stays free. Python: {1e6 * advice.LAUNCH_S:.0f} us "
             "a kernel are assumed, beside the device."
         )

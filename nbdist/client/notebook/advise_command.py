@@ -39,7 +39,7 @@ def advise(asked: Namespace, names: Mapping[str, Any]) -> Advice:
     found = advice_for(model, batch, machine, loss=loss, optimizer=optimizer, **others)
     if not asked.run:
         return found
-    return replace(found, measured_s=measured_s(current(), found, what))
+    return replace(found, measured_s=measured_s(current(), machine, found.best, what))
 
 
 def _value(text: str, names: Mapping[str, Any]) -> Any:

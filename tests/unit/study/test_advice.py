@@ -1,8 +1,10 @@
 """Advice meets what the field does, on 30 jobs."""
 
+from dataclasses import replace
+
 import pytest
 
-from nbdist.study.accelerators import Accelerator
+from nbdist.study.accelerators import STEP_SHARE, Accelerator
 from nbdist.study.advice import (
     Choice,
     Job,
@@ -47,6 +49,13 @@ def test_advice_is_what_the_field_does(case: Case) -> None:
 
 
 JOB = Job(1e9, 6e12, 2e9, 256, kept=1e8, blocks=24, tokens=1024)
+
+
+def test_a_step_takes_as_long_as_the_share_of_the_peak_that_it_reaches() -> None:
+    machine = parse_machine("1 a100-80")
+    whole = replace(machine, accelerator=replace(machine.accelerator, step_share=1.0))
+    (usual,), (fast,) = candidates(JOB, machine)[:1], candidates(JOB, whole)[:1]
+    assert usual.time.total_s == pytest.approx(fast.time.total_s / STEP_SHARE)
 
 
 def test_every_layout_divides_the_ranks_and_the_batch() -> None:

@@ -78,8 +78,10 @@ def test_a_measured_best_that_is_slower_than_one_device_is_said_below_the_verdic
 
 def test_a_step_of_emulated_devices_says_so() -> None:
     found = replace(advice_on("8 a100-40"), measured_s=2.0)
-    chip = replace(found.machine.accelerator, name="CPU (emulated: 2 GFLOP/s, 100 Mbit/s)")
+    name = "CPU (emulated: 2 GFLOP/s, 100 Mbit/s)"
+    chip = replace(found.machine.accelerator, name=name, step_share=1.0)
     said = str(replace(found, machine=replace(found.machine, accelerator=chip)))
+    assert f"reach 100% of the peak of {name}" in said
     assert "8 CPU (emulated: 2 GFLOP/s, 100 Mbit/s) on" in said
     assert "measured here, emulated: 2.00 s" in said
 
