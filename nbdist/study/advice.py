@@ -316,7 +316,7 @@ def traffic_of(job: Job, one: Candidate, compute_bytes: int) -> dict[str, Traffi
     add("cp", its.cp, 1, 8 * extra * of_blocks / its.cp, 8 * calls)
     add("ep", its.ep, 1, 8 * extra * of_blocks / its.cp, 4 * calls)
     if its.pp > 1:
-        chunks = _CHUNKS[schedule_of(its.pp, one.parts, job.blocks)]
+        chunks = _CHUNKS[one.schedule]
         sent = 2 * chunks * job.kept / job.blocks * samples / its.cp
         found["pp"] = Traffic(1, round(sent), sent, 2 * chunks * one.parts, its.pp)
     return found
@@ -328,7 +328,7 @@ def time_of(
     compute_s: float,
     traffic: dict[str, Traffic],
     parts: int,
-    blocks: int = 0,
+    schedule: str,
     overlap: float = 1.0,
     launches: float = 0.0,
 ) -> StepTime:
@@ -337,11 +337,10 @@ def time_of(
     Args:
         machine: Its links.
         spread: The axes.
-        compute_s: Seconds of the rank's computation.
+        compute_s: Seconds of the rank's computation; of a pipeline's longest stage.
         traffic: By axes, as an estimate has it.
         parts: Micro-batches, for the bubble of a pipeline.
-        blocks: Of the model. A pipeline's last stage has the head beside its blocks, which is
-            taken for one block more.
+        schedule: Of a pipeline.
         overlap: The share of what could be hidden that is.
         launches: Kernels of the rank. Python launches them ahead of the device; what it takes
             beyond the device's time is the serial part.
@@ -350,11 +349,8 @@ def time_of(
     seconds = {
         axes: machine.link_of(group_of(axes, sizes)).time_s(sent) for axes, sent in traffic.items()
     }
-    if spread.pp > 1 and blocks:
-        compute_s *= 1 + spread.pp / blocks
     exposed, hidden = split_communication(compute_s, seconds, overlap)
-    chunks = _CHUNKS[schedule_of(spread.pp, parts, blocks)]
-    bubble = compute_s * (spread.pp - 1) / (parts * chunks) if spread.pp > 1 else 0.0
+    bubble = compute_s * (spread.pp - 1) / (parts * _CHUNKS[schedule])
     serial = max(0.0, launches * LAUNCH_S - compute_s - exposed - bubble)
     return StepTime(compute_s, exposed, hidden, bubble, serial_s=serial)
 
@@ -403,27 +399,27 @@ def _variants(job: Job, machine: Machine, its: Spread, overlap: float) -> Iterat
         return
     compute_bytes = 4 if precision_of(machine) == "fp32" else 2
     seconds = job.flops * job.global_batch / its.world_size / compute_rate(machine)
+    if its.pp > 1:  # the last stage has the head beside its blocks: taken for one block more
+        seconds *= 1 + its.pp / job.blocks
     sharded = its.fsdp > 1 and its.pp == 1
     for checkpoint in (False, True) if job.blocks and job.kept else (False,):
         for once in (True, False) if sharded else (True,):
             for micro in reversed(_divisors(share)):
-                if share // micro < its.pp:
+                parts = share // micro
+                if parts < its.pp:
                     continue  # each stage needs a micro-batch
+                schedule = schedule_of(its.pp, parts, job.blocks)
                 one = Candidate(
-                    its, micro, share // micro, checkpoint, once, 0.0, StepTime(seconds)
+                    *(its, micro, parts, checkpoint, once, 0.0, StepTime(seconds), schedule)
                 )
                 peak = peak_of(job, one, compute_bytes)
                 if peak > room_of(machine) and micro > 1:
                     continue
                 traffic = traffic_of(job, one, compute_bytes)
                 took = seconds * (job.again if checkpoint else 1)
-                launches = job.launches / its.pp * one.parts * (job.again if checkpoint else 1)
-                time = time_of(
-                    *(machine, its, took, traffic, one.parts, job.blocks, overlap),
-                    launches=launches,
-                )
-                schedule = schedule_of(its.pp, one.parts, job.blocks)
-                yield replace(one, peak=peak, time=time, schedule=schedule)
+                launches = job.launches / its.pp * parts * (job.again if checkpoint else 1)
+                time = time_of(machine, its, took, traffic, parts, schedule, overlap, launches)
+                yield replace(one, peak=peak, time=time)
                 if its.pp == 1:
                     break  # the largest that fits sends the least
 

@@ -98,7 +98,7 @@ def _chosen(what: Training, job: Job, machine: Machine) -> Choice:
         asked = [one for one in dict.fromkeys(asked) if not one.is_estimated]
         if not asked:
             break
-        for one, found in zip(asked, estimated(what, job, machine, asked), strict=True):
+        for one, found in zip(asked, estimated(what, machine, asked), strict=True):
             if isinstance(found, Dropped):
                 refused[found.name] = found
             else:

@@ -154,13 +154,13 @@ def job_of(what: Training, machine: Machine, global_batch: int, samples: int) ->
 
 
 def estimated(
-    what: Training, job: Job, machine: Machine, some: Sequence[Candidate]
+    what: Training, machine: Machine, some: Sequence[Candidate]
 ) -> list[Candidate | Dropped]:
     """Return candidates with the figures of the model's own code; refused ones as dropped."""
 
     def one_of(one: Candidate) -> Candidate | Dropped:
         try:
-            return _estimated(what, job, machine, one)
+            return _estimated(what, machine, one)
         except NBDistError as error:
             said = ": ".join(filter(None, (error.what.rstrip("."), error.why)))
             return Dropped(one.spread.family, "refused", said=said)
@@ -169,7 +169,7 @@ def estimated(
         return list(pool.map(one_of, some))
 
 
-def _estimated(what: Training, job: Job, machine: Machine, one: Candidate) -> Candidate:
+def _estimated(what: Training, machine: Machine, one: Candidate) -> Candidate:
     its = one.spread
     in_pipeline = one.parts if its.pp > 1 else 1
     found = what.estimate(
@@ -184,8 +184,7 @@ def _estimated(what: Training, job: Job, machine: Machine, one: Candidate) -> Ca
     launches = max(rank.launches for rank in found.ranks) * repeats
     seconds = flops * repeats / compute_rate(machine)
     time = time_of(
-        *(machine, its, seconds, traffic, one.parts, job.blocks, overlap_of(machine)),
-        launches=launches,
+        *(machine, its, seconds, traffic, one.parts, one.schedule, overlap_of(machine), launches)
     )
     return replace(one, peak=peak, time=time, is_estimated=True)
 

@@ -144,7 +144,7 @@ def test_a_refused_layout_is_replaced_by_the_next_and_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def estimated(
-        _what: object, _job: Job, _machine: Machine, some: list[Candidate]
+        _what: object, _machine: Machine, some: list[Candidate]
     ) -> list[Candidate | Dropped]:
         return [
             Dropped("ddp", "refused", said="it draws")
