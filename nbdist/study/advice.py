@@ -43,6 +43,8 @@ class Job:
         kept: Bytes of activations where blocks are computed again; 0 where there are no blocks.
         head: Bytes of `activations` that lie outside of blocks, such as logits.
         blocks: Equal blocks; 0 allows no cut but by samples.
+        summed: Bytes that tp sums over its ranks; 0 for those of a transformer's blocks, which sum
+            what they keep twice forward and twice backward.
         tokens: Of a sequence; 0 where it is none, which cp cannot cut.
         trainable: The share of parameters with gradients.
         frozen_bytes: Of a parameter without.
@@ -60,6 +62,7 @@ class Job:
     kept: float = 0.0
     head: float = 0.0
     blocks: int = 0
+    summed: float = 0.0
     tokens: int = 0
     trainable: float = 1.0
     frozen_bytes: int = 4
@@ -312,7 +315,8 @@ def traffic_of(job: Job, one: Candidate, compute_bytes: int) -> dict[str, Traffi
     of_blocks = job.kept * samples / its.pp
     extra = 1.5 if one.checkpoint else 1.0  # a forward more
     calls = blocks * one.parts
-    add("tp", its.tp, 2, 4 * extra * of_blocks / its.cp, 8 * calls * its.tp.bit_length())
+    summed = (job.summed or 4 * job.kept) * samples / its.pp
+    add("tp", its.tp, 2, extra * summed / its.cp, 8 * calls * its.tp.bit_length())
     add("cp", its.cp, 1, 8 * extra * of_blocks / its.cp, 8 * calls)
     add("ep", its.ep, 1, 8 * extra * of_blocks / its.cp, 4 * calls)
     if its.pp > 1:

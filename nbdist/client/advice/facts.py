@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from nbdist.client.advice.estimate import EstimatePool
-from nbdist.shared.errors import LayoutError, NBDistError, UsageError
+from nbdist.shared.errors import NBDistError, UsageError
 from nbdist.study.advice import Candidate, Dropped, Job, compute_rate, precision_of, time_of
 from nbdist.study.estimate import Estimate, TensorShape, Traffic, shapes_of
 from nbdist.study.machine import Machine
@@ -111,31 +111,27 @@ def overlap_of(machine: Machine) -> float:
 
 
 def job_of(what: Training, machine: Machine, global_batch: int, samples: int) -> Job:
-    """Return the facts of a job, from three estimates.
+    """Return the facts of a job, from four estimates.
 
     Raises:
         UsageError: Its step cannot run without numbers, or the batch has no samples.
     """
     count = min(what.samples, global_batch)
 
-    def kept() -> Estimate | None:
+    def under(layout: str, ranks: int, *policies: object) -> Estimate | None:
         try:
-            return what.estimate("ddp", machine, 1, count, policy("ActivationCheckpoint"))
-        except LayoutError:
-            return None  # there are no blocks
+            return what.estimate(layout, machine, ranks, count, *policies)
+        except NBDistError:
+            return None  # there are no blocks, or none that can be cut; a candidate says why
 
-    def sharded() -> Estimate | None:
-        try:
-            return what.estimate("zero3", machine, 2, count)
-        except LayoutError:
-            return None
-
+    asked = (("ddp", 1, policy("ActivationCheckpoint")), ("zero3", 2), ("tp=2", 2))
     with ThreadPoolExecutor(what.pool.count) as pool:
         whole = pool.submit(what.estimate, "ddp", machine, 1, count)
-        again, shards = pool.submit(kept), pool.submit(sharded)
-        one, recomputed, cut = whole.result(), again.result(), shards.result()
+        recomputed, shards, halves = pool.map(lambda one: under(*one), asked)
+        one = whole.result()
     # Each unit of fsdp is gathered twice and reduced once; one of them may be the root.
-    units = round(cut.traffic["fsdp"].count / 3) if cut and "fsdp" in cut.traffic else 0
+    units = round(shards.traffic["fsdp"].count / 3) if shards and "fsdp" in shards.traffic else 0
+    summed = halves.traffic["tp"].nbytes if halves and "tp" in halves.traffic else 0.0
     # Numbers of four bytes each: of a model in 16 bits they are half as many.
     is_sgd = what.optimizer is not None and what.optimizer.__name__ == "SGD"
     return Job(
@@ -145,6 +141,7 @@ def job_of(what: Training, machine: Machine, global_batch: int, samples: int) ->
         global_batch=global_batch,
         kept=recomputed.activations / count if recomputed else 0.0,
         blocks=max(units, 2) if recomputed else 0,
+        summed=summed / count,
         tokens=what.tokens,
         trainable=one.gradients / max(1, one.parameters),
         optimizer="sgd" if is_sgd else "adamw",
