@@ -308,7 +308,6 @@ def traffic_of(job: Job, one: Candidate, compute_bytes: int) -> dict[str, Traffi
         nbytes = 4 * trained / shards * averages
         trees = 2 * (replicas - 1).bit_length()
         axes = "dp x cp" if its.cp > 1 and shards == 1 else "dp"
-        axes = axes if its.dp > 1 else "cp x dp"
         add(axes, replicas, 2, nbytes, trees * averages * max(1, nbytes / averages / _BUCKET))
     if its.stage == 1:
         found["dp x update"] = Traffic(1, 0, 4 * trained * (its.dp - 1) / its.dp, 1, its.dp)

@@ -69,7 +69,7 @@ class Case:
 
     name: str
     machine: str
-    model: partial[nn.Module]
+    model: partial[Any]
     batch: tuple[TensorShape, TensorShape]
     loss: Callable[..., Any]
     memory: int = 0

@@ -136,6 +136,7 @@ def _key(one: Candidate) -> tuple[object, ...]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("ranks", "case"),
     [(case.machine, case) for case in CASES],

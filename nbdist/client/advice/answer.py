@@ -174,19 +174,9 @@ class Advice:
         shown = [*([self.best] if self.best else []), *others[:_SHOWN], *alone]
         if not shown:
             return []
-        heads = [
-            "layout",
-            "ranks",
-            "samples a rank",
-            "memory",
-            "a step",
-            "samples/s",
-            "of it waits for",
-            "",
-        ]
-        if self.price:
-            heads.insert(6, f"{self.price.currency} per 1k")
-        rows = [heads]
+        heads = ["layout", "ranks", "samples a rank", "memory", "a step", "samples/s"]
+        heads += [f"{self.price.currency} per 1k"] if self.price else []
+        rows = [[*heads, "of it waits for", ""]]
         for one in shown:
             cost = self.cost_of(one, 1000)
             source = "" if one.is_estimated else "by formulas alone"
@@ -203,7 +193,7 @@ class Advice:
                     source,
                 ]
             )
-        sides = [False] + [True] * (len(heads) - 3) + [False, False]
+        sides = [False] + [True] * (len(heads) - 1) + [False, False]
         return aligned(rows, sides)
 
     def _rests_on(self) -> str:
