@@ -76,6 +76,14 @@ def test_shards_hold_a_part_and_send_as_much_as_replicas() -> None:
     assert whole["zero3"] == pytest.approx(whole["ddp"])
 
 
+def test_tp_sends_what_the_model_sums_and_else_a_transformers_sums() -> None:
+    one = next(c for c in candidates(JOB, parse_machine("4 a100-80")) if c.spread == Spread(tp=4))
+    usual, measured = traffic_of(JOB, one, 2), traffic_of(replace(JOB, summed=JOB.kept), one, 2)
+    factor = 1.5 if one.checkpoint else 1.0
+    assert measured["tp"].nbytes == pytest.approx(factor * 2 * 3 / 4 * JOB.kept * JOB.global_batch)
+    assert usual["tp"].nbytes == pytest.approx(4 * measured["tp"].nbytes)
+
+
 def test_what_does_not_fit_is_dropped_with_what_it_needs() -> None:
     machine = parse_machine("8 t4")
     choice = choose(JOB, machine, candidates(JOB, machine))

@@ -9,12 +9,23 @@ import pytest
 from nbdist import cli
 from nbdist.client.advice import advise as module
 from nbdist.client.advice.answer import Advice
-from nbdist.client.advice.facts import Training, training
+from nbdist.client.advice.facts import Training, estimated, training
 from nbdist.shared.errors import UsageError
-from nbdist.study.advice import LAUNCH_S, Candidate, Choice, Dropped, Job, candidates, choose
-from nbdist.study.estimate import TensorShape
+from nbdist.study.advice import (
+    LAUNCH_S,
+    Candidate,
+    Choice,
+    Dropped,
+    Job,
+    Spread,
+    candidates,
+    choose,
+    compute_rate,
+)
+from nbdist.study.estimate import Estimate, RankEstimate, TensorShape
 from nbdist.study.machine import Machine, parse_machine
 from nbdist.study.prices import PRICES
+from nbdist.study.step_time import StepTime
 
 JOB = Job(1e9, 6e12, 2e9, 256, kept=1e8, blocks=24, tokens=1024, samples=10_000_000)
 MODEL = """
@@ -143,7 +154,7 @@ def test_each_stage_of_a_pipeline_has_a_micro_batch() -> None:
 def test_a_refused_layout_is_replaced_by_the_next_and_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def estimated(
+    def refusing(
         _what: object, _machine: Machine, some: list[Candidate]
     ) -> list[Candidate | Dropped]:
         return [
@@ -153,7 +164,7 @@ def test_a_refused_layout_is_replaced_by_the_next_and_says_why(
             for one in some
         ]
 
-    monkeypatch.setattr(module, "estimated", estimated)
+    monkeypatch.setattr(module, "estimated", refusing)
     choice: Choice = module._chosen(
         training(lambda: None, (), None, None, None), JOB, parse_machine("8 h100")
     )
@@ -164,6 +175,19 @@ def test_a_refused_layout_is_replaced_by_the_next_and_says_why(
     slower = [one for one in choice.dropped if one.kind == "slower"]
     assert slower
     assert all(one.needs >= 1 for one in slower)
+
+
+def test_an_estimated_pipeline_takes_its_longest_stage_and_the_bubble(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stages = (RankEstimate(0, flops=10**12), RankEstimate(1, flops=2 * 10**12))
+    monkeypatch.setattr(Training, "estimate", lambda *_: Estimate("pp=2", 2, stages))
+    what = training(lambda: None, TensorShape((4, 3), "int64"), None, None, None)
+    machine = parse_machine("2 h100")
+    one = Candidate(Spread(pp=2), 1, 4, False, True, 0.0, StepTime(1.0))
+    (found,) = estimated(what, machine, [one])
+    assert isinstance(found, Candidate)
+    assert found.time.total_s == pytest.approx(2e12 / compute_rate(machine) * (1 + 1 / 4))
 
 
 def test_layouts_that_were_not_estimated_say_how_much_slower_they_are() -> None:
