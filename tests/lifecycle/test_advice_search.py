@@ -30,6 +30,7 @@ TABLE = Path(__file__).with_name("advice_table.md")
 WRITES = bool(os.environ.get("NBDIST_WRITE_ADVICE_TABLE"))
 NEAR = 1.10  # times the best
 AGAIN = 1.25  # times the best: what one step found so near is measured by three
+LEAST_KEPT = 90  # per cent: below it a cell says that its times are too long
 RANKS = 4
 HEAD = """\
 # Advice beside an exhaustive search
@@ -176,6 +177,8 @@ def test_the_advised_layout_is_nearly_as_fast_as_the_best_of_all(
         f"{large} | {kept} % |\n"
     )
     print(row)
+    if kept < LEAST_KEPT:
+        pytest.skip(f"no measurement: the cores kept up with {kept} % of the virtual time. {row}")
     if WRITES:
         write(case, row)
-    assert ratio <= NEAR or kept < 90  # then the cells say that their times are too long
+    assert ratio <= NEAR
