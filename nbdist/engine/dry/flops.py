@@ -3,10 +3,18 @@
 import functools
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from nbdist.engine.compat import torch_dry
+
+# Attention as CPUs compute it, and so what runs without numbers: torch's table has its kin alone.
+_ATTENTION = "_scaled_dot_product_flash_attention"
+_OF_CPUS = {
+    getattr(torch.ops.aten, f"{_ATTENTION}_for_cpu{end}"): getattr(torch.ops.aten, _ATTENTION + end)
+    for end in ("", "_backward")
+}
 
 
 class Flops(TorchDispatchMode):
@@ -29,7 +37,8 @@ class Flops(TorchDispatchMode):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
         self.launches += _is_launched(func)
-        count = flop_registry.get(func.overloadpacket)
+        name = func.overloadpacket
+        count = flop_registry.get(_OF_CPUS.get(name, name))
         if count is not None:
             self.total += count(*args, **(kwargs or {}), out_val=result)
         return result
