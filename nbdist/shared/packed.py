@@ -5,7 +5,8 @@ they have in common, a `Template`, travels once a cell; a row of numbers follows
 
 - `CALL` columns: the template's number, the collective's number in its group (of a message: to or
   from that peer with that tag), and its moments *launch* (the rank called it), *begin* (it was
-  carried out; what lies between is queueing) and *end*;
+  carried out; what lies between is queueing), *end* and *freed* (the parameters that it gathered
+  were; 0: they were not, or it gathers none);
 - `WAIT` columns: from when to when the main thread was blocked in collectives.
 
 Moments count in ticks of `TICK_NS` from the record's `base_ns`, which the rank's own monotonic
@@ -20,7 +21,7 @@ from dataclasses import astuple, dataclass, field
 from typing import Any
 
 TICK_NS = 100
-CALL = ("template", "number", "launch", "begin", "end")
+CALL = ("template", "number", "launch", "begin", "end", "freed")
 WAIT = ("from", "to")
 ANY_TAG = -1
 _LONGEST = 2**32 - 1
@@ -34,7 +35,8 @@ class Template:
     ranks in its order, empty where torch does not know them. `bytes` is what this rank puts in, or
     takes out in a recv. `line` is where the cell called it, "cell 7, line 3", empty when unknown.
     `peer` is the other global rank of a send or recv, None else and for any source; `tag` that of
-    the message, `ANY_TAG` where its number counts messages of all tags.
+    the message, `ANY_TAG` where its number counts messages of all tags. `unit` names the parameters
+    of FSDP2 that it carries.
     """
 
     kind: str
@@ -46,6 +48,7 @@ class Template:
     line: str
     peer: int | None = None
     tag: int = 0
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +102,12 @@ class Packer:
     calls: "array[int]" = field(default_factory=lambda: array("I"))
     waits: "array[int]" = field(default_factory=lambda: array("I"))
 
-    def call(self, template: int, number: int, moments_ns: Iterable[int]) -> None:
+    def call(
+        self, template: int, number: int, moments_ns: Iterable[int], freed_ns: int = 0
+    ) -> None:
         """Add a collective; its moments are launch, begin and end."""
-        self.calls.extend((template, number & _LONGEST, *map(self._ticks, moments_ns)))
+        moments = map(self._ticks, (*moments_ns, freed_ns))
+        self.calls.extend((template, number & _LONGEST, *moments))
 
     def wait(self, from_ns: int, to_ns: int) -> None:
         """Add a time during which the main thread was blocked."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from nbdist.shared.packed import Calls, numbers_of, text_of
 
-VERSION = 16  # rises when a message changes; both sides compare it at the start
+VERSION = 17  # rises when a message changes; both sides compare it at the start
 
 RECORDS = "nbdist_records"  # iopub message type: one Batch
 OUTPUT = "nbdist_output"  # iopub message type: text, see `engine/kernel/output/stdio.py`

@@ -42,7 +42,7 @@ def _rows(calls: Any) -> list[tuple[str, float, float]]:
     flat = calls.calls.tolist()
     rows = [flat[i : i + len(CALL)] for i in range(0, len(flat), len(CALL))]
     ms = TICK_NS / 1e6
-    return [(calls.new[at].kind, begin * ms, end * ms) for at, _, _, begin, end in rows]
+    return [(calls.new[at].kind, begin * ms, end * ms) for at, _, _, begin, end, _ in rows]
 
 
 def _tensors() -> tuple[Any, Any]:

@@ -464,8 +464,8 @@ def rows_of(body: Callable[..., Any], *args: Any) -> tuple[Any, Any]:
 def decoded(calls: Any) -> list[tuple[Any, int, int, int, int]]:
     """Return the template, number and moments of each row, in the order of the numbers."""
     flat = calls.calls.tolist()
-    rows = [flat[i : i + 5] for i in range(0, len(flat), 5)]
-    return sorted(((calls.new[at], *rest) for at, *rest in rows), key=lambda row: row[2])
+    rows = [flat[i : i + len(CALL)] for i in range(0, len(flat), len(CALL))]
+    return sorted(((calls.new[at], *rest) for at, *rest, _ in rows), key=lambda row: row[2])
 
 
 def _sub_groups() -> None:
@@ -639,7 +639,7 @@ def _across_steps() -> list[list[tuple[str, int, int]]]:
 
 def _pairs(calls: Any) -> list[tuple[int, int]]:
     flat = calls.calls.tolist()
-    return [(flat[i], flat[i + 1]) for i in range(0, len(flat), 5)]
+    return [(flat[i], flat[i + 1]) for i in range(0, len(flat), len(CALL))]
 
 
 def test_what_ends_after_its_step_is_told_once_with_the_next() -> None:
@@ -664,7 +664,7 @@ def _untold_steps() -> tuple[int, int, int, bool, int]:
         collectives += traffic.collectives
         timed.append((traffic.calls is not None) == (traffic.total_ns is not None))
         if traffic.calls is not None:
-            rows += len(traffic.calls.calls) // 5
+            rows += len(traffic.calls.calls) // len(CALL)
             skipped += traffic.calls.skipped
     return rows, skipped, collectives, all(timed), in_flight.state.stride.every
 

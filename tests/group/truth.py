@@ -17,6 +17,7 @@ from typing import Any
 from nbdist.engine.tap import sampling
 from nbdist.engine.tap.intervals import union
 from nbdist.engine.tap.sampling import StepSampling
+from nbdist.shared.packed import CALL
 
 STEPS = 30
 WORKERS = 8
@@ -80,7 +81,7 @@ def compare(kind: str) -> tuple[Seen, Seen]:
             assert traffic.calls is not None
             assert traffic.total_ns is not None
             ours.ms.append(traffic.total_ns / 1e6)
-            ours.counts.append(len(traffic.calls.calls) // 5)
+            ours.counts.append(len(traffic.calls.calls) // len(CALL))
             ours.bytes.append(traffic.bytes)
     dist.barrier()
     return ours, _by_step(recorded.events())

@@ -58,7 +58,7 @@ def _skewed(late: int, delay_s: float) -> list[tuple[int, int]]:
     import torch.distributed as dist
 
     from nbdist.engine.tap import tap
-    from nbdist.shared.packed import TICK_NS
+    from nbdist.shared.packed import CALL, TICK_NS
 
     tap.install("full")
     x = torch.ones(1000)
@@ -72,7 +72,7 @@ def _skewed(late: int, delay_s: float) -> list[tuple[int, int]]:
         came_ns = time.perf_counter_ns()
         dist.all_reduce(x)
         calls: Any = tap.take(step).calls
-        (launch,) = calls.calls[2::5]
+        (launch,) = calls.calls[2 :: len(CALL)]
         launches.append((calls.base_ns + launch * TICK_NS, came_ns))
     return launches
 

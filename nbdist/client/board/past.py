@@ -14,7 +14,8 @@ from nbdist.client.board.tables import to_html, to_text
 from nbdist.client.board.views import VIEWS
 from nbdist.client.output.slots import Display
 
-if TYPE_CHECKING:  # for its type alone: the scene loads numpy
+if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
+    from nbdist.client.board.drawn.animation import Animation
     from nbdist.client.board.scene.scene import Scene
     from nbdist.client.metrics.telemetry import Telemetry
 
@@ -63,6 +64,17 @@ class Past:
         from nbdist.client.board.figure import draw
 
         return draw(self.scene, self.theme, width, scale, name=name)
+
+    def animation(self, what: str) -> "Animation":
+        """Return what the training did in motion; one of `options.ANIMATIONS`.
+
+        Raises:
+            ClusterError: It has done no such thing.
+        """
+        from nbdist.client.board.drawn import pipeline, ring, shards
+
+        made = {"pipeline": pipeline.animate, "ring": ring.animate, "shards": shards.animate}
+        return made[what](self.scene)
 
     def caption(self, name: str) -> str:
         """Return the sentence below the picture, the same for every run of the same cell."""

@@ -64,8 +64,8 @@ COMMANDS = {
     "chaos": "make ranks fail on purpose while cells run; without arguments: the report",
     "board": "show the board of the training that runs, else of the last one, or of any run;"
     " looking changes nothing for later cells",
-    "animate": "show in motion what the last training did: a step of its pipeline, or the ring of "
-    "its largest all_reduce",
+    "animate": "show in motion what the last training did: a step of its pipeline, the ring of its "
+    "largest all_reduce, or its parameters in shards",
     "runs": "list this notebook's runs, newest first; with names or numbers, compare these",
     "ui": "start the MLflow UI and show its link",
     "run": "run a script on the ranks, as torchrun would; its names stay there",
@@ -135,7 +135,7 @@ def dist_parser(own: type = NoOptions) -> argparse.ArgumentParser:
         default=ANIMATIONS[0],
         choices=ANIMATIONS,
         metavar="WHAT",
-        help=f"{' or '.join(ANIMATIONS)}; by default {ANIMATIONS[0]}",
+        help=f"{', '.join(ANIMATIONS)}; by default {ANIMATIONS[0]}",
     )
     _add_chaos(made["chaos"])
     for name in ("restart", "push", "pull", "stacks", "chaos"):

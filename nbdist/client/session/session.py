@@ -783,7 +783,9 @@ class Session:
             what: "pipeline" is one step with pp: which stage ran which micro-batch when, as the
                 ranks measured it, the newest of the first two and of those whose number is a power
                 of two. "ring" is the largest all_reduce of recent steps: its bytes and time are
-                measured, the order of its rounds is the algorithm's.
+                measured, the order of its rounds is the algorithm's. "shards" is a recent step of
+                FSDP2 (zero2, zero3): which parameters a rank gathered and freed, and whose
+                gradients it reduced when.
 
         Returns:
             What a notebook shows as a picture; its text says the same.
@@ -792,20 +794,8 @@ class Session:
             ClusterError: No cell has trained yet, or there was none of these.
             UsageError: There is no such picture.
         """
-        from nbdist.client.board.drawn import ring
-        from nbdist.client.board.drawn.animation import animate
-
         require_word("what", what, ANIMATIONS)
-        scene = self._showing.board().scene
-        if what == "ring":
-            return ring.animate(scene)
-        if scene.pipeline is None:
-            raise ClusterError(
-                "There is no step of a pipeline to show.",
-                why="the last cell that trained has run none",
-                do='train with nbdist.parallelize(model, "pp=2") and layout.step(...)',
-            )
-        return animate(scene.pipeline, scene.emulated)
+        return self._showing.board().animation(what)
 
     def board(self) -> Past:
         """Return the board of the cell that trains, or has trained last. Any thread.

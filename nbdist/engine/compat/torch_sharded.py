@@ -214,6 +214,22 @@ def wrap_sends(wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> C
     return undo
 
 
+def watch_frees(freed: Callable[[list[Any]], None]) -> Callable[[], None]:
+    """Call `freed` with a unit's parameters before they become shards; returns what ends that."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    native: Any = FSDPParamGroup._to_sharded
+
+    @wraps(native)
+    def to_sharded(group: Any) -> None:
+        if not group.is_sharded:
+            freed(group.fsdp_params)
+        native(group)
+
+    FSDPParamGroup._to_sharded = to_sharded  # type: ignore[method-assign]
+    return lambda: setattr(FSDPParamGroup, "_to_sharded", native)
+
+
 def name_in_unit(param: Any) -> str:
     """Return the name of a parameter as its FSDP2 root calls it; "" before the root has run."""
     return getattr(param, "_param_fqn", None) or ""

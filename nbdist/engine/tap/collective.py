@@ -22,14 +22,16 @@ class LaunchedCollective:
         is_waited_for: Its operator was synchronous, and has waited for its end.
         dtype: Position in `collective_check.DTYPES`.
         tag: Of a message; 0 otherwise.
+        unit: The parameters of FSDP2 that it carries, in words; "" otherwise.
+        freed_ns: What it had gathered of them was freed; 0 until then.
         tag_number: Its number among those to or from its peer with its tag; `seq` otherwise.
     """
 
     __slots__ = (
-        *("begin_ns", "book", "bytes", "dtype", "end_ns", "future", "handed_ns", "is_sampled"),
-        "is_waited_for",
+        *("begin_ns", "book", "bytes", "dtype", "end_ns", "freed_ns", "future", "handed_ns"),
+        *("is_sampled", "is_waited_for"),
         *("kind", "number", "outputs", "peer", "place", "returned_ns"),
-        *("seq", "start_ns", "tag", "tag_number", "work"),
+        *("seq", "start_ns", "tag", "tag_number", "unit", "work"),
     )
 
     def __init__(
@@ -48,7 +50,8 @@ class LaunchedCollective:
         self.tag = 0
         self.bytes = size
         self.start_ns = self.handed_ns = self.returned_ns = start_ns
-        self.begin_ns = self.end_ns = 0
+        self.begin_ns = self.end_ns = self.freed_ns = 0
+        self.unit = ""
         self.place = place
         self.peer = peer
         self.is_sampled = self.is_waited_for = False

@@ -33,7 +33,7 @@ class Templates:
         packer = Packer(base_ns=min(moments, default=0))
         for launch in launches:
             moments = [launch.start_ns, launch.begin_ns, launch.end_ns]
-            packer.call(*self._numbers_of(launch), moments)
+            packer.call(*self._numbers_of(launch), moments, launch.freed_ns)
         for since, until in waits:
             packer.wait(since, until)
         new, self._new = self._new, {}
@@ -43,7 +43,7 @@ class Templates:
         """Return the template's number, and the call's number among those that match on peers."""
         key: object = (
             *(launch.kind, launch.book, launch.bytes, launch.dtype, launch.place, launch.peer),
-            launch.tag,
+            *(launch.tag, launch.unit),
         )
         at = self._numbers.get(key)
         if at is not None:
@@ -64,7 +64,7 @@ def _template(launch: LaunchedCollective) -> Template:
     return Template(
         *(launch.kind, book.name, book.title, book.ranks, launch.bytes, DTYPES[launch.dtype]),
         _line(launch.place),
-        *(launch.peer, launch.tag),
+        *(launch.peer, launch.tag, launch.unit),
     )
 
 

@@ -14,7 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, wraps
 from hashlib import blake2b
+from posixpath import commonpath
+from time import perf_counter_ns
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from nbdist.engine.compat import torch_sharded
 
@@ -28,10 +31,12 @@ class Purpose:
     Attributes:
         key: Equal on all ranks with the same names; 0 where nothing is known.
         text: The names, for people.
+        unit: What all names begin with, or the first one, of parameters.
     """
 
     key: int = 0
     text: str = ""
+    unit: str = ""
 
     def describe(self, key: int) -> str:
         """Return the purpose of a call with this key, as far as this rank knows it."""
@@ -49,19 +54,24 @@ BUFFERS = Purpose(2, "buffers after a forward in training")
 
 class _Now(threading.local):
     purpose = UNKNOWN
+    gather: Any = None  # the LaunchedCollective of parameters, if that is what was sent last
 
 
 now = _Now()
+# The newest gather of each unit, by its first parameter.
+_gathers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 @lru_cache(maxsize=4096)  # a step asks for each unit twice or three times
 def of_parameters(names: tuple[str, ...]) -> Purpose:
     """Return the purpose of a collective that carries these parameters, in this order."""
-    if not all(names):
+    if not names or not all(names):
         return UNKNOWN  # a unit whose root has not run yet
     digest = blake2b("|".join(names).encode(), digest_size=8).digest()
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return Purpose(int.from_bytes(digest, "little") | 1, ", ".join(names[:_SHOWN]) + more)
+    shared = commonpath([name.replace(".", "/") for name in names]).replace("/", ".")
+    unit = shared or f"{names[0]} and {len(names) - 1} more"
+    return Purpose(int.from_bytes(digest, "little") | 1, ", ".join(names[:_SHOWN]) + more, unit)
 
 
 @contextmanager
@@ -81,6 +91,16 @@ def declared(native: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(native)
     def send(parameters: Sequence[Any], *args: Any, **keywords: Any) -> Any:
         with sends(of_parameters(tuple(map(name_of, parameters)))):
-            return native(parameters, *args, **keywords)
+            result = native(parameters, *args, **keywords)
+        if now.gather is not None:
+            _gathers[parameters[0]], now.gather = now.gather, None
+        return result
 
     return send
+
+
+def freed(parameters: Sequence[Any]) -> None:
+    """Note that a unit's parameters, which were gathered, are shards again."""
+    gather = _gathers.get(parameters[0])
+    if gather is not None:
+        gather.freed_ns = perf_counter_ns()

@@ -183,6 +183,7 @@ def set_level(level: str) -> None:
     state.undo.append(torch_hooks.wrap_wait_tensor(_timed_wait))
     state.undo.append(torch_hooks.wrap_waits_in_native(_waits_in_native))
     state.undo.append(torch_sharded.wrap_sends(purpose.declared))
+    state.undo.append(torch_sharded.watch_frees(purpose.freed))
     state.undo += inner  # taken out from the outside in
 
 
@@ -233,6 +234,9 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
             backend = group._get_backend(device)
             tag = args[tag_at] if tag_at is not None and is_gloo(backend) else 0
             launch.tag, launch.tag_number = book.next_in_tag(sends, there, tag, seq)
+        elif sends_for.purpose.unit:
+            launch.unit = sends_for.purpose.unit
+            sends_for.gather = launch if kind == "all_gather" else None
         state.last = launch
         if trains:
             state.blocked[me] = (launch, start_ns)

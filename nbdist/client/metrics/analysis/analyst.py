@@ -245,7 +245,9 @@ class Analyst:
             for step, end_ns in self._ends.items()
             if step in self._lengths_ns and step <= self._explained_until
         }
-        sampled = SampledSteps(meetings, every.family, Waits.concatenate(self._waits), steps)
+        sampled = SampledSteps(
+            meetings, every.family, Waits.concatenate(self._waits), steps, self._book.units
+        )
         self._line = time_line(sampled, self._ranks, self._table.row_of) or self._line
         kept, calls = [sampled], len(meetings.rows.step)
         for older in reversed(self._kept):

@@ -21,6 +21,7 @@ from nbdist.client.metrics.analysis.clocks import Clocks
 from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep, TimeLine
 from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.shared.background import CoreWaits, lower_thread, pause_s
+from nbdist.shared.packed import CALL
 from nbdist.shared.wire import Record, is_measured
 
 if TYPE_CHECKING:
@@ -65,7 +66,9 @@ class CellAnalysis:
         if not of_steps:
             return
         if self._received - self._taken > MOST_WAITING:
-            self._lost += sum(len(r.detail.calls) // 5 for r in of_steps if r.detail is not None)
+            self._lost += sum(
+                len(r.detail.calls) // len(CALL) for r in of_steps if r.detail is not None
+            )
             return
         self._received += len(of_steps)
         self._waiting.append(of_steps)

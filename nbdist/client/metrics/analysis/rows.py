@@ -23,9 +23,9 @@ NUMBERS = 1 << 32  # a call's number in its group is less
 class CallRows:
     """Calls, one at each index; moments in nanoseconds on one clock.
 
-    `family` and `meeting` are numbers of `FamilyIndex`; calls that meet (one collective's of all
-    ranks, a send and its recv) have the same `meeting` and the same `number`. `bytes` and `is_recv`
-    are the template's.
+    `family`, `unit` and `meeting` are numbers of `FamilyIndex`; `freed` is 0 where not known. Calls
+    that meet (one collective's of all ranks, a send and its recv) have the same `meeting` and the
+    same `number`.
     """
 
     rank: Ints
@@ -36,6 +36,8 @@ class CallRows:
     launch: Ints
     begin: Ints
     end: Ints
+    freed: Ints
+    unit: Ints
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -94,11 +96,12 @@ class FamilyIndex:
 
     def __init__(self) -> None:
         self.families: list[Family] = []
+        self.units = [""]
         self.sizes: list[int] = []  # of each meeting: its ranks, 0 when they are not known
         self._families: dict[Family, int] = {}
         self._meetings: dict[tuple[object, ...], int] = {}
-        # Rank to a template's number to (family, meeting).
-        self._known: dict[int, dict[int, tuple[int, int]]] = {}
+        # Rank to a template's number to (family, meeting, unit).
+        self._known: dict[int, dict[int, tuple[int, int, int]]] = {}
         self._tables: dict[int, Ints] = {}
 
     def learn(self, rank: int, new: dict[int, Template]) -> None:
@@ -109,7 +112,7 @@ class FamilyIndex:
                 known[number] = self._place(rank, template)
         self._tables.pop(rank, None)
 
-    def _place(self, rank: int, t: Template) -> tuple[int, int]:
+    def _place(self, rank: int, t: Template) -> tuple[int, int, int]:
         is_message = t.kind in ("send", "recv")
         ends: tuple[int, ...] = t.ranks
         if is_message:
@@ -118,7 +121,7 @@ class FamilyIndex:
         family = Family(t.kind, t.group, t.title, ends, t.line, t.dtype, t.bytes)
         if family not in self._families:
             if len(self.families) >= MOST_FAMILIES:
-                return -1, -1
+                return -1, -1, -1
             self._families[family] = len(self.families)
             self.families.append(family)
         meeting: tuple[object, ...] = (t.group, ends, is_message, t.tag)
@@ -128,14 +131,16 @@ class FamilyIndex:
         if meeting not in self._meetings:
             self._meetings[meeting] = len(self.sizes)
             self.sizes.append(len(ends) if is_whole else 0)
-        return self._families[family], self._meetings[meeting]
+        if t.unit not in self.units:
+            self.units.append(t.unit)
+        return self._families[family], self._meetings[meeting], self.units.index(t.unit)
 
     def table(self, rank: int) -> Ints:
-        """Return family and meeting by a template's number; -1 for numbers that were lost."""
+        """Return family, meeting and unit by a template's number; -1 for numbers that were lost."""
         table = self._tables.get(rank)
         if table is None:
             known = self._known.get(rank, {})
-            table = np.full((max(known, default=-1) + 1, 2), -1, np.int64)
+            table = np.full((max(known, default=-1) + 1, 3), -1, np.int64)
             for number, place in known.items():
                 table[number] = place
             self._tables[rank] = table
@@ -162,9 +167,9 @@ def decode(
     template, number, *moments = rows
     table = book.table(rank)
     is_known = template < len(table)
-    places = np.full((len(template), 2), -1, np.int64)
+    places = np.full((len(template), 3), -1, np.int64)
     places[is_known] = table[template[is_known]]
-    launch, begin, end = (bases[of_row] + moment * TICK_NS for moment in moments)
+    launch, begin, end, freed = (bases[of_row] + moment * TICK_NS for moment in moments)
     every = CallRows(
         rank=np.full(len(template), rank, np.int64),
         step=steps[of_row],
@@ -175,6 +180,8 @@ def decode(
         # Whatever clocks and clamping did: nothing begins before it is launched.
         begin=np.maximum(begin, launch),
         end=np.maximum(np.maximum(begin, end), launch),
+        freed=np.where(moments[-1] > 0, freed, 0),
+        unit=places[:, 2],
     )
     found = every.at(every.family >= 0)
     w_begin, w_end = (bases[of_wait] + moment * TICK_NS for moment in waits)

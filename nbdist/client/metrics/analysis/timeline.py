@@ -16,7 +16,7 @@ _MS = 1e-6  # in a nanosecond
 
 @dataclass(frozen=True, slots=True)
 class SampledSteps:
-    """What was recorded of some steps. `families` are those of `MatchedCollectives`.
+    """What was recorded of some steps. `families` are those of `MatchedCollectives`, `units` all.
 
     `steps` are begin and end of each as the first rank had them, where they are known.
     """
@@ -25,6 +25,7 @@ class SampledSteps:
     families: Ints
     waits: Waits
     steps: Mapping[int, tuple[int, int]]
+    units: Sequence[str]
 
 
 def time_line(
@@ -95,6 +96,8 @@ def _lane(
         rows.begin[chosen] - begin,
         rows.end[chosen] - begin,
         meetings.arrived[of_row[chosen]],
+        rows.freed[chosen],
+        rows.unit[chosen],
     )
     spans = tuple(
         Span(
@@ -103,8 +106,12 @@ def _lane(
             begun * _MS,
             end * _MS,
             (arrived - begin) * _MS if arrived >= 0 else None,
+            sampled.units[unit],
+            (freed - begin) * _MS if freed else None,
         )
-        for family, launch, begun, end, arrived in zip(*(c.tolist() for c in columns), strict=True)
+        for family, launch, begun, end, arrived, freed, unit in zip(
+            *(c.tolist() for c in columns), strict=True
+        )
         if family in row_of
     )
     is_mine = (waits.rank == rank) & (waits.step >= first) & (waits.step <= last)

@@ -96,7 +96,8 @@ class CollectiveRow:
 class Span:
     """One collective in a lane of the time line; moments in milliseconds from the line's begin.
 
-    `arrived_ms` is when its last rank launched it, None when that is not known.
+    `arrived_ms` is when its last rank launched it, None when that is not known. `unit` names the
+    parameters of FSDP2 that it carries; those that it gathered were freed at `freed_ms`.
     """
 
     row: int  # its place in `Analysis.table`
@@ -104,6 +105,8 @@ class Span:
     begin_ms: float
     end_ms: float
     arrived_ms: float | None
+    unit: str = ""
+    freed_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ def step(rank: int, number: int, collectives: float, nbytes: float, **more: floa
 
 
 def calls(rank: int, number: int, *templates: int) -> Record:
-    rows = array("I", [n for template in templates for n in (template, 1, 0, 1, 2)])
+    rows = array("I", [n for template in templates for n in (template, 1, 0, 1, 2, 0)])
     told = Calls(0, TEMPLATES if number == 1 else {}, rows, array("I"))
     return Record(rank, number * 2, "calls", number, 0, {}, told)
 

@@ -457,7 +457,7 @@ def test_a_step_is_told_when_its_gpu_is_through_and_with_its_own_number(
 def _durations_ms(calls: Any) -> list[float]:
     flat = calls.calls.tolist()
     rows = [flat[i : i + len(CALL)] for i in range(0, len(flat), len(CALL))]
-    return [(end - begin) * TICK_NS / MS for *_, begin, end in rows]
+    return [(end - begin) * TICK_NS / MS for *_, begin, end, _ in rows]
 
 
 def test_a_cell_that_begins_forgets_what_is_under_way() -> None:

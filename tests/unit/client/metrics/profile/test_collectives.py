@@ -5,7 +5,7 @@ from typing import Any
 
 from nbdist.client.metrics.profile.chosen import ChosenSteps
 from nbdist.client.metrics.profile.collectives import ProfiledCollectives, lanes
-from nbdist.shared.packed import Calls, Packer, Template
+from nbdist.shared.packed import CALL, Calls, Packer, Template
 from nbdist.shared.wire import Record
 
 ALL_REDUCE = Template("all_reduce", "0", "the default group", (0, 1), 4096, "float32", "line 3")
@@ -108,7 +108,8 @@ def test_only_chosen_steps_are_kept_with_what_all_calls_have_in_common() -> None
     heard.receive([Record(0, 0, "step", 1, 0, {"loss": 1.0}), record(1, told((1, 1, 2, 3)))])
     heard.receive([record(step, calls) for step, calls in zip(range(2, 6), later, strict=True)])
     kept = heard.calls_by_rank()[0]
-    assert [(step, len(calls.calls) // 5) for step, calls in kept] == [(1, 0), (3, 1), (4, 1)]
+    counts = [(step, len(calls.calls) // len(CALL)) for step, calls in kept]
+    assert counts == [(1, 0), (3, 1), (4, 1)]
     numbers = [
         e["args"]["number"]
         for e in lanes(heard.calls_by_rank(), ORIGIN_NS, lambda _: 0)
