@@ -7,6 +7,7 @@ not bear. Threads: belongs to `nbdist-analysis`.
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,26 @@ NUMBERS = 1 << 32  # a call's number in its group is less
 
 
 @dataclass(frozen=True, slots=True)
-class CallRows:
+class Columns:
+    """Arrays of one length, a field each: what has one index in all of them is one thing."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
+
+    def at(self, chosen: npt.NDArray[np.bool_] | Ints) -> Self:
+        """Return what is at these indices, or where the mask is true."""
+        return type(self)(*(getattr(self, f.name)[chosen] for f in fields(self)))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Self]) -> Self:
+        """Return all of them behind each other."""
+        empty = np.zeros(0, np.int64)
+        columns = [[getattr(part, f.name) for part in parts] or [empty] for f in fields(cls)]
+        return cls(*(np.concatenate(column) for column in columns))
+
+
+@dataclass(frozen=True, slots=True)
+class CallRows(Columns):
     """Calls, one at each index; moments in nanoseconds on one clock.
 
     `family`, `unit` and `meeting` are numbers of `FamilyIndex`; `freed` is 0 where not known. Calls
@@ -39,43 +59,15 @@ class CallRows:
     freed: Ints
     unit: Ints
 
-    def __len__(self) -> int:
-        return len(self.rank)
-
-    def at(self, chosen: npt.NDArray[np.bool_] | Ints) -> "CallRows":
-        """Return the rows at these indices, or where the mask is true."""
-        return CallRows(*(getattr(self, f.name)[chosen] for f in fields(self)))
-
-    @classmethod
-    def concatenate(cls, parts: Sequence["CallRows"]) -> "CallRows":
-        """Return all rows behind each other."""
-        empty = np.zeros(0, np.int64)
-        columns = [[getattr(part, f.name) for part in parts] or [empty] for f in fields(cls)]
-        return cls(*(np.concatenate(column) for column in columns))
-
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class Waits(Columns):
     """When main threads were blocked in collectives, one time at each index; nanoseconds."""
 
     rank: Ints
     step: Ints
     begin: Ints
     end: Ints
-
-    def __len__(self) -> int:
-        return len(self.rank)
-
-    def at(self, chosen: npt.NDArray[np.bool_] | Ints) -> "Waits":
-        """Return the times at these indices, or where the mask is true."""
-        return Waits(*(getattr(self, f.name)[chosen] for f in fields(self)))
-
-    @classmethod
-    def concatenate(cls, parts: Sequence["Waits"]) -> "Waits":
-        """Return all behind each other."""
-        empty = np.zeros(0, np.int64)
-        columns = [[getattr(part, f.name) for part in parts] or [empty] for f in fields(cls)]
-        return cls(*(np.concatenate(column) for column in columns))
 
 
 @dataclass(frozen=True, slots=True)

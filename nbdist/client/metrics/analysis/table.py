@@ -1,13 +1,13 @@
 """The table of recent collectives, a row for equal ones. Threads: belongs to `nbdist-analysis`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from nbdist.client.metrics.analysis.match import Meetings
-from nbdist.client.metrics.analysis.rows import Family, Ints
+from nbdist.client.metrics.analysis.rows import Columns, Family, Ints
 from nbdist.client.metrics.analysis.values import RECENT, CollectiveRow
 from nbdist.shared.collectives import algorithm_bytes, bus_factor, waits_for_all
 
@@ -17,7 +17,7 @@ _MS = 1e-6  # in a nanosecond
 
 
 @dataclass(frozen=True, slots=True)
-class MatchedCollectives:
+class MatchedCollectives(Columns):
     """Collectives, one at each index, as they enter the table; times in nanoseconds.
 
     The times and `last` count where `is_whole` alone.
@@ -31,10 +31,6 @@ class MatchedCollectives:
     queue: Ints
     transfer: Ints
     last: Ints
-
-    def at(self, chosen: npt.NDArray[np.bool_]) -> "MatchedCollectives":
-        """Return those where the mask is true."""
-        return MatchedCollectives(*(getattr(self, f.name)[chosen] for f in fields(self)))
 
 
 def met(meetings: Meetings, families: Sequence[Family]) -> MatchedCollectives:
@@ -95,7 +91,7 @@ class CollectiveTable:
     ) -> None:
         """Take the collectives of steps that follow on those known; work out the rows again."""
         self._steps = [*self._steps, *steps][-RECENT:]
-        known = news if self._met is None else _both(self._met, news)
+        known = news if self._met is None else MatchedCollectives.concatenate([self._met, news])
         while len(self._steps) > 1 and np.sum(known.step >= self._steps[0]) > MOST_MEETINGS:
             self._steps = self._steps[len(self._steps) // 2 :]
         self._met = known.at(known.step >= self._steps[0])
@@ -164,13 +160,4 @@ def _row(
         last=last,
         algbw=algbw,
         busbw=busbw,
-    )
-
-
-def _both(a: MatchedCollectives, b: MatchedCollectives) -> MatchedCollectives:
-    return MatchedCollectives(
-        *(
-            np.concatenate((getattr(a, f.name), getattr(b, f.name)))
-            for f in fields(MatchedCollectives)
-        )
     )
