@@ -45,12 +45,7 @@ from nbdist.client.session.rank_names import RankNames
 from nbdist.client.session.scale import scale
 from nbdist.client.session.sweep import SweepResult, combinations, sweep
 from nbdist.client.session.transfer import pull, push
-from nbdist.shared.errors import (
-    ClusterError,
-    Interrupted,
-    LayoutError,
-    UsageError,
-)
+from nbdist.shared.errors import ClusterError, Interrupted, LayoutError, UsageError
 from nbdist.shared.options import ANIMATIONS, ClusterOptions, is_number, is_whole, require_word
 from nbdist.shared.text import begin_with_ranks, parse_ranks
 from nbdist.study.fit import fit
@@ -515,20 +510,8 @@ class Session:
         if place:  # a name lies beside the others; what has a folder before it, in this one
             is_path = os.path.dirname(place)
             place = os.path.abspath(place if is_path else os.path.join(self._evidence, place))
-        self._require_usable()
-        everyone = tuple(range(self.world_size))
-        with self._alone():
-            found = self._attempts.call(
-                "checks.replay",
-                everyone,
-                step=step,
-                fp32=fp32,
-                anomaly=anomaly,
-                saved=place,
-                rank=rank,
-                one=one,
-            )
-        return Replayed.of({each: found[each].value for each in found}, rank)
+        asked = {"step": step, "fp32": fp32, "anomaly": anomaly, "rank": rank, "one": one}
+        return Replayed.of(self._ask("checks.replay", saved=place, **asked), rank)
 
     def diff(self, one: str, other: str) -> LayoutDiff:
         """Find where two layouts of the newest model part; changes nothing.
@@ -561,14 +544,19 @@ class Session:
 
     def _of_layout(self, call: str, **arguments: Any) -> dict[str, Any]:
         """Return what the ranks answer about a layout; raises LayoutError as they say it."""
-        self._require_usable()
-        everyone = tuple(range(self.world_size))
-        with self._alone():
-            answer: dict[str, Any] = self._attempts.call(call, everyone, **arguments)[0].value
+        answer: dict[str, Any] = self._ask(call, **arguments)[0]
         if "error" in answer:
             what, why, do = answer["error"]
             raise LayoutError(what, why=why, do=do)
         return answer
+
+    def _ask(self, call: str, **arguments: Any) -> dict[int, Any]:
+        """Return what each rank answers to a call that all of them take part in."""
+        self._require_usable()
+        everyone = tuple(range(self.world_size))
+        with self._alone():
+            found = self._attempts.call(call, everyone, **arguments)
+        return {rank: found[rank].value for rank in everyone}
 
     def expect(self, assertion: str) -> str:
         """Check what is said of the newest training, as `%dist expect` does.
@@ -617,33 +605,22 @@ class Session:
         data, traffic = of_newest(self.trained, len(hosts))
         if len(hosts) == 1:
             return LinkProbe((), None, rates, data)
-        with self._alone():
-            found = self._attempts.call("group.probe", tuple(sorted(hosts)), pairs=both_ways(pairs))
-        measured = {rank: found[rank].value for rank in hosts}
+        measured = self._ask("group.probe", pairs=both_ways(pairs))
         return LinkProbe(
             links(pairs, hosts, {rank: of_rank["pairs"] for rank, of_rank in measured.items()}),
             fit([(size, seconds) for size, seconds in measured[min(hosts)]["all_reduce"]]),
             rates,
             data,
             traffic,
-            "nccl" if self._uses_nccl else "gloo",
+            "nccl" if "nccl" in self.options.backend else "gloo",
         )
-
-    @property
-    def _uses_nccl(self) -> bool:
-        options = self._cluster.options
-        return options is not None and "nccl" in options.backend
 
     def compute_rates(self) -> dict[int, dict[str, float]]:
         """Return the floating-point operations a second of each rank, by dtype; half a second.
 
         They are those of large matmuls, all ranks at once: the most that a training can compute.
         """
-        self._require_usable()
-        everyone = tuple(range(self.world_size))
-        with self._alone():
-            found = self._attempts.call("training.compute_rate", everyone)
-        return {rank: found[rank].value for rank in everyone}
+        return self._ask("training.compute_rate")
 
     def push(self, values: Mapping[str, Any], ranks: str = "all") -> None:
         """Set names on the ranks to these values. Arrays and tensors travel as raw buffers.
