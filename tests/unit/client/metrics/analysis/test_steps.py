@@ -164,7 +164,8 @@ def test_the_division_is_what_its_definition_says_moment_by_moment(seed: int) ->
         blocked += [(rank, a, b) for a, b in zip(edges[::2], edges[1::2], strict=True)]
     table = np.array(rows, np.int64).reshape(-1, 6).T
     zero = np.zeros_like(table[0])
-    calls = CallRows(table[0], zero, zero, zero, zero, *table[1:4], freed=zero, unit=zero)
+    launch, begin, end = table[1:4]
+    calls = CallRows(table[0], zero, zero, zero, zero, launch, begin, end, zero, zero)
     w = np.array(blocked, np.int64).T
     divided = split(calls, Arrivals(*table[4:]), Waits(w[0], 0 * w[0], w[1], w[2]), w[0], n, n)
 
