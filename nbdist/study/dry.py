@@ -5,12 +5,14 @@ it, a message when both sides have. Calls with the same number in a group must a
 ranks (`engine/tap/collective_check`). Where no rank can go on, those that have not ended hang.
 
 Only what all agree on is left out: of a loop over 1,250 batches a rank has run three, and all skip
-as many. A rank with more batches than others makes those that they lack, up to two.
+as many. A rank with more batches than others makes those that they lack, up to two. Where ranks do
+not share their turns (`cut_apart`), nothing follows from what comes behind them.
 """
 
-from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Literal
 
 from nbdist.shared.collectives import COLLECTIVES
@@ -19,6 +21,7 @@ from nbdist.shared.text import counted, name_bytes, name_ranks
 Loop = tuple[str, int]  # its place, and the how many-th of that place on a rank
 Kind = Literal["hang", "mismatch", "uneven", "branch", "memory", "error"]
 _MORE = 2  # batches that a rank makes which others lack
+_AHEAD = 200  # calls that one rank may make alone, for their first to be told
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +211,58 @@ def judge(traces: Mapping[int, Trace]) -> list[Finding]:
     return world.stuck()
 
 
+def cut_apart(traces: Mapping[int, Trace]) -> set[str]:
+    """Return the places of loops that have to be run whole: ranks do not share their turns.
+
+    Where they do, all ranks of a group make as many calls in a turn, and a rank receives as many
+    messages as are sent to it. Else a turn that was left out may make what another lacks, as in
+    `if step % world_size != rank: continue`.
+    """
+    cut = {loop for one in traces.values() for _, loop in _cuts(one.calls)}
+    sides: dict[str, Sequence[object]] = {}  # whose calls have to be as many, by group or receiver
+    made: dict[tuple[Loop, str], dict[object, Counter[int]]] = {}
+    for rank, one in traces.items():
+        inside: dict[Loop, int] = {}  # the how many-th turn that was run, the innermost loop last
+        for call in one.calls if cut else ():
+            if call.kind == "turn":
+                number = inside.pop(call.loop, 0) + 1
+                if call.turn and call.loop in cut:
+                    inside[call.loop] = number
+            elif inside:
+                loop, number = next(reversed(inside.items()))
+                receiver = call.peer if call.kind == "send" else rank
+                where = f"to {receiver}" if call.is_message else call.group
+                sides[where] = ("send", "recv") if call.is_message else call.ranks
+                by_side = made.setdefault((loop, where), defaultdict(Counter))
+                by_side[call.kind if call.is_message else rank][number] += 1
+    unclear = {rank for rank, one in traces.items() if one.end in ("unknown", "time")}
+    return {
+        loop[0]
+        for (loop, where), by_side in made.items()
+        if any(
+            by_side[side] != by_side[other]
+            for side, other in pairwise(one for one in sides[where] if one not in unclear)
+        )
+    }
+
+
+def before_cuts(trace: Trace, places: Collection[str]) -> Trace:
+    """Return what a rank did until turns were left out of loops at these places."""
+    cuts = (at for at, loop in _cuts(trace.calls) if loop[0] in places)
+    at = next(cuts, None)
+    return trace if at is None else replace(trace, calls=trace.calls[:at], end="unknown")
+
+
+def _cuts(calls: Sequence[Call]) -> Iterator[tuple[int, Loop]]:
+    """Yield where turns of a loop were left out, and of which."""
+    newest: dict[Loop, int] = {}
+    for at, call in enumerate(calls):
+        if call.kind == "turn":
+            if call.turn > newest.get(call.loop, 0) + 1:
+                yield at, call.loop
+            newest[call.loop] = call.turn
+
+
 def over_memory(traces: Mapping[int, Trace], memory: int) -> list[Finding]:
     """Return the finding that ranks need more than they have, in bytes; 0 asks for none."""
     over = {rank: one for rank, one in traces.items() if memory and one.peak > memory}
@@ -324,7 +379,8 @@ class _World:
         first = next(iter(there.values()), post).call
         there[post.rank] = post
         if _key(first) != _key(call):
-            raise _DiffersError(self._mismatch(call.group, post.number, call.ranks))
+            found = self._mismatch(call.group, post.number, call.ranks)
+            raise _DiffersError(self._first_alone(found, call.group, next(iter(there)), post.rank))
         if len(there) < len(call.ranks):
             return []
         for one in there.values():
@@ -348,8 +404,9 @@ class _World:
 
     def _mismatch(self, group: str, number: int, ranks: Sequence[int]) -> Finding:
         sides: dict[str, list[int]] = {}
-        steps = {rank: self._numbered(rank, group, number) for rank in ranks}
-        for rank, step in steps.items():
+        steps: dict[int, _Step | None] = {}
+        for rank in ranks:
+            steps[rank] = step = next(iter(self._of_group(rank, group)[number - 1 :]), None)
             if step is not None:
                 sides.setdefault(str(step.call), []).append(rank)
         text = "; ".join(f"{_verb(of, 'calls', 'call')} {said}" for said, of in sides.items())
@@ -358,15 +415,6 @@ class _World:
         found = [step for step in steps.values() if step is not None]
         places = tuple(dict.fromkeys(step.call.place for step in found))
         return self._uneven(Finding("mismatch", places, text), found)
-
-    def _numbered(self, rank: int, group: str, number: int) -> _Step | None:
-        """Return a rank's call of a number in a group."""
-        for step in self._steps.get(rank, ()):
-            if step.call.group == group and not step.call.is_message:
-                number -= 1
-                if not number:
-                    return step
-        return None
 
     def _ends(self, rank: int) -> bool:
         return rank in self._traces and self._traces[rank].end in ("end", "absent")
@@ -451,7 +499,51 @@ class _World:
         told.append(f"{_verb(missing, 'ends', 'end')} the cell without it")
         places = tuple(dict.fromkeys(one.call.place for one in there.values()))
         steps = [one.step for one in there.values()]
-        return self._uneven(Finding("hang", places, "; ".join(told)), steps)
+        found = self._uneven(Finding("hang", places, "; ".join(told)), steps)
+        return self._first_alone(found, call.group, post.rank, missing[0])
+
+    def _first_alone(self, finding: Finding, group: str, rank: int, other: int) -> Finding:
+        """Return the finding, told from the first call that one of two ranks makes alone.
+
+        Such a call may meet another of the same kind, so that a later one is found.
+        """
+        own, others = ([s.call for s in self._of_group(r, group)] for r in (rank, other))
+        alone = _alone(own, others)
+        if alone is None or finding.kind == "uneven" or alone.place in finding.places:
+            return finding
+        places = {r: {s.call.place for s in self._of_group(r, group)} for r in alone.ranks}
+        callers = [r for r in alone.ranks if alone.place in places[r]]
+        text = f"{_verb(callers, 'calls', 'call')} {alone}, and others do not; {finding.text}"
+        return replace(finding, places=(alone.place, *finding.places), text=text)
+
+    def _of_group(self, rank: int, group: str) -> list[_Step]:
+        """Return a rank's collectives in a group."""
+        steps = self._steps.get(rank, ())
+        return [one for one in steps if one.call.group == group and not one.call.is_message]
+
+
+def _alone(own: Sequence[Call], others: Sequence[Call]) -> Call | None:
+    """Return the first call of two ranks' that one of them makes and the other does not.
+
+    As many others in its place, as of a root and its peers at lines of their own, are none.
+    """
+    mine, theirs = ([(call.place, _key(call)) for call in side] for side in (own, others))
+    at = 0
+    while at < min(len(mine), len(theirs)):
+        if mine[at] == theirs[at]:
+            at += 1
+            continue
+        for ahead in range(1, _AHEAD):
+            if mine[at + ahead : at + ahead + 1] == theirs[at : at + 1]:
+                return own[at]
+            if theirs[at + ahead : at + ahead + 1] == mine[at : at + 1]:
+                return others[at]
+            if mine[at + ahead : at + ahead + 1] == theirs[at + ahead : at + ahead + 1]:
+                at += ahead
+                break
+        else:
+            return None
+    return next(iter([*own[at:], *others[at:]]), None)
 
 
 def _batches(traces: Mapping[int, Trace]) -> dict[Loop, dict[int, int]]:

@@ -288,6 +288,126 @@ dist.scatter(x, parts, src=0)
 dist.reduce(x, dst=1, op=dist.ReduceOp.MAX)
 """,
     ),
+    Case(
+        "gradients accumulated without sync by torch's DDP",
+        _MODEL
+        + _DATA
+        + """
+import contextlib
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+ddp = DDP(model)
+loader = DataLoader(data, batch_size=10, sampler=DistributedSampler(data))
+opt = torch.optim.AdamW(ddp.parameters())
+for step, (x, y) in enumerate(loader):
+    is_last = (step + 1) % 4 == 0 or step + 1 == len(loader)
+    with contextlib.nullcontext() if is_last else ddp.no_sync():
+        (F.mse_loss(ddp(x), y) / 4).backward()
+    if is_last:
+        opt.step(); opt.zero_grad()
+""",
+    ),
+    Case(
+        "rank 0 alone evaluates the module within torch's DDP, and saves it",
+        _MODEL
+        + _DATA
+        + """
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+ddp = DDP(model)
+sampler = DistributedSampler(data, shuffle=True)
+loader = DataLoader(data, batch_size=25, sampler=sampler)
+opt = torch.optim.AdamW(ddp.parameters())
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for x, y in loader:
+        F.mse_loss(ddp(x), y).backward()
+        opt.step(); opt.zero_grad()
+    if rank == 0:
+        with torch.no_grad():
+            losses = [F.mse_loss(ddp.module(x), y).item() for x, y in DataLoader(data, 100)]
+        print(f"epoch {epoch}: {sum(losses) / len(losses):.3f}")
+        torch.save(ddp.module.state_dict(), f"epoch{epoch}.pt")
+    dist.barrier()
+""",
+    ),
+    Case(
+        "metrics of validation loaders of unequal length gathered as objects",
+        _MODEL
+        + _DATA
+        + """
+own = torch.utils.data.Subset(data, range(rank, 1000 - 150 * rank, world_size))
+total, seen = 0.0, 0
+with torch.no_grad():
+    for x, y in torch.utils.data.DataLoader(own, batch_size=16):
+        total += F.mse_loss(model(x), y, reduction="sum").item()
+        seen += len(x)
+every = [None] * world_size
+dist.all_gather_object(every, (total, seen))
+print(sum(one[0] for one in every) / sum(one[1] for one in every))
+dist.barrier()
+""",
+    ),
+    Case(
+        "rank 0 stops all by a flag that it broadcasts",
+        _MODEL
+        + """
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+best, bad, stop = float("inf"), 0, torch.zeros(1)
+for epoch in range(50):
+    F.mse_loss(model(torch.randn(4, 8)), torch.randn(4, 1)).backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
+    opt.step(); opt.zero_grad()
+    if rank == 0:
+        loss = F.mse_loss(model(torch.randn(64, 8)), torch.randn(64, 1)).item()
+        bad = 0 if loss < best else bad + 1
+        best = min(best, loss)
+        stop.fill_(float(bad >= 3))
+    dist.broadcast(stop, src=0)
+    if stop.item():
+        break
+dist.barrier()
+""",
+    ),
+    Case(
+        "each rank in its turn, by the step",
+        _MODEL
+        + """
+for step in range(8):
+    model(torch.randn(4, 8)).mean().backward()
+    if step % world_size != rank:
+        continue
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+""",
+    ),
+    Case(
+        "even and odd ranks in other steps",
+        _MODEL
+        + """
+for step in range(20):
+    model(torch.randn(4, 8)).mean().backward()
+    if (step + rank) % 2:
+        continue
+    dist.all_reduce(torch.ones(3))
+dist.barrier()
+""",
+    ),
+    Case(
+        "rank 0 collects what others send of each step",
+        _MODEL
+        + """
+x = torch.ones(2)
+if rank == 0:
+    for n in range(40 * (world_size - 1)):
+        dist.recv(x)
+else:
+    for step in range(40):
+        model(torch.randn(4, 8)).mean().backward()
+        dist.send(x, 0)
+""",
+    ),
 ]
 
 PLANTED = [
@@ -499,5 +619,110 @@ if not bad:
         ("out of memory at 64 ranks", "where it has"),
         n=64,
         memory=80_000_000_000,
+    ),
+    Case(
+        "torch's DDP whose ranks accumulate over other numbers of steps",
+        _MODEL
+        + """import contextlib
+ddp = torch.nn.parallel.DistributedDataParallel(model)
+every = 2 if rank == 0 else 4
+for step in range(16):
+    with contextlib.nullcontext() if (step + 1) % every == 0 else ddp.no_sync():
+        ddp(torch.randn(4, 8)).mean().backward()
+""",
+        "hang",
+        "line 9",
+        ("rank 0 alone calls all_reduce", "ranks 1-3 end the cell without it"),
+    ),
+    Case(
+        "a forward of zero3 on rank 0 alone, within a training",
+        _MODEL
+        + """layout = nbdist.parallelize(model, "zero3")
+opt = layout.optimizer(torch.optim.AdamW, lr=1e-3)
+for step in range(100):
+    loss = layout.step(torch.randn(4, 8), torch.randn(4, 1), F.mse_loss)
+    opt.step(); opt.zero_grad()
+    if rank == 0 and step % 10 == 0:
+        with torch.no_grad():
+            print("sample", model(torch.randn(1, 8)).shape)
+""",
+        "mismatch",
+        "line 11",
+        ("rank 0", "all_gather"),
+    ),
+    Case(
+        "parameters that get no gradient under torch's DDP",
+        """import torch.nn.functional as F
+class Two(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+    def forward(self, x, both=False):
+        return self.second(self.first(x)) if both else self.first(x)
+ddp = torch.nn.parallel.DistributedDataParallel(Two())
+opt = torch.optim.SGD(ddp.parameters(), lr=0.1)
+for step in range(10):
+    F.mse_loss(ddp(torch.randn(4, 8)), torch.randn(4, 8)).backward()
+    opt.step(); opt.zero_grad()
+""",
+        "error",
+        "line 11",
+        ("ranks 0-3 raise RuntimeError: Expected to have finished reduction",),
+    ),
+    Case(
+        "sums of the last batch, whose sizes ranks do not share",
+        _MODEL
+        + """own = torch.utils.data.TensorDataset(torch.randn(96 + 4 * (rank == 2), 8))
+for (x,) in torch.utils.data.DataLoader(own, batch_size=32 if rank != 2 else 34):
+    scores = model(x).detach()
+    parts = [torch.empty_like(scores) for _ in range(world_size)]
+    dist.all_gather(parts, scores)
+""",
+        "mismatch",
+        "line 8",
+        ("of 32 float32", "rank 2 calls all_gather of 34 float32"),
+    ),
+    Case(
+        "rank 0 alone gathers objects of all",
+        _MODEL
+        + """
+for epoch in range(3):
+    loss = model(torch.randn(4, 8)).mean()
+    loss.backward()
+    if rank == 0:
+        every = [None] * world_size
+        dist.all_gather_object(every, loss.item())
+""",
+        "hang",
+        "line 10",
+        ("rank 0 alone calls all_gather_object", "ranks 1-3 end the cell without it"),
+    ),
+    Case(
+        "turns by the step that do not come to all ranks",
+        _MODEL
+        + """for step in range(10):
+    model(torch.randn(4, 8)).mean().backward()
+    if step % world_size == rank:
+        dist.all_reduce(torch.ones(3))
+""",
+        "hang",
+        "line 7",
+        ("ranks 0-1 call all_reduce", "ranks 2-3 end the cell without it"),
+    ),
+    Case(
+        "uneven validation that sums its loss batch by batch",
+        _MODEL
+        + """n = 64 + 16 * rank
+val = torch.utils.data.TensorDataset(torch.randn(n, 8), torch.randn(n, 1))
+total = torch.zeros(())
+with torch.no_grad():
+    for x, y in torch.utils.data.DataLoader(val, batch_size=16):
+        loss = F.mse_loss(model(x), y)
+        dist.all_reduce(loss)
+        total += loss
+""",
+        "uneven",
+        "line 8",
+        ("rank 0 stops at batch 4", "rank 3 at 7"),
     ),
 ]

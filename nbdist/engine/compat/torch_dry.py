@@ -25,6 +25,7 @@ from nbdist.engine.compat.lacking import lacking
 def check() -> list[str]:
     """Return what this torch lacks of what we use, in words; empty when all is there."""
     missing = lacking(dist, ("_compute_bucket_assignment_by_size",), "torch.distributed")
+    missing += lacking(dist.Work, ("_source_rank",), "torch.distributed.Work")
     missing += lacking(torch._C, ("_swap_tensor_impl",), "torch._C")
     missing += lacking(fake_tensor, ("is_fake",), "torch._subclasses.fake_tensor")
     missing += lacking(FakeTensor, ("fake_device",), "FakeTensor")
@@ -174,6 +175,14 @@ def know_number(tensor: Tensor, number: float) -> None:
     if isinstance(tensor, FakeTensor):
         with unset_fake_temporarily():
             tensor.constant = torch.full(tuple(tensor.shape), number, dtype=tensor.dtype)
+
+
+def hear_any(source: Callable[[], Any]) -> None:
+    """Have `source` say whom a `recv` from any rank has heard. Of this process, for good.
+
+    torch asks first whether it is the rank itself, and in a group then for each rank.
+    """
+    dist.Work._source_rank = lambda _: source()  # type: ignore[method-assign]
 
 
 def is_called_by(*names: str) -> bool:

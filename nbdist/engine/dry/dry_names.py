@@ -2,15 +2,17 @@
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import nbdist
-from nbdist.engine.compat import torch_modules
+from nbdist.engine.compat import torch_dry, torch_modules
 from nbdist.engine.data import alike
 from nbdist.engine.dry import step
 from nbdist.engine.dry.rank_log import RankLog
@@ -31,9 +33,11 @@ class DryDDP(nn.Module):
 
     Args:
         module: The model.
+        given: What else torch's takes, and changes nothing here.
         process_group: As of torch's.
-        given: What else torch's takes; `find_unused_parameters` changes nothing.
         broadcast_buffers: As of torch's.
+        find_unused_parameters: As of torch's.
+        static_graph: As of torch's: parameters may go unused.
     """
 
     def __init__(
@@ -42,29 +46,71 @@ class DryDDP(nn.Module):
         *given: Any,
         process_group: Any = None,
         broadcast_buffers: bool = True,
+        find_unused_parameters: bool = False,
+        static_graph: bool = False,
         **_: Any,
     ) -> None:
         super().__init__()
         self.module = module
-        self._sends_buffers = broadcast_buffers
+        self.require_backward_grad_sync = True
+        self._finds_unused = find_unused_parameters or static_graph
+        self._sends_buffers = self._sends_next = broadcast_buffers
         world: Any = dist.group.WORLD
         self._group = process_group or world
+        self._broadcast([*module.parameters(), *module.buffers()])
+        self._reducer = DryReducer(module, self._group, keeps_order=self._finds_unused)
+
+    def _broadcast(self, tensors: Iterable[Any]) -> None:
         root = dist.get_process_group_ranks(self._group)[0]
-        for tensor in [*module.parameters(), *module.buffers()]:
+        for tensor in tensors:
             dist.broadcast(tensor.detach(), root, group=self._group)
-        DryReducer(module, self._group)
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
-        """Send buffers as torch does, in evaluations too, and call the model."""
-        if self._sends_buffers:
-            root = dist.get_process_group_ranks(self._group)[0]
-            for tensor in self.module.buffers():
-                dist.broadcast(tensor, root, group=self._group)
-        return self.module(*args, **keywords)
+        """Call the model; send buffers first if the forward before it trained, as torch does.
 
-    def no_sync(self) -> Any:
-        """Refuse: which gradients are sent is the reducer's to know."""
-        raise NotKnownError("DistributedDataParallel.no_sync is not followed")
+        Raises:
+            RuntimeError: As torch does, the newest backward has left parameters out.
+        """
+        syncs = torch.is_grad_enabled() and self.require_backward_grad_sync
+        if syncs and self._reducer.is_unfinished:
+            raise RuntimeError(
+                "Expected to have finished reduction in the prior iteration before starting a new "
+                "one: parameters got no gradient (find_unused_parameters=True allows it)"
+            )
+        if self._sends_next:
+            self._broadcast(self.module.buffers())
+        outputs = self.module(*args, **keywords)
+        self._sends_next = self._sends_buffers and syncs
+        if torch.is_grad_enabled():
+            self._reducer.expects = syncs
+        if syncs and self._finds_unused:
+            used = _leaves_below(outputs)
+            for unused in (one for one in self._reducer.trained if id(one) not in used):
+                self._reducer.ready(unused)
+        return outputs
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Have gradients of forwards within the block not be sent."""
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+
+def _leaves_below(outputs: Any) -> set[int]:
+    """Return the ids of the parameters that outputs were computed from."""
+    left = [one.grad_fn for one in tree_leaves(outputs) if isinstance(one, torch.Tensor)]
+    seen, found = {None, *left}, set()
+    while left:
+        node: Any = left.pop()
+        if node is not None:
+            found.add(id(getattr(node, "variable", None)))
+            new = {one for one, _ in node.next_functions} - seen
+            seen |= new
+            left += new
+    return found
 
 
 def parallelize(log: RankLog, values: Values, model: Any, layout: str, *policies: object) -> Layout:
@@ -170,8 +216,21 @@ def install(log: RankLog, values: Values) -> None:
         world: Any = dist.group.WORLD
         log.call("monitored_barrier", group or world)  # the fake group has none
 
+    receive = dist.recv
+
+    def recv(tensor: torch.Tensor, src: int | None = None, *more: Any, **keywords: Any) -> Any:
+        heard = receive(tensor, src, *more, **keywords)
+        is_any = src is None and keywords.get("group_src") is None
+        return Unknown(values.random(), log.decide) if is_any else heard
+
+    def some_source() -> Unknown:
+        answers = iter((False, True))
+        return Unknown(0, lambda _: next(answers))
+
+    torch_dry.hear_any(some_source)
     for name, one in {
         **_objects(log),
+        "recv": recv,
         "new_group": new_group,
         "monitored_barrier": monitored_barrier,
     }.items():
@@ -211,7 +270,7 @@ def _let_reducers_say_what_is_equal(values: Values) -> None:
 
     def send_and_say(reducer: DryReducer, bucket: DryBucket) -> None:
         send(reducer, bucket)
-        grads = [one.grad for one in reducer.parameters() if one.grad is not None]
+        grads = [one.grad for one in reducer.trained if one.grad is not None]
         values.write(grads, hash(("averaged", reducer.group.group_name, next(sent))))
 
     DryReducer._send = send_and_say  # type: ignore[method-assign,assignment]

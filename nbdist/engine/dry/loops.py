@@ -6,7 +6,7 @@ trains. Which samples a batch has does not count: its size does.
 
 import ast
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.utils._pytree import tree_leaves
@@ -69,9 +69,13 @@ class _Rewriter(ast.NodeTransformer):
             for one in node.body
             for inner in ast.walk(one)
         )
-        given = [node.iter, ast.Constant(_trains(node.body, self._functions))]
-        given.append(ast.Constant(ends_early))
-        node.iter = ast.copy_location(ast.Call(_name(_LOOP), given, []), node.iter)
+        over, flags = node.iter, (_trains(node.body, self._functions), ends_early)
+        given, start = [over], []
+        if isinstance(over, ast.Call) and getattr(over.func, "id", "") == "enumerate":
+            given, start = over.args, over.keywords or [ast.keyword("start", ast.Constant(0))]
+        given = [*given[:1], *map(ast.Constant, flags), *given[1:]]
+        call = ast.Call(_name(_LOOP), given, [] if len(given) > len(flags) + 1 else start)
+        node.iter = ast.copy_location(call, over)
         return node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
@@ -99,6 +103,7 @@ class Loops:
         """Note turns in a log; `shard` gives the part of the data that is this rank's."""
         self._log, self._values, self._shard = log, values, shard
         self._may_end = False
+        self._skipped = 0  # turns, of all loops
         self.left_out: set[str] = set()
 
     def names(self) -> dict[str, Any]:
@@ -113,32 +118,50 @@ class Loops:
         for kind in (DataLoader, Loader):
             kind.__iter__ = lambda loader: self._batches(loader)  # type: ignore[method-assign]
 
-    def _loop(self, over: Any, trains: bool, ends_early: bool) -> Iterable[Any]:
-        """Return what a loop of a cell is over."""
+    def _loop(
+        self, over: Any, trains: bool, ends_early: bool, start: int | None = None
+    ) -> Iterator[Any]:
+        """Yield what a loop of a cell is over; with `start`, and the number of each turn."""
         if isinstance(over, range) and trains:
-            return self._turns(over, len(over), lambda n: over[n], ends_early=ends_early)
-        was, self._may_end = self._may_end, ends_early
-        try:
-            found: Iterator[Any] = iter(over)
-            return found
-        finally:
-            self._may_end = was
+            over = self._turns(over, len(over), over.__getitem__, ends_early=ends_early)
+        number, turns = start or 0, None
+        while True:
+            was, self._may_end, before = self._may_end, ends_early, self._skipped
+            try:
+                turns = iter(over) if turns is None else turns
+                one = next(turns)
+            except StopIteration:
+                return
+            finally:
+                self._may_end = was
+            number += self._skipped - before
+            yield one if start is None else (number, one)
+            number += 1
 
     def _turns(
         self, over: Any, count: int, turn: Callable[[int], Any], *, ends_early: bool
     ) -> Iterator[Any]:
         loop = self._log.begin_loop()
         first = TURNS_WITH_BREAK if ends_early else TURNS - 1
-        numbers = [*range(min(first, count)), *([count - 1] if count > first else [])]
-        if len(numbers) < count:
-            what = "batches" if isinstance(over, DataLoader) else "turns"
-            said = f"of {count:,} {what} of the loop at {loop[0]} the first {first} and the last "
-            unless = ", and an end in between is not seen" if ends_early else ""
-            self.left_out.add(f"{said}were run{unless}")
-        for number in numbers:
-            self._log.turn(loop, number + 1, count)
-            yield turn(number)
-        self._log.turn(loop, 0, count)
+        if self._log.runs_whole(loop):
+            first = count
+        try:
+            for number in range(min(first, count)):
+                self._log.turn(loop, number + 1, count)
+                yield turn(number)
+            if count > first + 1:
+                self._skipped += count - first - 1
+                what = "batches" if isinstance(over, DataLoader) else "turns"
+                said = f"of {count:,} {what} of the loop at {loop[0]} the first {first} and the "
+                unless = ", and an end in between is not seen" if ends_early else ""
+                self.left_out.add(
+                    f"{said}last were run, others count as the one before them{unless}"
+                )
+            if count > first:
+                self._log.turn(loop, count, count)
+                yield turn(count - 1)
+        finally:
+            self._log.turn(loop, 0, count)
 
     def _batches(self, loader: Any) -> Iterator[Any]:
         ends_early, self._may_end = self._may_end, False

@@ -15,6 +15,11 @@ Ask = Callable[[tuple[Any, ...], int, int, Any, bool], dict[int, Any] | None]
 MOST_ALIKE = 2000  # decisions at one place, of which the last is the other
 
 
+def whole(place: str) -> str:
+    """Return the key of answers by which a loop makes all its turns."""
+    return f"the whole loop at {place}"
+
+
 class NeverComesError(BaseException):
     """What a rank waits for never comes."""
 
@@ -24,7 +29,8 @@ class RankLog:
 
     Args:
         rank: It.
-        answers: By place, how its branches decide: "no", "first" (yes the first time) or "yes".
+        answers: By place, how its branches decide: "no", "first" (yes the first time) or "yes"; by
+            `whole` of the place of a loop that none of its turns is left out.
         ask: Gives all ranks of a group what each has brought: `(key, members, rank, own, waits)`;
             None where that never comes.
 
@@ -95,6 +101,10 @@ class RankLog:
         at = place()
         self._loops[at] = self._loops.get(at, 0) + 1
         return at, self._loops[at]
+
+    def runs_whole(self, loop: Loop) -> bool:
+        """Return whether all turns of a loop are made."""
+        return whole(loop[0]) in self._answers
 
     def turn(self, loop: Loop, number: int, of: int) -> None:
         """Note that a batch begins, or with 0 that the loop is over."""

@@ -9,6 +9,7 @@ The idea is value numbering, as compilers do it (Alpern, Wegman and Zadeck, "Det
 variables in programs", POPL 1988).
 """
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -63,7 +64,9 @@ class Values:
         made = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
         leaves = tree_leaves((args, kwargs))
         read = [one for one in leaves if isinstance(one, Tensor)]
-        written = _written(func, args, kwargs) if func._schema.is_mutable else []
+        given = kwargs or {}
+        marked = [args[at] if at < len(args) else given.get(name) for at, name in _writes(func)]
+        written = tree_leaves(marked)
         there = {storage._cdata for storage in storages(read)}
         new = [one for one in made if any(s._cdata not in there for s in storages([one]))]
         if not new and not written:
@@ -83,12 +86,11 @@ class Values:
         return own.initial_seed(), self._drawn
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    given = [*args]
-    names = [one.name for one in func._schema.arguments]
-    by_name = dict(zip(names, given, strict=False)) | (kwargs or {})
-    marked = [one for one in func._schema.arguments if one.alias_info and one.alias_info.is_write]
-    return [t for one in marked for t in tree_leaves(by_name.get(one.name))]
+@functools.cache
+def _writes(func: Any) -> list[tuple[int, str]]:
+    """Return places and names of arguments that an operation writes. A schema is slow to ask."""
+    every = enumerate(func._schema.arguments)
+    return [(at, one.name) for at, one in every if one.alias_info and one.alias_info.is_write]
 
 
 def _plain(one: Any) -> object:

@@ -14,7 +14,17 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from nbdist.engine.dry.cell import AskedCell, run, warm
-from nbdist.study.dry import DryRun, Finding, Trace, judge, over_memory, unknown_ends
+from nbdist.engine.dry.rank_log import whole
+from nbdist.study.dry import (
+    DryRun,
+    Finding,
+    Trace,
+    before_cuts,
+    cut_apart,
+    judge,
+    over_memory,
+    unknown_ends,
+)
 
 DEADLINE_S = 120.0
 MOST_BRANCHES = 8
@@ -38,13 +48,20 @@ class _Check:
 
     def answer(self) -> DryRun:
         answers, traces = self._without_errors()
+        world = self._with_absent(traces)
+        findings: list[Finding] = []
+        while len(traces) == len(self._ranks) and (apart := cut_apart(world)):
+            if findings := judge({rank: before_cuts(one, apart) for rank, one in world.items()}):
+                break
+            answers |= {whole(place): "yes" for place in apart}
+            self._notes.clear()
+            traces = self._run(self._ranks, answers)
+            world = self._with_absent(traces)
         if len(traces) < len(self._ranks):
             text = f"{len(traces)} of {len(self._ranks)} ranks ran in {DEADLINE_S:.0f} s: "
             text += "nothing is proven; ask for fewer with -n."
             return DryRun(self._asked.world_size, unknown=(text,))
-        absent = set(range(self._asked.world_size)) - set(self._ranks)
-        world = traces | {rank: Trace(end="absent") for rank in absent}
-        findings = [*judge(world), *over_memory(traces, self._asked.memory)]
+        findings = [*(findings or judge(world)), *over_memory(traces, self._asked.memory)]
         doubts = unknown_ends(traces)
         if not findings:
             findings, unclear = self._other_ways(answers, world)
@@ -61,6 +78,10 @@ class _Check:
             peak,
             tuple(f"{note[:1].upper()}{note[1:]}." for note in self._notes),
         )
+
+    def _with_absent(self, traces: dict[int, Trace]) -> dict[int, Trace]:
+        absent = set(range(self._asked.world_size)) - set(self._ranks)
+        return traces | {rank: Trace(end="absent") for rank in absent}
 
     def _without_errors(self) -> tuple[dict[str, str], dict[int, Trace]]:
         """Return outcomes of branches with which ranks come as far as they can."""
@@ -103,32 +124,19 @@ class _Check:
             other = {**answers, place: "no" if answers.get(place) == "yes" else "first"}
             made = self._run(others, other, None if is_equal else self._box)
             tried = {**world, **made}
-            if len(made) < len(others):
-                doubts.append(f"Not known: the other outcome of the decision at {place}.")
-                continue
+            apart = cut_apart(tried)
+            wrong = judge({rank: before_cuts(one, apart) for rank, one in tried.items()})
             if any(one.end == "error" for one in made.values()):
                 continue  # a check that raises: on a real rank its peers are told
-            wrong = judge(tried)
-            if not wrong:
-                continue
-            text = wrong[0].text
-            if is_equal:
-                found.append(
-                    Finding(
-                        "branch",
-                        (place, *wrong[0].places),
-                        f"where the decision at {place} is the other: {text}",
-                    )
-                )
-            else:
-                found.append(
-                    Finding(
-                        "branch",
-                        (place, *wrong[0].places),
-                        f"{place} decides by each rank's own number, and ranks that decide "
-                        f"otherwise make other calls: {text}",
-                    )
-                )
+            if len(made) < len(others) or (apart and not wrong):
+                doubts.append(f"Not known: the other outcome of the decision at {place}.")
+            elif wrong:
+                how = f"where the decision at {place} is the other"
+                if not is_equal:
+                    how = f"{place} decides by each rank's own number, and ranks that decide "
+                    how += "otherwise make other calls"
+                places = (place, *wrong[0].places)
+                found.append(Finding("branch", places, f"{how}: {wrong[0].text}"))
         return found, doubts
 
     def _run(

@@ -2,7 +2,16 @@
 
 from typing import Any
 
-from nbdist.study.dry import Call, DryRun, Trace, judge, over_memory, unknown_ends
+from nbdist.study.dry import (
+    Call,
+    DryRun,
+    Trace,
+    before_cuts,
+    cut_apart,
+    judge,
+    over_memory,
+    unknown_ends,
+)
 
 WORLD = (0, 1, 2)
 
@@ -94,6 +103,63 @@ def test_unequal_loops_without_collectives_are_no_mistake() -> None:
 
 def test_calls_of_batches_that_were_left_out_count() -> None:
     assert Trace(tuple(turns([1, 2, 1250], 1250, reduce(4)))).collectives == 1250
+
+
+def in_turns(*bodies: list[Call], of: int) -> Trace:
+    """Return what a rank does that makes these in the first turns and the last."""
+    marked: list[Call] = []
+    for number, body in zip([*range(1, len(bodies)), of], bodies, strict=True):
+        marked += [Call("turn", "line 3", loop=("line 3", 1), turn=number, of=of), *body]
+    return Trace((*marked, Call("turn", "line 3", loop=("line 3", 1), turn=0, of=of)))
+
+
+def test_a_loop_is_run_whole_where_ranks_take_turns() -> None:
+    one = [reduce(4)]
+    apart = {0: in_turns(one, [], [], of=9), 1: in_turns([], one, [], of=9), 2: Trace()}
+    assert cut_apart(apart) == {"line 3"}
+    assert judge({rank: before_cuts(own, {"line 3"}) for rank, own in apart.items()}) == []
+
+
+def test_a_loop_is_cut_where_all_ranks_make_as_many_calls_in_a_turn() -> None:
+    own = in_turns([], [], [reduce(4)], of=9)
+    longer = in_turns([], [], [reduce(4)], of=12)
+    assert cut_apart({0: own, 1: own, 2: longer}) == set()
+
+
+def test_a_loop_is_run_whole_where_messages_are_sent_in_it_and_received_elsewhere() -> None:
+    send, receive = message("send", 4, 0), message("recv", 9, -1)
+    sending = in_turns([send], [send], [send], of=9)
+    assert cut_apart({0: Trace((receive,) * 9), 1: sending}) == {"line 3"}
+    assert cut_apart({0: in_turns(*[[message("recv", 4, 1)]] * 3, of=9), 1: sending}) == set()
+
+
+def test_a_loop_that_is_not_cut_says_all() -> None:
+    traces = {0: in_turns([reduce(4)], [], of=2), 1: in_turns([], [reduce(4)], of=2)}
+    assert cut_apart(traces) == set()
+
+
+def test_what_is_wrong_before_turns_are_left_out_is_told() -> None:
+    alone = in_turns([reduce(4)], [], [], of=900)
+    traces = {0: alone, 1: in_turns([], [], [], of=900), 2: Trace((reduce(9, 8),))}
+    told = judge({rank: before_cuts(one, {"line 3"}) for rank, one in traces.items()})
+    assert [one.kind for one in told] == ["mismatch"]
+
+
+def test_a_call_of_one_rank_that_meets_a_later_one_is_told_with_its_own_line() -> None:
+    all_do = [reduce(7), reduce(7), Call("barrier", "line 8", WORLD, "0")]
+    (found,) = judge({0: Trace((reduce(5), *all_do)), 1: Trace((*all_do,)), 2: Trace((*all_do,))})
+    assert found.places[0] == "line 5"
+    assert found.text.startswith(
+        "rank 0 calls all_reduce of 4 float32 at line 5, and others do not;"
+    )
+
+
+def test_a_root_at_a_line_of_its_own_is_not_taken_for_a_mistake() -> None:
+    roots, peers = Call("scatter", "line 2", WORLD, "0"), Call("scatter", "line 4", WORLD, "0")
+    alone = reduce(9)
+    assert texts([roots, reduce(6), alone], [peers, reduce(6)], [peers, reduce(6)]) == [
+        "rank 0 alone calls all_reduce of 4 float32 at line 9; ranks 1-2 end the cell without it"
+    ]
 
 
 def test_nothing_is_said_of_ranks_that_wait_for_one_whose_end_is_not_known() -> None:

@@ -54,10 +54,21 @@ class DryBucket:
 
 
 class DryReducer:
-    """Sends the gradients of one model, on the thread that runs backward."""
+    """Sends the gradients of one model, on the thread that runs backward.
+
+    Attributes:
+        group: With whom they are averaged.
+        trained: Parameters whose gradients these are.
+        expects: Whether gradients are sent: within `no_sync` they are not.
+    """
 
     def __init__(
-        self, model: nn.Module, group: dist.ProcessGroup, *, one_bucket: bool = False
+        self,
+        model: nn.Module,
+        group: dist.ProcessGroup,
+        *,
+        one_bucket: bool = False,
+        keeps_order: bool = False,
     ) -> None:
         """Begin with the next backward.
 
@@ -65,41 +76,58 @@ class DryReducer:
             model: Its trained parameters are averaged.
             group: With whom.
             one_bucket: Put all of them into one.
+            keeps_order: Buckets are never laid anew, as where some parameters may go unused.
         """
         self.group = group
+        self.trained = [p for p in model.parameters() if p.requires_grad]
+        self.expects = True
         self._limits = (1 << 62, 1 << 62) if one_bucket else (FIRST_BYTES, BYTES)
-        self._trained = [p for p in model.parameters() if p.requires_grad]
+        self._keeps_order = keeps_order
         self._order: list[Tensor] = []  # in which gradients were ready
         self._buckets: list[DryBucket] = []
+        self._sent = 0  # buckets, in this backward
         self._average: Callable[[DryBucket], Any] = self._sum
-        for parameter in self._trained:
-            parameter.register_post_accumulate_grad_hook(self._ready)
+        for parameter in self.trained:
+            parameter.register_post_accumulate_grad_hook(self.ready)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return those whose gradients it averages."""
-        return iter(self._trained)
+        return iter(self.trained)
 
     def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
         """Have a hook average each bucket, as DDP's reducer does."""
         self._average = lambda bucket: hook(state, bucket)
 
-    def _ready(self, parameter: Tensor) -> None:
-        if self._buckets:
-            for bucket in self._buckets:
-                if id(parameter) in bucket.missing:
-                    bucket.missing.discard(id(parameter))
-                    if not bucket.missing:
-                        self._send(bucket)
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether some gradients have come, and others not."""
+        missing = sum(len(bucket.missing) for bucket in self._buckets)
+        come = len(self.trained) - missing if self._buckets else len(self._order)
+        return 0 < come < len(self.trained)
+
+    def ready(self, parameter: Tensor) -> None:
+        """Take note of a gradient; buckets that are full are sent one after the other."""
+        if not self.expects:
             return
-        self._order.append(parameter)
-        if len(self._order) == len(self._trained):
+        if not self._buckets:
+            self._order.append(parameter)
+            if len(self._order) < len(self.trained):
+                return
             self._buckets = self._laid()
+        for bucket in self._buckets:
+            bucket.missing.discard(id(parameter))
+        while self._sent < len(self._buckets) and not self._buckets[self._sent].missing:
+            self._send(self._buckets[self._sent])
+            self._sent += 1
+        if self._sent == len(self._buckets):
+            self._sent = 0
             for bucket in self._buckets:
-                self._send(bucket)
+                bucket.begin()
 
     def _laid(self) -> list[DryBucket]:
-        places = torch_dry.ddp_buckets(self._order, *self._limits)
-        members = [[self._order[i] for i in bucket] for bucket in places]
+        order = self.trained[::-1] if self._keeps_order else self._order
+        places = torch_dry.ddp_buckets(order, *self._limits)
+        members = [[order[i] for i in bucket] for bucket in places]
         return [
             DryBucket(
                 number,
@@ -113,7 +141,6 @@ class DryReducer:
     def _send(self, bucket: DryBucket) -> None:
         with torch_dry.answered_sums():
             self._average(bucket)
-        bucket.begin()
 
     def _sum(self, bucket: DryBucket) -> None:
         dist.all_reduce(bucket.buffer(), group=self.group)
