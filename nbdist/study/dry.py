@@ -10,7 +10,7 @@ not share their turns (`cut_apart`), nothing follows from what comes behind them
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
@@ -196,12 +196,10 @@ def judge(traces: Mapping[int, Trace]) -> list[Finding]:
     Where a rank's end is not known, only what is wrong before it is told.
     """
     if errors := {rank: one for rank, one in traces.items() if one.end == "error"}:
-        by_text: dict[tuple[str, str], list[int]] = {}
-        for rank, one in errors.items():
-            by_text.setdefault((one.said, one.place), []).append(rank)
+        by_text = _by_text((rank, f"{one.said} at {one.place}") for rank, one in errors.items())
         return [
-            Finding("error", (place,), f"{_verb(ranks, 'raises', 'raise')} {said} at {place}")
-            for (said, place), ranks in by_text.items()
+            Finding("error", (errors[of[0]].place,), f"{_verb(of, 'raises', 'raise')} {said}")
+            for said, of in by_text.items()
         ]
     world = _World(traces)
     try:
@@ -279,10 +277,11 @@ def over_memory(traces: Mapping[int, Trace], memory: int) -> list[Finding]:
 
 def unknown_ends(traces: Mapping[int, Trace]) -> list[str]:
     """Return sentences on ranks whose end is not known."""
-    ends: dict[str, list[int]] = {}
-    for rank, one in traces.items():
-        if one.end == "unknown" or one.end == "time":
-            ends.setdefault(f"from {one.place} on: {one.said}", []).append(rank)
+    ends = _by_text(
+        (rank, f"from {one.place} on: {one.said}")
+        for rank, one in traces.items()
+        if one.end in ("unknown", "time")
+    )
     return [f"Not known of {name_ranks(ranks)} {text}." for text, ranks in ends.items()]
 
 
@@ -403,16 +402,12 @@ class _World:
         return []
 
     def _mismatch(self, group: str, number: int, ranks: Sequence[int]) -> Finding:
-        sides: dict[str, list[int]] = {}
-        steps: dict[int, _Step | None] = {}
-        for rank in ranks:
-            steps[rank] = step = next(iter(self._of_group(rank, group)[number - 1 :]), None)
-            if step is not None:
-                sides.setdefault(str(step.call), []).append(rank)
+        every = {rank: self._of_group(rank, group)[number - 1 : number] for rank in ranks}
+        found = [step for own in every.values() for step in own]
+        sides = _by_text((rank, str(step.call)) for rank, own in every.items() for step in own)
         text = "; ".join(f"{_verb(of, 'calls', 'call')} {said}" for said, of in sides.items())
-        if never := [rank for rank, step in steps.items() if step is None and self._ends(rank)]:
+        if never := [rank for rank, own in every.items() if not own and self._ends(rank)]:
             text += f"; {_verb(never, 'ends', 'end')} the cell without it"
-        found = [step for step in steps.values() if step is not None]
         places = tuple(dict.fromkeys(step.call.place for step in found))
         return self._uneven(Finding("mismatch", places, text), found)
 
@@ -436,32 +431,18 @@ class _World:
 
     def stuck(self) -> list[Finding]:
         """Return why ranks do not come to their end, where that is sure."""
-        if not all(self._ends(r) or r in self._waiting for r in self._traces):
-            return list(self._not_for_the_unknown())
         for post in [*self._waiting.values(), *self._left_open()]:
             missing = self._missing(post)
-            if missing and all(self._is_over(rank) for rank in missing):
+            if missing and all(self._ends(r) and r not in self._waiting for r in missing):
                 return [self._lonely(post, missing)]
-        if not self._waiting:
+        if not self._waiting or not all(self._ends(r) or r in self._waiting for r in self._traces):
             return []
-        sides: dict[str, list[int]] = {}
-        for rank, post in sorted(self._waiting.items()):
-            sides.setdefault(str(post.call), []).append(rank)
+        waiting = sorted(self._waiting.items())
+        sides = _by_text((rank, str(post.call)) for rank, post in waiting)
         told = [f"{_verb(of, 'waits', 'wait')} in {said}" for said, of in sides.items()]
         places = tuple(dict.fromkeys(one.call.place for one in self._waiting.values()))
         found = Finding("hang", places, f"{'; '.join(told)}: none can go on")
         return [self._uneven(found, [one.step for one in self._waiting.values()])]
-
-    def _not_for_the_unknown(self) -> Iterator[Finding]:
-        """Yield what is stuck without a rank whose end is not known."""
-        for post in [*self._waiting.values(), *self._left_open()]:
-            missing = self._missing(post)
-            if missing and all(self._ends(rank) and self._is_over(rank) for rank in missing):
-                yield self._lonely(post, missing)
-                return
-
-    def _is_over(self, rank: int) -> bool:
-        return rank not in self._waiting
 
     def _left_open(self) -> list[_Post]:
         """Return calls that their ranks did not wait for, and that never end."""
@@ -488,9 +469,7 @@ class _World:
             text += f"without the {other} that it waits for"
             return self._uneven(Finding("hang", (call.place,), text), [post.step])
         there = self._posts[call.group, post.number]
-        sides: dict[str, list[int]] = {}
-        for rank, one in sorted(there.items()):
-            sides.setdefault(str(one.call), []).append(rank)
+        sides = _by_text((rank, str(one.call)) for rank, one in sorted(there.items()))
         alone = " alone" if len(there) == 1 else ""
         told = [
             f"{name_ranks(of)}{alone} {'calls' if len(of) == 1 else 'call'} {said}"
@@ -570,6 +549,14 @@ def _fit(one: _Post, other: _Post) -> bool:
         and a.peer in (other.rank, -1)
         and b.peer in (one.rank, -1)
     )
+
+
+def _by_text(said: Iterable[tuple[int, str]]) -> dict[str, list[int]]:
+    """Return the ranks of each text."""
+    found: dict[str, list[int]] = {}
+    for rank, text in said:
+        found.setdefault(text, []).append(rank)
+    return found
 
 
 def _verb(ranks: Sequence[int], one: str, many: str) -> str:

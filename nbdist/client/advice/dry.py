@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 from nbdist.shared.errors import UsageError
 from nbdist.shared.text import parse_ranks
@@ -77,11 +76,6 @@ def size_of(text: str | int) -> int:
         raise UsageError(
             f"{text!r} is no size of memory.", do='give bytes, or such as "80GB" or "24GiB"'
         ) from None
-
-
-def with_notes(found: DryRun, notes: Sequence[str]) -> DryRun:
-    """Return a dry run with more that it rests on."""
-    return replace(found, notes=(*found.notes, *notes))
 
 
 def _ask(request: dict[str, object]) -> DryRun:

@@ -1,8 +1,9 @@
 """`%%distributed --dry`: a cell of the notebook checked, after those that ranks have run."""
 
 import argparse
+from dataclasses import replace
 
-from nbdist.client.advice.dry import dry, with_notes
+from nbdist.client.advice.dry import dry
 from nbdist.client.export.parts import name_cells, parts_of
 from nbdist.client.export.plain_code import plain
 from nbdist.client.notebook import export_command
@@ -51,7 +52,7 @@ def check_cell(asked: argparse.Namespace, code: str, n: int, cell_id: str) -> Dr
     notes += [
         f"Of -p {key} the first value was taken." for key in params if params[key] != first[key]
     ]
-    return with_notes(made, notes)
+    return replace(made, notes=(*made.notes, *notes))
 
 
 def _lines_above(code: str) -> int:

@@ -62,11 +62,6 @@ class RankLog:
         own = () if is_equal else (self._rank,)
         return hash((kind, group.group_name, number, *own))
 
-    def numbers(self, group: dist.ProcessGroup, own: float | None) -> list[Any] | None:
-        """Return the one number that each rank of a group has, None where it is not known."""
-        every = self.exchange("number", group, own, waits=own is not None)
-        return every
-
     def exchange(
         self, kind: str, group: dist.ProcessGroup, own: Any, *, waits: bool = True
     ) -> list[Any] | None:

@@ -102,7 +102,7 @@ class Calls(TorchDispatchMode):
         if op.kind not in ("all_reduce", "broadcast") or [t.numel() for t in leaves] != [1]:
             return None
         own = leaves[0].item() if torch_dry.has_number(leaves[0]) else None
-        every = self._log.numbers(group, own)
+        every = self._log.exchange("number", group, own, waits=own is not None)
         if every is None or any(one is None for one in every):
             return None
         if op.kind == "broadcast":

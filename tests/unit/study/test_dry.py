@@ -115,7 +115,11 @@ def in_turns(*bodies: list[Call], of: int) -> Trace:
 
 def test_a_loop_is_run_whole_where_ranks_take_turns() -> None:
     one = [reduce(4)]
-    apart = {0: in_turns(one, [], [], of=9), 1: in_turns([], one, [], of=9), 2: Trace()}
+    apart = {
+        0: in_turns(one, [], [], of=9),
+        1: in_turns([], one, [], of=9),
+        2: in_turns([], [], [], of=9),
+    }
     assert cut_apart(apart) == {"line 3"}
     assert judge({rank: before_cuts(own, {"line 3"}) for rank, own in apart.items()}) == []
 
