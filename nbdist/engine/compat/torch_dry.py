@@ -182,7 +182,7 @@ def hear_any(source: Callable[[], Any]) -> None:
 
     torch asks first whether it is the rank itself, and in a group then for each rank.
     """
-    dist.Work._source_rank = lambda _: source()  # type: ignore[method-assign]
+    dist.Work._source_rank = lambda _: source()  # type: ignore[method-assign,assignment]
 
 
 def is_called_by(*names: str) -> bool:
