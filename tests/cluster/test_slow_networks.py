@@ -56,6 +56,27 @@ def test_the_synchronous_and_the_asynchronous_way_train_the_same_model_in_two_ce
     assert counts == [(90, 90), (90, 0)]
 
 
+def test_a_fault_amid_a_message_over_a_slow_link_does_not_keep_its_receiver(
+    session: Session,
+) -> None:
+    session.run("nbdist.emulate_link(1e6)\nimport time")
+    code = """
+x = torch.ones(2_000_000)
+dist.barrier()
+if rank == 0:
+    sent = dist.broadcast(x, 0, async_op=True)
+    time.sleep(0.5)
+    raise ValueError("on purpose")
+dist.broadcast(x, 0)
+"""
+    error = fail(session, code)
+    assert "on purpose" in str(error)
+    assert "rank 1 (localhost, cpu) died" in str(error)
+    assert "it still waited for its peers 10 s after its links were cut" in str(error)
+    session.run("nbdist.emulate_link(None)")
+    assert_usable(session)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("breaker", [0, 1])
 def test_an_exception_on_the_server_or_a_worker_ends_the_cell_and_training_goes_on(

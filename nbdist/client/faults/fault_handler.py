@@ -57,6 +57,10 @@ _URGENT_S, _WAITING_S, _SILENT_S, _PARTLY_SILENT_S = 0.1, 0.3, 0.5, 2.0
 _ENDING_S = 0.25
 _STUCK_AFTER_S = 30.0
 _WHY_STUCK = "nothing could free it: it neither answered nor computed after its links were cut"
+# A rank that waits is free within milliseconds of the cut; but gloo forgets a receive of which half
+# a message has come, and that wait would last as long as the group's timeout.
+_FREE_WITHIN_S = 10.0
+_WHY_NOT_FREE = "it still waited for its peers 10 s after its links were cut"
 _SILENT_AFTER_S = 0.5  # training ranks send records twice as often
 
 
@@ -170,8 +174,8 @@ class FaultHandler:
             )
         ):
             self.cut_links()
-        if self.cut and not self.interrupted:
-            self._end_stuck(running, now)
+        if self._cut_at is not None and not self.interrupted:
+            self._end_stuck(running, self._cut_at, now)
         self._interrupt_children(r for r, at in asked.items() if now > at + _CHILDREN_AFTER_S)
         self._commentary.attend(
             self._watch,
@@ -251,13 +255,18 @@ class FaultHandler:
             return True
         return not self._watch.waiting_since(began).isdisjoint(running)
 
-    def _end_stuck(self, running: list[int], now: float) -> None:
+    def _end_stuck(self, running: list[int], cut_at: float, now: float) -> None:
         """End the ranks that nothing frees. Whoever has interrupted the cell decides himself."""
+        for rank in self._watch.waiting_since(cut_at + _FREE_WITHIN_S).intersection(running):
+            self._end(rank, _WHY_NOT_FREE)
         silent = set(self._watch.silent(now)).intersection(running)
         used_s = sleeping_s(self._cluster.ranks[rank] for rank in sorted(silent))
         for rank in self._stuck.attend(used_s, now):
-            self._cluster.events.note("killed", _WHY_STUCK, ranks=[rank])
-            self._cluster.kill(rank, _WHY_STUCK)
+            self._end(rank, _WHY_STUCK)
+
+    def _end(self, rank: int, why: str) -> None:
+        self._cluster.events.note("killed", why, ranks=[rank])
+        self._cluster.kill(rank, why)
 
     def _tell_of_deaths(self) -> None:
         """Tell living ranks, once, whom none of their threads should wait for any more."""
