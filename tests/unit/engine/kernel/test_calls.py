@@ -21,7 +21,9 @@ def names_asked_for() -> dict[str, bool]:
         for node in ast.walk(ast.parse(file.read_text())):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
-            place = {"ask": 1, "ask_all": 1, "call": 0, "_of_layout": 0}.get(node.func.attr)
+            place = {"ask": 1, "ask_all": 1, "call": 0, "_ask": 0, "_of_layout": 0}.get(
+                node.func.attr
+            )
             if place is None or len(node.args) <= place:
                 continue
             name = node.args[place]
