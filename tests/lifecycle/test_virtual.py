@@ -146,6 +146,7 @@ def scaling_of(words: str, batch: int) -> Scaling:
     )
 
 
+@pytest.mark.slow
 def test_scaling_measures_ranks_that_stand_for_the_same_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,7 +125,7 @@ class DryReducer:
                 bucket.begin()
 
     def _laid(self) -> list[DryBucket]:
-        order = [*reversed(self.trained)] if self._keeps_order else self._order
+        order: list[Tensor] = [*(self.trained[::-1] if self._keeps_order else self._order)]
         places = torch_dry.ddp_buckets(order, *self._limits)
         members = [[order[i] for i in bucket] for bucket in places]
         return [
