@@ -54,6 +54,9 @@ def _lines(run: Entry, target: float, price: Price | None, file: str | None) -> 
             f"{figure(found.error)} in the mean: in brackets those that fit at most twice as "
             "badly. A learning rate that changes later moves it more."
         )
+    if all(map(math.isinf, band)):
+        ends = f"{run.name} comes to no loss of {target:g} on the curve of its {run.steps} steps."
+        return [ends, basis]
     said = [f"Steps of {run.name} to a loss of {target:g}: {_band(band)}; {run.steps} are made."]
     if run.step_ms is not None:
         hours, ranks = [run.step_ms * steps / 3.6e6 for steps in band], int(run.facts["ranks"])

@@ -39,8 +39,15 @@ def test_a_loss_that_was_reached_is_not_predicted() -> None:
 
 
 def test_without_a_device_no_price_is_made_up() -> None:
-    steps, _, basis = to_loss([RUN], "1.5").split("\n")
-    assert "1.5: never (never to never);" in steps
+    steps, hours, basis = to_loss([RUN], "2.05").split("\n")
+    assert "2.05: 3" in steps
+    assert hours.startswith("Hours")
+    assert "Predicted" in basis
+
+
+def test_a_loss_below_where_the_curve_tends_to_has_no_price() -> None:
+    said, basis = to_loss([RUN], "1.5", "h100").split("\n")
+    assert said == "small-gpt comes to no loss of 1.5 on the curve of its 400 steps."
     assert "Predicted" in basis
 
 
