@@ -1,8 +1,9 @@
 """Each block of code in the documentation runs as it stands, on two ranks, or says what it needs.
 
-A block of Python is a cell: of the notebook where it begins with a magic or starts ranks itself,
-else of the ranks. Where it needs what a test has not, the line above says so in a comment that
-readers do not see: `<!-- needs: Slurm -->`. What a fragment takes as given is in `GIVEN`.
+A block of Python is a cell: of the notebook where it begins with a magic, starts ranks itself or
+asks what takes none, else of the ranks. Where it needs what a test has not, the line above says so
+in a comment that readers do not see: `<!-- needs: Slurm -->`. What a fragment takes as given is in
+`GIVEN`.
 """
 
 import re
@@ -21,6 +22,7 @@ _BLOCK = re.compile(
 )
 _COMMAND = re.compile(r"^(?:%|>>> )", re.MULTILINE)  # of a block that is called text
 _STARTS = re.compile(r"^%dist start|nbdist\.start\(", re.MULTILINE)
+_WITHOUT_RANKS = re.compile(r"nbdist\.(?:estimate|advise|dry)\(")
 # What pages take as given: names that a reader's notebook has, and nothing of nbdist's.
 NAMES = """
 from torch.nn import functional as F
@@ -77,7 +79,8 @@ class Block:
 
     @property
     def is_of_notebook(self) -> bool:
-        return self.code.startswith("%") or _STARTS.search(self.code) is not None
+        of_notebook = _STARTS.search(self.code) or _WITHOUT_RANKS.search(self.code)
+        return self.code.startswith("%") or of_notebook is not None
 
 
 def blocks(page: Path) -> Iterator[Block]:
