@@ -96,7 +96,10 @@ def test_a_rank_that_is_killed_while_its_peer_waits_in_backward_comes_back(
     assert_trains(session)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param("a bare thread", marks=pytest.mark.slow), "a thread of autograd's pool"],
+)
 def test_an_interrupt_ends_a_backward_that_waits(notebook: Kernel, way: str) -> None:
     notebook.cell(MODEL)
     if way == "a bare thread":

@@ -1,5 +1,7 @@
 """The board of a run, looked at later: in the kernel that made it, and in another one."""
 
+import pytest
+
 from tests.cluster.conftest import Kernel
 
 TRAIN = """
@@ -42,6 +44,7 @@ def test_a_run_of_yesterday_shows_the_same_board_in_a_kernel_without_ranks(
         later.close()
 
 
+@pytest.mark.slow
 def test_looking_sets_no_view_and_the_option_does_from_the_next_cell_on(notebook: Kernel) -> None:
     notebook.cell(TRAIN, "--no-track")
     looked = notebook.run("%dist board ranks")
@@ -81,6 +84,7 @@ def test_the_run_that_runs_is_shown_by_its_name(notebook: Kernel) -> None:
     assert notebook.run("thread.join(); seen").text == "['running']"
 
 
+@pytest.mark.slow
 def test_a_run_that_went_on_says_of_which_of_its_steps_its_board_is(notebook: Kernel) -> None:
     notebook.cell(TRAIN, "--run longer")
     notebook.cell(TRAIN.replace("range(60)", "range(10)"), "--run longer --resume")

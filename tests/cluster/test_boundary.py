@@ -75,6 +75,7 @@ def test_a_rank_on_which_the_cell_ended_well_goes_on_as_the_one_on_which_it_fail
     assert_equal_at_the_end(session)
 
 
+@pytest.mark.slow
 def test_after_a_death_and_another_cell_the_replacement_goes_on_as_its_peers(
     session: Session,
 ) -> None:

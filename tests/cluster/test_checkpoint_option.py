@@ -80,6 +80,7 @@ def test_steps_that_are_made_again_after_a_checkpoint_count_once(
     assert runs(notebook.folder / ".nbdist")[0].steps == 32
 
 
+@pytest.mark.slow
 def test_a_cell_that_fails_before_its_first_checkpoint_takes_no_older_one(
     session: Session, tmp_path: Path
 ) -> None:
@@ -91,7 +92,7 @@ def test_a_cell_that_fails_before_its_first_checkpoint_takes_no_older_one(
     assert len(resumed.value_list[0][1]) == 32
 
 
-@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("is_there", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_cell_that_restores_from_elsewhere_does_not_miss_its_newest_checkpoint_unsaid(
     session: Session, tmp_path: Path, is_there: bool
 ) -> None:
@@ -140,6 +141,7 @@ torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()]).toli
 """
 
 
+@pytest.mark.slow
 def test_a_model_older_than_the_cell_gets_its_lost_shards_from_the_checkpoint(
     session: Session, tmp_path: Path
 ) -> None:
@@ -156,6 +158,7 @@ def test_a_model_older_than_the_cell_gets_its_lost_shards_from_the_checkpoint(
     assert resumed.value_list == unbroken
 
 
+@pytest.mark.slow
 def test_after_a_death_restore_makes_a_refused_model_whole(
     session: Session, tmp_path: Path
 ) -> None:
@@ -174,7 +177,11 @@ def test_after_a_death_restore_makes_a_refused_model_whole(
 
 @pytest.mark.parametrize(
     ("layout", "by_itself"),
-    [("zero3", False), ("zero3", True), pytest.param("tp=2", False, marks=pytest.mark.slow)],
+    [
+        ("zero3", True),
+        pytest.param("zero3", False, marks=pytest.mark.slow),
+        pytest.param("tp=2", False, marks=pytest.mark.slow),
+    ],
 )
 def test_what_is_advised_after_shards_were_lost_ends_as_without_the_fault(
     session: Session, tmp_path: Path, layout: str, by_itself: bool
@@ -221,6 +228,7 @@ def test_a_cell_goes_on_from_its_checkpoint_when_all_ranks_have_died(
     assert resumed.value_list == unbroken
 
 
+@pytest.mark.slow
 def test_a_save_by_hand_and_one_by_itself_may_fall_on_the_same_step(
     session: Session, tmp_path: Path
 ) -> None:
@@ -234,6 +242,7 @@ def test_a_save_by_hand_and_one_by_itself_may_fall_on_the_same_step(
     assert saved == ["latest", "step-00000016", "step-00000024", "step-00000032"]
 
 
+@pytest.mark.slow
 def test_an_older_model_that_only_out_keeps_is_no_part_of_a_checkpoint(
     session: Session, tmp_path: Path
 ) -> None:
@@ -343,6 +352,7 @@ torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
 """
 
 
+@pytest.mark.slow
 def test_what_replicas_hold_goes_on_from_memory_on_fewer_ranks(three: Session) -> None:
     three.run(REPLICATED)
     unbroken = three.run(STEPS, track=False, params={"DIES": False})[0].value
@@ -353,6 +363,7 @@ def test_what_replicas_hold_goes_on_from_memory_on_fewer_ranks(three: Session) -
     assert done[0].value == done[1].value == pytest.approx(unbroken, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_a_layout_that_fits_no_fewer_ranks_ends_with_both_reasons(three: Session) -> None:
     with pytest.raises(RankError) as caught:
         three.run("train('fsdp=3', dying=2)", track=False, retry=1, checkpoint=5)
@@ -426,6 +437,7 @@ def test_two_optimizers_in_turns_are_saved_at_one_moment(session: Session) -> No
     assert session.run(HELD).value_list == at_six
 
 
+@pytest.mark.slow
 def test_of_trainings_one_after_the_other_each_is_saved(session: Session) -> None:
     """Each cell trains the first network alone, and then the second."""
     phase = IN_TURNS.replace("zip(nets, opts)", "[one]").replace("\n", "\n    ")

@@ -41,7 +41,10 @@ def test_replicas_that_stay_apart_are_told_by_the_cell_that_left_them_so(noteboo
     assert told(change.format(0)) == []
 
 
-@pytest.mark.parametrize("name", programs.LEFT_OPEN)
+@pytest.mark.parametrize(
+    "name",
+    ["DiLoCo", *(pytest.param(n, marks=pytest.mark.slow) for n in ("LocalSGD", "AsyncSGD"))],
+)
 def test_ranks_that_a_cell_leaves_apart_are_told_at_its_end_and_only_there(
     notebook: Kernel, name: str
 ) -> None:
@@ -101,6 +104,7 @@ def of_four(session: nbdist.Session) -> Iterator[nbdist.Session]:
     session.scale(2)
 
 
+@pytest.mark.slow
 def test_a_replica_of_a_stage_or_a_shard_that_drifts_is_named(of_four: nbdist.Session) -> None:
     for layout in ("pp=2 dp=2", "fsdp=2 tp=2"):
         of_four.run(programs.drift(layout), track=False)

@@ -126,6 +126,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.slow
 def test_a_model_on_a_group_of_two_and_a_mesh_come_back_with_a_killed_rank(
     session: Session, tmp_path: Path
 ) -> None:
@@ -211,6 +212,7 @@ for epoch in range(data.epoch, 2):
     assert first[0] == [2, 0]
 
 
+@pytest.mark.slow
 def test_a_retry_that_comes_to_nothing_leaves_the_next_one_where_it_stood(
     session: Session, tmp_path: Path
 ) -> None:

@@ -225,6 +225,7 @@ def test_a_quiet_cell_says_what_each_rank_does_until_it_moves_again(impatient: K
     assert ran.text == "ranks 0-1 │ on"
 
 
+@pytest.mark.slow
 def test_a_quiet_cell_that_is_not_live_says_it_in_lines_that_stay(impatient: Kernel) -> None:
     impatient.run("import os; os.environ['NBDIST_STATIC'] = '1'")
     ran = impatient.cell(QUIET)

@@ -20,7 +20,7 @@ def assert_sums(session: Session) -> None:
     assert session.run(SUM).value_list == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("ranks", ["all", "1"])
+@pytest.mark.parametrize("ranks", [pytest.param("all", marks=pytest.mark.slow), "1"])
 def test_after_a_cell_that_destroyed_the_group_the_next_one_finds_another(
     session: Session, ranks: str
 ) -> None:
@@ -40,6 +40,7 @@ def test_after_a_cell_that_destroyed_the_group_the_next_one_finds_another(
     assert_sums(session)
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_after_it_destroyed_the_group_is_replaced(session: Session) -> None:
     session.run("held = 40")
     told = fail(session, f"import os\n{DESTROY}\nif rank: os._exit(3)")

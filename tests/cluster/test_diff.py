@@ -89,6 +89,7 @@ def sound(session: Session) -> str:
     return "sound"
 
 
+@pytest.mark.slow
 def test_a_run_that_is_made_again_is_equal_bit_for_bit(session: Session, sound: str) -> None:
     train(session)
     found = of_runs(sound, "other")
@@ -168,7 +169,10 @@ def test_a_tensor_of_a_kind_of_its_own_does_not_stop_the_training(session: Sessi
 # ---- Layouts ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("other", ["zero1", "zero3", "tp=2", "pp=2"])
+@pytest.mark.parametrize(
+    "other",
+    ["zero1", "tp=2", *(pytest.param(text, marks=pytest.mark.slow) for text in ("zero3", "pp=2"))],
+)
 def test_layouts_that_compute_the_same_do_not_part(session: Session, other: str) -> None:
     train(session, text="ddp")
     found = session.diff("ddp", other)
@@ -187,6 +191,7 @@ def test_a_layer_that_is_not_what_it_was_is_named_with_its_ranks(session: Sessio
     assert "ddp: parts at the output of 2.down on rank 1, by " in str(found)
 
 
+@pytest.mark.slow
 def test_a_backward_alone_that_is_wrong_is_told_from_its_forward(session: Session) -> None:
     train(session, text="zero3")
     session.run("model[2].register_full_backward_hook(lambda m, given, got: (2 * given[0],))")
@@ -198,6 +203,7 @@ def test_a_backward_alone_that_is_wrong_is_told_from_its_forward(session: Sessio
     assert first.name.startswith("1.")  # what is behind the block, seen from the loss
 
 
+@pytest.mark.slow
 def test_a_loss_that_depends_on_how_the_batch_is_cut_is_said(session: Session) -> None:
     train(session, text="ddp")
     session.run(
@@ -214,6 +220,7 @@ def test_a_loss_that_depends_on_how_the_batch_is_cut_is_said(session: Session) -
     assert "the batch is cut otherwise" in str(found)
 
 
+@pytest.mark.slow
 def test_the_live_layout_trains_on_as_without_a_diff(session: Session) -> None:
     more = "\nfor step in range(7, 9):\n    layout.step(x, y, loss_fn)\n    optimizer.step()\n"
     more += "[p.tolist() for p in model.parameters()]"

@@ -84,8 +84,8 @@ for x in train:
     ("kind", "text"),
     [
         ("fp8", "ddp"),
-        ("fp8", "zero3"),
         ("mxfp8", "tp=2"),
+        pytest.param("fp8", "zero3", marks=pytest.mark.slow),
         pytest.param("mxfp8", "zero2", marks=pytest.mark.slow),
         pytest.param("fp8", "zero1", marks=pytest.mark.slow),
         pytest.param("fp8", "zero2", marks=pytest.mark.slow),

@@ -68,6 +68,7 @@ def words(session: Session) -> Session:
     return session
 
 
+@pytest.mark.slow
 def test_a_training_that_is_kept_and_watched_knows_nothing_of_texts_in_it(words: Session) -> None:
     words.run("without = train(spread('zero3'), lambda layout: None)", keep=True, track=False)
     words.run("texts = train(spread('zero3'), text)", keep=True, track=False)

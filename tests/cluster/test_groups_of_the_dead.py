@@ -76,6 +76,7 @@ next(iter(model.parameters())).device_mesh.get_group("tp").group_name
 """
 
 
+@pytest.mark.slow
 def test_layouts_after_a_killed_rank_use_the_same_groups_on_every_rank(session: Session) -> None:
     session.scale(4)
     session.run(SPREAD.format(layout="dp=2 tp=2"), track=False)

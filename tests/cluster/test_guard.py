@@ -180,7 +180,14 @@ def test_of_a_buffer_that_the_loop_has_spoiled_replay_says_so(session: Session) 
         assert forward.module.weights == ("scale",)
 
 
-@pytest.mark.parametrize("text", ["ddp", "zero1", "zero2", "zero3", "tp=2", "pp=2"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "zero3",
+        "pp=2",
+        *(pytest.param(text, marks=pytest.mark.slow) for text in ("ddp", "zero1", "zero2", "tp=2")),
+    ],
+)
 def test_a_step_that_one_rank_spoils_is_as_if_no_rank_had_made_it(
     session: Session, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

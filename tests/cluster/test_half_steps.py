@@ -554,6 +554,7 @@ def with_peers(
 
 
 # Last in the module, for its session takes the place of the shared one.
+@pytest.mark.slow
 def test_an_average_of_shards_that_died_is_back_when_built_again_and_restored(
     with_peers: Session, tmp_path: Path
 ) -> None:

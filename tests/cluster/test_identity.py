@@ -41,7 +41,13 @@ def fails(session: Session, code: str) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        pytest.param(WRAPS["a layout"], id="a layout", marks=pytest.mark.slow),
+        pytest.param(WRAPS["DDP"], id="DDP"),
+    ],
+)
 def test_a_model_that_one_rank_alone_keeps_is_copied_over_no_other(
     session: Session, wrap: str
 ) -> None:
@@ -135,6 +141,7 @@ def test_what_only_some_ranks_have_sent_changes_no_name(session: Session, before
     session.run("model = opt = plan = None", track=False)
 
 
+@pytest.mark.slow
 def test_names_come_whole_to_a_replacement_that_cannot_have_all_they_are_of(
     session: Session,
 ) -> None:

@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+import pytest
+
 from tests.cluster.conftest import Kernel
 
 LATE_MS = 40
@@ -71,6 +73,7 @@ def test_a_cell_that_trains_nothing_knows_nothing_and_begins_no_thread(notebook:
     assert "nbdist-analysis" not in found["threads"]
 
 
+@pytest.mark.slow
 def test_the_board_has_what_each_rank_takes_of_processor_and_memory_over_time(
     notebook: Kernel,
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 import nbdist
 from nbdist import Session
 from tests.cluster.conftest import LONGEST_S, Kernel
-from tests.cluster.test_replay import LAYOUTS, MAKE, PLAIN, run
+from tests.cluster.test_replay import MAKE, PLAIN, run
 
 DIE = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 
@@ -25,7 +25,9 @@ def newest() -> Path:
     return max(Path(".nbdist/evidence").iterdir(), key=lambda folder: folder.stat().st_mtime)
 
 
-@pytest.mark.parametrize("text", LAYOUTS)
+@pytest.mark.parametrize(
+    "text", ["zero3", *(pytest.param(text, marks=pytest.mark.slow) for text in ("ddp", "tp=2"))]
+)
 def test_a_step_is_replayed_alike_after_a_rank_was_killed(session: Session, text: str) -> None:
     train(session, text)
     before = str(session.replay())
@@ -108,6 +110,7 @@ def test_it_goes_after_a_week(session: Session) -> None:
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_a_new_cluster_replays_a_plain_loop_of_the_one_before(notebook: Kernel) -> None:
     code = PLAIN.replace("spread", "True")
     kept = notebook.cell(code.replace("first", "2"), "--keep")

@@ -176,6 +176,7 @@ def test_a_training_stands_still_is_looked_at_changed_and_goes_on_by_the_board(
     cell.until(lambda: cell.says("remark", r"Going on after step \d+"))
 
 
+@pytest.mark.slow
 def test_a_pause_that_an_interrupt_ended_is_none_of_the_next_cell(training: RunningCell) -> None:
     cell = training
     cell.say(kind="ask", what="pause", rank=-1)

@@ -109,6 +109,7 @@ for _ in range(1500):
 """
 
 
+@pytest.mark.slow
 def test_what_watching_costs_is_told_part_by_part_and_short_steps_are_sampled(
     notebook: Kernel,
 ) -> None:

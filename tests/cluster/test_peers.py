@@ -133,10 +133,10 @@ def compare(
 @pytest.mark.parametrize(
     ("layout", "dies", "options"),
     [
-        ("dp=2 fsdp=2", (1,), {}),
+        pytest.param("dp=2 fsdp=2", (1,), {}, marks=pytest.mark.slow),
         # The other rank of tp tells what is dropped.
         ("dp=2 tp=2", (0, 3), {"dropout": 0.3, "alike": 2}),
-        ("pp=2 dp=2", (1,), {}),
+        pytest.param("pp=2 dp=2", (1,), {}, marks=pytest.mark.slow),
         pytest.param("dp=2 fsdp=2", (2, 3), {}, marks=pytest.mark.slow),
         pytest.param("dp=2 fsdp=2", (1,), {"optimizer": "Adafactor"}, marks=pytest.mark.slow),
     ],
@@ -147,6 +147,7 @@ def test_what_a_living_rank_holds_too_comes_from_there_and_no_bit_differs(
     compare(start(0), tmp_path, layout, dies, **options)
 
 
+@pytest.mark.slow
 def test_it_is_said_who_held_the_same_part(start: Any, tmp_path: Path) -> None:
     session = start(0)
     session.run(begin(tmp_path / "flag", "dp=2 fsdp=2", (1,)))
@@ -174,15 +175,17 @@ def test_a_part_that_only_the_dead_rank_held_is_lost_and_the_error_says_what_pre
 @pytest.mark.parametrize(
     ("layout", "dies", "options"),
     [
-        ("zero3", (1,), {"dropout": 0.3}),
-        ("zero3", (1,), {"optimizer": "Adafactor"}),  # which steps on whole matrices
+        # Adafactor steps on whole matrices.
+        ("zero3", (1,), {"optimizer": "Adafactor"}),
+        pytest.param("zero3", (1,), {"dropout": 0.3}, marks=pytest.mark.slow),
         pytest.param("tp=4", (2,), {}, marks=pytest.mark.slow),
         pytest.param("zero1", (1,), {"dropout": 0.3}, marks=pytest.mark.slow),
-        ("fsdp=2 tp=2", (0, 2), {}),
-        (
+        pytest.param("fsdp=2 tp=2", (0, 2), {}, marks=pytest.mark.slow),
+        pytest.param(
             "zero3",
             (3,),
             {"freeze": "model[0].requires_grad_(False)", "parameters": "params=trained, "},
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -192,6 +195,7 @@ def test_what_no_living_rank_holds_comes_from_a_peers_memory_and_no_bit_differs(
     compare(start(3), tmp_path, layout, dies, **options)
 
 
+@pytest.mark.slow
 def test_the_rank_that_kept_a_part_dies_and_then_the_rank_whose_part_it_was(
     start: Any, tmp_path: Path
 ) -> None:
@@ -222,6 +226,7 @@ def test_it_is_said_how_far_all_went_back_and_from_whose_memory_the_part_came(
     assert "its random state is its own" in told
 
 
+@pytest.mark.slow
 def test_a_part_whose_optimizer_is_held_beside_what_is_lost_is_refused_and_the_cluster_lives(
     start: Any, tmp_path: Path
 ) -> None:
@@ -263,6 +268,7 @@ def test_a_ranks_own_small_values_come_back_and_what_was_too_large_is_named(
     assert "Rank 2 has rank 0's huge: what it had itself was too large to be kept" in told
 
 
+@pytest.mark.slow
 def test_a_rank_and_the_peer_that_kept_its_part_are_lost_together(
     start: Any, tmp_path: Path
 ) -> None:

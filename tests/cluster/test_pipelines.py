@@ -68,6 +68,7 @@ def test_an_exception_in_the_last_stages_loss_is_one_error_and_the_next_step_is_
     assert again == [[None] * 2, expected[1:]]
 
 
+@pytest.mark.slow
 def test_a_stage_that_died_is_said_to_be_lost_and_all_else_is_kept(session: Session) -> None:
     expected = losses(session)
     session.run(BEGIN)

@@ -185,7 +185,9 @@ def test_a_shard_that_overflows_is_named_on_its_rank(session: Session) -> None:
     assert second.name != "3.up", "its own part of that module is sound"
 
 
-@pytest.mark.parametrize("text", LAYOUTS)
+@pytest.mark.parametrize(
+    "text", ["zero3", *(pytest.param(text, marks=pytest.mark.slow) for text in ("ddp", "tp=2"))]
+)
 def test_training_goes_on_bit_equal_to_one_that_was_not_looked_into(
     session: Session, text: str
 ) -> None:
@@ -200,6 +202,7 @@ def test_training_goes_on_bit_equal_to_one_that_was_not_looked_into(
     assert done[0] == done[1]
 
 
+@pytest.mark.slow
 def test_of_the_first_step_of_a_cell_positions_are_known_and_no_sample_is_claimed(
     session: Session,
 ) -> None:
@@ -229,6 +232,7 @@ def test_a_plain_loop_is_looked_into_from_its_first_step(session: Session) -> No
     assert found.ranks[1].bad_gradients == ("0", "2")
 
 
+@pytest.mark.slow
 def test_a_step_of_an_earlier_cell_is_not_taken_for_one_of_the_newest(session: Session) -> None:
     for first in (2, 9):  # there is no ninth step
         session.run(PLAIN, params={"spread": True, "first": first}, guard=True, timeout_s=LONGEST_S)

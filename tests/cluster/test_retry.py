@@ -73,8 +73,8 @@ def assert_each_sample_once_an_epoch(values: list[tuple[object, list[list[int]]]
 @pytest.mark.parametrize(
     "makes",
     [
-        "all behind a guard",
         "all made anew",
+        pytest.param("all behind a guard", marks=pytest.mark.slow),
         pytest.param("the model behind a guard", marks=pytest.mark.slow),
         pytest.param("the model made anew", marks=pytest.mark.slow),
     ],
@@ -156,6 +156,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.slow
 def test_a_fault_where_layers_are_frozen_and_thawed_ends_as_without_one(
     session: Session, tmp_path: Path
 ) -> None:
@@ -192,7 +193,9 @@ whole(), samples[-32:]
 """
 
 
-@pytest.mark.parametrize("at", [20, 16])  # in the midst of an epoch, and at its first batch
+@pytest.mark.parametrize(
+    "at", [20, pytest.param(16, marks=pytest.mark.slow)]
+)  # in the midst of an epoch, and at its first batch
 def test_random_numbers_drawn_around_steps_are_drawn_once(
     session: Session, tmp_path: Path, at: int
 ) -> None:

@@ -22,7 +22,9 @@ def everything() -> list[dict[str, Any]]:
     return run_ranks(2, RANKS + "everything", timeout_s=90)
 
 
-@pytest.mark.parametrize("name", ["LocalSGD", "LocalSGD, warm-up", "DiLoCo"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("LocalSGD", marks=pytest.mark.slow), "LocalSGD, warm-up", "DiLoCo"]
+)
 def test_averaging_after_every_step_of_plain_sgd_is_ddp(name: str) -> None:
     for found in on_two("oracles"):
         assert found[f"{name}: loss"] <= LOSS

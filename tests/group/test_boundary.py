@@ -65,7 +65,14 @@ def test_a_rank_that_lost_a_step_copies_it_and_training_is_bit_equal(
     assert found == unbroken(kind, 3)
 
 
-@pytest.mark.parametrize("kind", ["fsdp", "tensor parallel", "zero", "pipeline"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "fsdp",
+        "pipeline",
+        *(pytest.param(k, marks=pytest.mark.slow) for k in ("tensor parallel", "zero")),
+    ],
+)
 def test_sharded_ranks_one_step_apart_roll_back_together_and_training_is_bit_equal(
     kind: str,
 ) -> None:
@@ -126,6 +133,7 @@ def test_ranks_that_train_apart_without_a_snapshot_are_made_equal_and_this_is_sa
     assert models[0] == models[1]  # a round has ended
 
 
+@pytest.mark.slow
 def test_scheduled_snapshots_are_of_one_step_and_what_follows_them_can_be_made_again() -> None:
     steps, break_at = 90, 80
     with cluster(3) as ranks:

@@ -15,7 +15,11 @@ from tests.group.engines import Cluster, cluster
 from tests.group.parity_cases import Case
 
 STEPS = 4
-CASES = [Case(2, "zero3"), Case(2, "ddp", model="conv"), Case(2, "zero1")]
+CASES = [
+    Case(2, "zero3"),
+    pytest.param(Case(2, "ddp", model="conv"), marks=pytest.mark.slow),
+    pytest.param(Case(2, "zero1"), marks=pytest.mark.slow),
+]
 
 
 @pytest.fixture(scope="module")

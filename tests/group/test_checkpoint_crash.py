@@ -61,9 +61,7 @@ def moments(count: int, seed: int) -> list[Moment]:
 
 
 FEW = [
-    Moment(0, "save", 0.05, all_die=True),  # before the first checkpoint
     Moment(0, "save", 0.5, all_die=False),
-    Moment(1, "train", 0.5, all_die=False),
     Moment(0, "restore", 0.5, all_die=True),
 ]
 

@@ -91,6 +91,7 @@ def test_a_damaged_file_is_named_and_the_last_good_checkpoint_too(
     )
 
 
+@pytest.mark.slow
 def test_the_named_checkpoint_is_the_training_that_it_was(ranks: Cluster, run: Path) -> None:
     flip(run / "step-00000004" / "__0_0.distcp")
     for told in ranks.run(checkpoint_trouble.resumed_like, str(run), CASE, 2):
@@ -123,6 +124,7 @@ def test_a_checkpoint_of_another_model_is_refused(
     assert 'nbdist.restore(only="model")' not in said
 
 
+@pytest.mark.slow
 def test_other_shapes_and_more_layers_are_named(ranks: Cluster, saved: Path) -> None:
     for change, words in {
         "wider": "head.weight is (36, 32) there, (37, 32) here",

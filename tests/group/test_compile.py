@@ -21,10 +21,8 @@ Case = tuple[Any, ...]  # layout, when it is compiled, backend, policies
 
 MICRO = Pipeline("1f1b", microbatches=2)
 CASES: list[Case] = [
-    ("ddp", "before", "eager"),
-    ("zero3", "after", "eager", ActivationCheckpoint(selective=True)),
-    ("tp=2", "before", "aot_eager"),
-    ("cp=2", "blocks, after", "aot_eager"),
+    ("zero3", "before", "eager", ActivationCheckpoint(selective=True)),
+    ("tp=2", "after", "aot_eager"),
     ("pp=2", "blocks, after", "eager", MICRO),
 ]
 WHEN = ("before", "in place, before", "after", "in place, after")
@@ -78,7 +76,7 @@ def test_a_compiled_model_trains_as_one_process_does_and_is_compiled_once(
     two_ranks: list[dict[str, Any]], number: int
 ) -> None:
     for found in two_ranks:
-        hold(found["trained"][number], compiles=CASES[number][0] != "cp=2" or compiles_exchanges())
+        hold(found["trained"][number])
 
 
 def test_what_would_compile_nothing_or_fail_is_refused_in_words(

@@ -24,10 +24,7 @@ KINDS = (
 
 EVERY_TIME: list[tuple[Any, ...]] = [
     ("Translator", "pp=2", "1f1b", ActivationCheckpoint()),
-    ("Frozen", "pp=2", "interleaved"),
     ("UNet", "pp=2", "zbv"),
-    ("Borrowing", "pp=2", "1f1b"),
-    ("AddingOutside", "pp=2", "1f1b"),
     ("CalledOddly", "pp=2", "gpipe"),
 ]
 SLOW = [

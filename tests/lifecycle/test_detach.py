@@ -224,6 +224,7 @@ def test_a_fault_in_a_cell_that_nobody_hears_is_told_recovered_and_retried_at_at
     assert "2 ranks" in notebook.run("%dist scale 2\nnbdist.current()")
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_the_attached_kernel_interrupts_the_cell(
     runtime: Runtime, keeper: psutil.Process
 ) -> None:

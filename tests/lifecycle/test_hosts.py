@@ -29,6 +29,7 @@ def notebook(kernel: Notebook) -> Iterator[Notebook]:
         mark.unlink()
 
 
+@pytest.mark.slow
 def test_every_process_has_a_session_of_its_own_which_an_interrupt_of_the_kernel_misses(
     notebook: Notebook,
 ) -> None:
@@ -79,6 +80,7 @@ def notebook_parent_alive(notebook: Notebook) -> bool:
     return "True" in notebook.run("nbdist.client.notebook.current._launcher.alive")
 
 
+@pytest.mark.slow
 def test_stop_and_start_work_after_the_parent_was_killed(notebook: Notebook) -> None:
     family = Family(notebook.pid)
     os.kill(notebook.pids()["parent"], signal.SIGKILL)

@@ -87,7 +87,13 @@ nbdist.estimate(factory, [], "ddp", 2)
 DRY = "import nbdist; nbdist.dry('while True: pass', 2)"
 
 
-@pytest.mark.parametrize("code", [ESTIMATE, DRY], ids=["estimate", "dry run"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(ESTIMATE, id="estimate", marks=pytest.mark.slow),
+        pytest.param(DRY, id="dry run"),
+    ],
+)
 def test_kill_9_of_who_asks_leaves_no_process_without_numbers(code: str) -> None:
     program = subprocess.Popen([sys.executable, "-c", code])
     try:
@@ -109,6 +115,7 @@ launch(Path("endless.py").resolve(), ScriptOptions(2, "cpu", threads=1), Path(),
 ENDLESS = "import pathlib, os\npathlib.Path('busy-' + os.environ['RANK']).touch()\nwhile True: pass"
 
 
+@pytest.mark.slow
 def test_kill_9_of_who_runs_a_script_of_cells_leaves_no_rank_of_it(tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text(ENDLESS, encoding="utf-8")
     environ = private_environment(tmp_path)

@@ -61,6 +61,7 @@ def notebook(server: ApiServer, tmp_path: Path) -> Iterator[Notebook]:
     wait_for(lambda: not server.pods, "all pods to end")
 
 
+@pytest.mark.slow
 def test_two_pods_train_as_one_a_lost_one_comes_back_and_stop_leaves_none(
     server: ApiServer, notebook: Notebook
 ) -> None:

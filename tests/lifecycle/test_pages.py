@@ -102,6 +102,7 @@ def said_beside(page: BlockingKernelClient, code: str) -> tuple[str, str]:
     return asked, "\n".join(m["content"].get("data", {}).get("text/plain", "") for m in shown)
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_in_a_page_that_is_opened_meanwhile_and_its_end_is_shown_next(
     notebook: Notebook, tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ def assert_only_parent_left(notebook: Notebook) -> None:
     wait_for(lambda: notebook.keys == [], "the keys to be removed", timeout_s=30)
 
 
+@pytest.mark.slow
 def test_a_rank_that_crashes_while_starting_is_one_error_and_nothing_is_left(
     tmp_path: Path,
 ) -> None:
@@ -231,6 +232,7 @@ def test_who_shares_a_gpu_is_told_and_ranks_that_find_none_are_one_error(tmp_pat
         assert_only_parent_left(notebook)
 
 
+@pytest.mark.slow
 @no_cuda
 def test_a_start_without_a_gpu_that_can_be_used_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -245,7 +247,9 @@ def test_a_start_without_a_gpu_that_can_be_used_says_why(
 
 
 @no_cuda
-@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,cuda:nccl"])
+@pytest.mark.parametrize(
+    "backend", [pytest.param("gloo", marks=pytest.mark.slow), "cpu:gloo,cuda:nccl"]
+)
 def test_a_rank_whose_first_cuda_call_fails_ends_the_start_with_its_reason(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -192,6 +192,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_clocks_that_jump_disturb_neither_records_nor_runs(notebook: Notebook) -> None:
     said = notebook.on_ranks(JUMP, "--run jumping")
     assert "Error" not in said, said
@@ -270,6 +271,7 @@ if "nbdist.engine.rank.boot" in sys.orig_argv:
 """
 
 
+@pytest.mark.slow
 def test_a_rank_whose_python_is_broken_is_named_by_the_start(unstarted: Notebook) -> None:
     folder = module_folder(unstarted, "sitecustomize", BROKEN_RANK)
     unstarted.run(f"sys.path.insert(0, {str(folder)!r})")
@@ -317,7 +319,7 @@ if "nbdist.host.parent" in sys.orig_argv:
 @pytest.mark.parametrize(
     ("late", "times"),
     [
-        pytest.param(LATE, 1, id="once"),
+        pytest.param(LATE, 1, id="once", marks=pytest.mark.slow),
         pytest.param(LATE, 100, id="always"),
         pytest.param(LATE_HEART, 1, id="heart's", marks=pytest.mark.slow),
     ],

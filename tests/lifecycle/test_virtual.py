@@ -76,6 +76,7 @@ def trained(virtual: Session) -> CellResult:
     return virtual.run(TRAIN.format(layout="ddp", steps=3))
 
 
+@pytest.mark.slow
 def test_steps_take_at_least_the_time_of_the_virtual_devices(trained: CellResult) -> None:
     for rank in range(4):
         _, *took = trained[rank].value

@@ -53,6 +53,7 @@ def folder(tmp_path: Path) -> Path:
     return found
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_from_it_and_its_run_is_shown_sent_and_compared_with(
     folder: Path,
 ) -> None:

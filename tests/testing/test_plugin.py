@@ -26,6 +26,7 @@ def test_without_the_option_no_notebook_is_collected(folder: Path) -> None:
     assert "no tests ran" in report.text
 
 
+@pytest.mark.slow
 def test_beside_nbval_each_collects_its_own(folder: Path) -> None:
     both = run_pytest(folder, "--nbdist", "--nbval", "--collect-only", "-q", ".")
     assert both.text.count("plain.ipynb::notebook") == 1

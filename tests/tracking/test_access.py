@@ -95,6 +95,7 @@ def test_a_run_waits_for_the_right_password_and_is_then_sent(
     assert PASSWORD not in str(rank_environment(os.environ))
 
 
+@pytest.mark.slow
 def test_a_password_in_the_uri_opens_the_server_and_is_written_nowhere(
     guarded: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -242,6 +242,7 @@ def test_a_cell_without_a_record_leaves_no_trace(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_finished_in_mlflow_with_a_tag_and_goes_on_without(
     home: Path,
 ) -> None:
@@ -268,6 +269,7 @@ def test_an_interrupted_run_is_finished_in_mlflow_with_a_tag_and_goes_on_without
     tracker.close(5)
 
 
+@pytest.mark.slow
 def test_a_run_that_nobody_finished_ends_with_the_session(home: Path) -> None:
     tracker, ranks = Tracker(home, experiment="nb"), Ranks(1)
     tracker.follow(cell(ranks=1), ranks.telemetry)

@@ -54,6 +54,7 @@ def track(home: Path, uri: str | None, model: dict[str, Any]) -> str:
     return link.text
 
 
+@pytest.mark.slow
 def test_a_published_model_is_registered_and_answers_what_the_plain_model_answers(
     home: Path, published: tuple[dict[str, Any], list[Any]]
 ) -> None:

@@ -72,6 +72,7 @@ def test_what_was_made_without_a_server_is_sent_by_sync(server: Server, tmp_path
     assert stored.data.tags["nbdist.error"] == "ValueError: no"
 
 
+@pytest.mark.slow
 def test_resume_finds_a_run_that_only_the_server_knows(server: Server, tmp_path: Path) -> None:
     first = train_long(server, tmp_path / "a", "moved", 10)
     assert train_long(server, tmp_path / "b", "moved", 10, resume=True) == first
@@ -107,6 +108,7 @@ def train_long(
     return link.run_id
 
 
+@pytest.mark.slow
 def test_a_server_that_accepts_and_never_answers_delays_no_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
