@@ -380,6 +380,7 @@ for epoch in range(2):
 WHEN = "is_to_fail and done == 2 and rank == 1"
 
 
+@pytest.mark.slow
 def test_a_loop_without_a_loader_of_ours_that_begins_anew_says_so_once(session: Session) -> None:
     def told(loader: str, fails: str = WHEN) -> list[str]:
         session.run(PLAIN)
@@ -476,6 +477,7 @@ train.epoch, torch.cat([p.to_local().flatten() for p in model.parameters()]).tol
 """
 
 
+@pytest.mark.slow
 def test_a_cell_goes_back_as_far_on_the_rank_that_made_no_step_in_it(session: Session) -> None:
     ends = []
     for is_struck in (False, True):
@@ -514,6 +516,7 @@ def test_a_rank_that_left_the_loop_draws_its_random_numbers_again(
     assert first[2] == first[1]  # of the step that was lost
 
 
+@pytest.mark.slow
 def test_coverage_names_the_cell_of_a_loader_by_its_prompt(notebook: Kernel) -> None:
     notebook.run("1 + 1")  # a cell that runs on no rank
     made = notebook.cell("prompted = nbdist.loader(list(range(8)), global_batch=4); print('made')")

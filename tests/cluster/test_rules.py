@@ -125,6 +125,7 @@ def test_a_rule_that_raises_after_the_last_step_ends_the_cell_with_an_error_too(
     assert ran.error[1].startswith(SAYS)
 
 
+@pytest.mark.slow
 def test_a_cell_that_a_rule_has_ended_goes_on_where_it_was_once_the_rule_only_warns(
     reader: Kernel,
 ) -> None:

@@ -339,6 +339,7 @@ def test_a_script_may_be_guarded_and_have_rules_that_say_nothing_of_it(
     assert "[True, True]" in elsewhere.run(f"nbdist.current().run('{finite}').value_list").text
 
 
+@pytest.mark.slow
 def test_an_export_in_plain_torch_has_the_cells_losses_under_torchrun_and_back_in_the_notebook(
     elsewhere: Kernel, tmp_path: Path
 ) -> None:

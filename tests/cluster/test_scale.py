@@ -129,6 +129,7 @@ def test_what_stands_on_the_old_groups_is_named_and_refused(scaled: Session) -> 
     scaled.run("del wrapped, half, mesh, cut, shared")
 
 
+@pytest.mark.slow
 def test_a_trained_layout_that_cannot_follow_is_refused_everywhere_and_all_else_goes_on(
     scaled: Session,
 ) -> None:

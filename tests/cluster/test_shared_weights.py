@@ -58,6 +58,7 @@ def trained(session: Session) -> Session:
     return session
 
 
+@pytest.mark.slow
 def test_weights_and_norms_are_those_of_another_layout(trained: Session) -> None:
     told = "(weights(layout), norm)"
     staged, staged_norm = run(trained, told)
@@ -69,6 +70,7 @@ def test_weights_and_norms_are_those_of_another_layout(trained: Session) -> None
         assert flat(staged[name]) == pytest.approx(flat(numbers), abs=2e-5)
 
 
+@pytest.mark.slow
 def test_what_is_sent_for_it_is_in_the_bytes_that_explain_tells(trained: Session) -> None:
     run(trained, "norm = train(layout, optimizer, 8)")
     assert trained.expect("bytes 1 % of explain")
@@ -76,7 +78,9 @@ def test_what_is_sent_for_it_is_in_the_bytes_that_explain_tells(trained: Session
     assert "token.weight: a copy on each of its stages" in explained
 
 
-@pytest.mark.parametrize("other", ["ddp", "pp=2", "zero3"])
+@pytest.mark.parametrize(
+    "other", ["zero3", *(pytest.param(text, marks=pytest.mark.slow) for text in ("ddp", "pp=2"))]
+)
 def test_a_checkpoint_of_it_goes_on_under_another_layout(trained: Session, other: str) -> None:
     run(trained, "nbdist.save('tied')")
     expected = run(trained, "train(layout, optimizer, 2)")

@@ -91,6 +91,7 @@ def test_an_exception_on_the_server_or_a_worker_ends_the_cell_and_training_goes_
     assert_usable(session)
 
 
+@pytest.mark.slow
 def test_a_rank_that_forgets_to_finish_holds_nobody_up(session: Session) -> None:
     session.run(ASYNC.format(more=", max_staleness=1"))
     # Rank 0 serves, and has ended its cell when the other still trains.
@@ -160,6 +161,7 @@ def test_a_dead_rank_of_local_sgd_comes_back_with_a_copy_and_averages_go_on(
     session.scale(2)
 
 
+@pytest.mark.slow
 def test_a_restored_training_of_a_server_goes_on_from_what_was_saved(
     session: Session, tmp_path: Path
 ) -> None:

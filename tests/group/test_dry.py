@@ -16,14 +16,11 @@ from tests.group.dry_cells import PLANTED, SOUND, Case
 QUICK = {
     "a model that is moved, and metrics gathered as objects",
     "rank 0 alone evaluates a DDP with batch norm",
-    "gradients averaged by hand",
     "an object broadcast, then used as a number of turns",
-    "stops early by a loss that all share",
     "the shortest loader of all ranks counts",
     "rank 0 alone broadcasts",
     "sizes that differ",
     "more batches on some ranks, then a barrier",
-    "skips a step by its own gradients",
 }
 
 

@@ -19,19 +19,15 @@ TOKENS, CHOSEN, EXPERTS, MIXTURES, WIDTH, DOUBLE, WHOLE_NUMBER = 24, 2, 4, 2, 16
 Case = tuple[str, str, str]  # model, layout, policy
 TWO: list[Case] = [
     ("net", "ep=2", ""),
-    ("net", "ep=2", "checkpoint"),
     ("keywords", "ep=2", ""),
     ("width of as many", "ep=2", ""),
-    ("one-sided", "ep=2", ""),
     ("one-sided", "ep=2", "checkpoint"),
     ("frozen experts", "ep=2", ""),
     ("frozen router", "ep=2", ""),
 ]
 FOUR: list[Case] = [
     ("net", "dp=2 ep=2", ""),
-    ("net", "fsdp=2 ep=2", ""),
     ("at once", "ep=2 tp=2", ""),
-    ("at once", "ep=2 tp=2", "experts whole"),
     ("at once, one-sided", "ep=2 tp=2", "checkpoint"),
 ]
 SLOW: list[Case] = [

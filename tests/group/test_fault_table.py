@@ -38,22 +38,17 @@ PLACES = {
 EVERY_TIME = (
     'nbdist.parallelize(model, "ddp")',
     "DDP, static_graph",
-    "DDP, no_sync",
     "DDP, ZeroRedundancyOptimizer",
-    "DDP, PowerSGD",
     'nbdist.parallelize(model, "ddp", Compress("bf16", between=2))',
     'nbdist.parallelize(model, "dp=2 fsdp=2")',
-    "fully_shard, accumulation, clip_grad_norm_",
     'nbdist.parallelize(model, "dp=2 tp=2")',
     "pipeline, 1F1B",
     "FullyShardedDataParallel",
 )
 # A fault in forward leaves less on its way than one in backward: of each kind of launch one.
 FORWARD_TOO = (
-    "DDP, static_graph",
     'nbdist.parallelize(model, "dp=2 fsdp=2")',
     'nbdist.parallelize(model, "dp=2 tp=2")',
-    'nbdist.parallelize(model, "pp=2 dp=2")',
 )
 
 # Also with every backward on a thread beside the main one. Each kind of launch within backward: by
@@ -61,8 +56,6 @@ FORWARD_TOO = (
 # each kind `make test` runs one, where the fault leaves most on its way.
 BARE_EVERY_TIME = (
     ('nbdist.parallelize(model, "ddp")', "backward"),
-    ("DDP, fp16_compress_hook", "backward"),
-    ('nbdist.parallelize(model, "zero1")', "backward"),
     ('nbdist.parallelize(model, "fsdp=2 tp=2")', "backward"),
     ('nbdist.parallelize(model, "pp=2 dp=2")', "backward"),
 )

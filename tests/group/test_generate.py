@@ -25,7 +25,6 @@ MODELS = ["llama", "lora", "sliding", "gpt2", "t5", "gpt"]
 IMPOSSIBLE = {("gpt2", "tp"), ("t5", "tp"), ("t5", "pp")}
 EVERY_TIME: list[tuple[str, tuple[Any, ...]]] = [
     ("equal", ("llama", "zero3")),
-    ("equal", ("lora", "tp=2")),
     ("equal", ("gpt", "pp=2")),
     ("unequal_lengths", ("gpt",)),
     ("training_goes_on", ("gpt", "pp=2")),
