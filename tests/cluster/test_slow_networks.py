@@ -1,11 +1,13 @@
 """Ranks that train apart, in real cells: what a cell, a fault and a change of size leave of it."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from nbdist import Session
+from nbdist.client.faults import fault_handler
 from tests.cluster import test_interrupts as interrupts
 from tests.cluster.conftest import Kernel
 from tests.cluster.test_faults import assert_usable, fail
@@ -56,25 +58,70 @@ def test_the_synchronous_and_the_asynchronous_way_train_the_same_model_in_two_ce
     assert counts == [(90, 90), (90, 0)]
 
 
-def test_a_fault_amid_a_message_over_a_slow_link_does_not_keep_its_receiver(
-    session: Session,
-) -> None:
-    session.run("nbdist.emulate_link(1e6)\nimport time")
-    code = """
-x = torch.ones(2_000_000)
+SENT = """
+import time
+x = torch.full((1_000_000,), float(rank))
 dist.barrier()
 if rank == 0:
     sent = dist.broadcast(x, 0, async_op=True)
     time.sleep(0.5)
+    {more}
     raise ValueError("on purpose")
 dist.broadcast(x, 0)
 """
-    error = fail(session, code)
-    assert "on purpose" in str(error)
-    assert "rank 1 (localhost, cpu) died" in str(error)
-    assert "it still waited for its peers 10 s after its links were cut" in str(error)
+# What is under way now comes no more.
+STOP_SENDING = """
+    from nbdist.engine.group import sockets, state
+    from nbdist.engine.group.links import tcp_info
+    place = state.here.place()
+    for pair in sockets.pairs(place.address, place.peers): pair.use(lambda s: tcp_info.pace(s, 1))
+"""
+# 4 stages of 2 blocks: refused when rank 0's example is sent, and may not have come everywhere.
+REFUSED = """
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+policy = nbdist.Pipeline("interleaved", example=torch.ones({rows}, 8))
+nbdist.parallelize(model, "pp=2", policy)
+"""
+
+
+@pytest.fixture
+def slow_link(session: Session) -> Iterator[Session]:
+    """The session over 1 MB/s; each rank has a `kept` of its own."""
+    session.run("nbdist.emulate_link(1e6); kept = rank + 1")
+    yield session
     session.run("nbdist.emulate_link(None)")
     assert_usable(session)
+
+
+def test_a_fault_amid_a_message_over_a_slow_link_lets_its_receiver_have_it(
+    slow_link: Session,
+) -> None:
+    told = fail(slow_link, SENT.format(more=""))
+    assert "1 of 2 ranks failed" in told
+    assert "on purpose" in told
+    assert slow_link.run("kept, x.sum().item()").value_list == [(1, 0.0), (2, 0.0)]
+
+
+def test_a_layout_that_all_ranks_refuse_over_a_slow_link_costs_none_its_names(
+    slow_link: Session,
+) -> None:
+    fail(slow_link, REFUSED.format(rows=8))  # what it imports takes longer than the message
+    told = fail(slow_link, REFUSED.format(rows=80_000))
+    assert "2 of 2 ranks failed" in told
+    assert "ranks 0-1  cell" in told
+    assert 'pp=2 by "interleaved" makes 4 stages of 2 blocks' in told
+    assert slow_link.run("kept").value_list == [1, 2]
+
+
+def test_a_rank_that_waits_for_the_rest_of_a_message_that_never_comes_is_ended(
+    slow_link: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fault_handler, "_FREE_WITHIN_S", 1.0)
+    told = fail(slow_link, SENT.format(more=STOP_SENDING.strip()))
+    assert "on purpose" in told
+    assert "rank 1 (localhost, cpu) died" in told
+    assert "it still waited for its peers 10 s after its links were cut" in told
+    assert slow_link.run("kept").value_list == [1, 1]  # rank 1's came from rank 0
 
 
 @pytest.mark.slow

@@ -7,7 +7,14 @@ error of a `--timeout`.
 import re
 from collections.abc import Mapping, Sequence
 
-from nbdist.client.faults.rank_state import PAUSED, Inactive, RankState, missing_in, waiters
+from nbdist.client.faults.rank_state import (
+    PAUSED,
+    Inactive,
+    RankState,
+    Wait,
+    missing_in,
+    waiters,
+)
 from nbdist.shared import origins
 from nbdist.shared.text import begin_with_ranks, name_ranks
 
@@ -105,19 +112,39 @@ def quiet_note(
     )
 
 
-def after_failure(culprits: Mapping[int, Inactive], computing: Sequence[int]) -> str:
-    """Return the line about ranks that still compute when another has failed or died."""
+def after_failure(
+    culprits: Mapping[int, Inactive], computing: Sequence[int], flowing: Mapping[int, Wait]
+) -> str:
+    """Return the line about what others do when a rank has failed or died.
+
+    Args:
+        culprits: Those that did.
+        computing: Ranks that still compute.
+        flowing: Ranks with waits of which bytes flow.
+    """
     groups: dict[Inactive, list[int]] = {}
     for rank, how in sorted(culprits.items()):
         groups.setdefault(how, []).append(rank)
-    parts = [f"{name_ranks(ranks)} {how.predicate(len(ranks))}" for how, ranks in groups.items()]
-    one = len(computing) == 1
-    ran = next(iter(culprits.values())).ran
-    return (
-        f"{', '.join(parts)}; {name_ranks(computing)} still {'computes' if one else 'compute'} and "
-        f"{'stops' if one else 'stop'} at {'its' if one else 'their'} next collective or "
-        f"{ran.name}'s end."
-    )
+    parts = [
+        ", ".join(
+            f"{name_ranks(ranks)} {how.predicate(len(ranks))}" for how, ranks in groups.items()
+        )
+    ]
+    if computing:
+        one = len(computing) == 1
+        ran = next(iter(culprits.values())).ran
+        parts.append(
+            f"{name_ranks(computing)} still {'computes' if one else 'compute'} and "
+            f"{'stops' if one else 'stop'} at {'its' if one else 'their'} next collective or "
+            f"{ran.name}'s end"
+        )
+    waits: dict[str, list[int]] = {}
+    for rank, wait in flowing.items():
+        waits.setdefault(str(wait), []).append(rank)
+    for where, ranks in waits.items():
+        still = "still sends or receives" if len(ranks) == 1 else "still send or receive"
+        parts.append(f"{name_ranks(ranks)} {still} in {where}")
+    return f"{'; '.join(parts)}."
 
 
 def not_stopped(said: Mapping[int, RankState], running: Sequence[int]) -> str:

@@ -1,9 +1,9 @@
 """What follows a fault: free the ranks that wait, and put the group together again.
 
 1. A rank raised or died while others go on: after a short grace the others are asked, on their
-   control threads, whether they wait in a collective. As soon as one does, every rank's links are
-   cut: who waits gets an error at once; a rank in Python runs on to its next collective or the
-   cell's end.
+   control threads, whether they wait in a collective. As soon as one does, and no bytes flow that
+   may end a wait, every rank's links are cut: who waits gets an error at once; a rank in Python
+   runs on to its next collective or the cell's end.
 2. Ranks that wait for one that will never come, or for each other: proven (`deadlock`), it is a
    fault like any other.
 3. Interrupt: every rank that runs is told to stop this cell, and no other. What does not settle
@@ -34,7 +34,7 @@ from nbdist.client.faults.advice import WhatRan
 from nbdist.client.faults.deadlock import Deadlock
 from nbdist.client.faults.notes import CellNotes, silent_ranks
 from nbdist.client.faults.poll import Poll
-from nbdist.client.faults.rank_state import MEETING, Inactive
+from nbdist.client.faults.rank_state import MEETING, Inactive, awaits_bytes
 from nbdist.client.faults.recovery import repair
 from nbdist.client.faults.repair_report import Repaired
 from nbdist.client.faults.stderr_tail import LastOutput
@@ -57,8 +57,8 @@ _URGENT_S, _WAITING_S, _SILENT_S, _PARTLY_SILENT_S = 0.1, 0.3, 0.5, 2.0
 _ENDING_S = 0.25
 _STUCK_AFTER_S = 30.0
 _WHY_STUCK = "nothing could free it: it neither answered nor computed after its links were cut"
-# A rank that waits is free within milliseconds of the cut; but gloo forgets a receive of which half
-# a message has come, and that wait would last as long as the group's timeout.
+# A rank that waits is free within milliseconds of the cut; but gloo forgets a message of which half
+# has come, where the rest stays away. That wait would last as long as the group's timeout.
 _FREE_WITHIN_S = 10.0
 _WHY_NOT_FREE = "it still waited for its peers 10 s after its links were cut"
 _SILENT_AFTER_S = 0.5  # training ranks send records twice as often
@@ -167,11 +167,8 @@ class FaultHandler:
             self._conclude()
         asked = {rank: self._told[rank] for rank in running if rank in self._told}
         if not self.cut and (
-            self._is_due(running, "failed", self._failed_at, GRACE_S, now)
-            or any(
-                self._is_due([rank], "interrupted", at, INTERRUPT_GRACE_S, now)
-                for rank, at in asked.items()
-            )
+            self._is_failure_due(running, faults, now)
+            or any(self._is_interrupt_due(rank, at, now) for rank, at in asked.items())
         ):
             self.cut_links()
         if self._cut_at is not None and not self.interrupted:
@@ -243,17 +240,30 @@ class FaultHandler:
             self._cluster.requests.ask(rank, "control.go_on", busy=True, number=number)
         return bool(meetings)
 
-    def _is_due(
-        self, running: list[int], what: str, began: float | None, grace: float, now: float
+    def _is_failure_due(
+        self, running: list[int], faults: Mapping[int, Inactive], now: float
     ) -> bool:
-        """Return whether a rank that runs waits for one that will never come."""
-        if began is None or now < began + grace:
+        """Return whether a rank waits for one that failed, and no bytes flow that could end it."""
+        began, last = self._failed_at, self._watch.last
+        if began is None or now < began + GRACE_S or last.began < began:
             return False
-        if self._cluster.options and self._cluster.options.tap == "off":
-            return True
-        if now > began + _PATIENCE_S[what]:
-            return True
-        return not self._watch.waiting_since(began).isdisjoint(running)
+        doing = [last.said[rank] for rank in running if rank in last.said]
+        world = frozenset(self._cluster.ranks)
+        if any(awaits_bytes(one, faults, world) for one in doing):
+            return False
+        return self._may_be_unseen("failed", began, now) or any(one.stands for one in doing)
+
+    def _is_interrupt_due(self, rank: int, began: float, now: float) -> bool:
+        """Return whether a rank waits; bytes may flow, but the person wants it to stop."""
+        if now < began + INTERRUPT_GRACE_S:
+            return False
+        waiting = self._watch.waiting_since(began)
+        return self._may_be_unseen("interrupted", began, now) or rank in waiting
+
+    def _may_be_unseen(self, what: str, began: float, now: float) -> bool:
+        """Return whether a wait that no rank names has to be assumed."""
+        is_off = self._cluster.options is not None and self._cluster.options.tap == "off"
+        return is_off or now > began + _PATIENCE_S[what]
 
     def _end_stuck(self, running: list[int], cut_at: float, now: float) -> None:
         """End the ranks that nothing frees. Whoever has interrupted the cell decides himself."""

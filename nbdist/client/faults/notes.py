@@ -15,7 +15,7 @@ from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.processes import RankProcess
 from nbdist.client.faults import describe
 from nbdist.client.faults.poll import Poll
-from nbdist.client.faults.rank_state import PAUSED, Inactive, RankState
+from nbdist.client.faults.rank_state import PAUSED, Inactive, RankState, awaits_bytes
 from nbdist.client.output.live_text import LiveText
 from nbdist.shared.text import begin_with_ranks
 
@@ -89,8 +89,17 @@ class CellNotes:
             self._warn(watch, running, interrupted_at, cut_at, now)
             note = self._warning
         elif failed_at is not None:
-            if now > failed_at + _STILL_COMPUTES_S and computing:
-                note = describe.after_failure(culprits, computing)
+            world = frozenset({*running, *gone})
+            flowing = {
+                rank: doing.wait
+                for rank, doing in said.items()
+                if doing.wait is not None
+                and rank in running
+                and cut_at is None
+                and awaits_bytes(doing, culprits, world)
+            }
+            if now > failed_at + _STILL_COMPUTES_S and (computing or flowing):
+                note = describe.after_failure(culprits, computing, flowing)
         else:
             note = self._quiet_note(watch, running, gone, quiet_since, now)
         self._live.note(note)

@@ -3,7 +3,7 @@
 What an engine does not say is unknown (None): nothing is ever concluded from it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +15,10 @@ STORE = "store"
 MEETING = "init_process_group"  # `engine/group/meeting.KIND`
 PAUSED = "paused"  # what a rank does that stands still as it was asked to
 ANY = "any"  # the peer of a receive from any source, where messages are counted
+
+# Bytes flow in lumps: what `emulate_link` slows down by two of loopback's packets of 64 KiB, every
+# 0.13 s at 1 MB/s. A longer pause, as after a lost packet, is known as one only in a long wait.
+_PAUSE_S, _LONG_PAUSE_S = 0.2, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,8 @@ class RankState:
     the cell, or of another `cell`, by its prompt's number) tell where the main thread is. `counts`
     are the collectives launched by group, `sent` and `received` the messages by "group/peer",
     `tagged` those by "group/send/peer/tag" and "group/recv/peer/tag"; None where the rank does not
-    say. A rank that `serves` answers messages on a thread, also when it has finished the cell.
+    say. A rank that `serves` answers messages on a thread, also when it has finished the cell. No
+    byte has come from another rank, or gone to one, for `quiet_s`.
     """
 
     word: str
@@ -99,6 +104,7 @@ class RankState:
     serves: bool = False
     tagged: Mapping[str, int] | None = None
     cell: int = 0
+    quiet_s: float | None = None
 
     @classmethod
     def from_wire(cls, answer: Mapping[str, Any]) -> "RankState":
@@ -117,6 +123,7 @@ class RankState:
             answer.get("serves", False),
             answer.get("tagged"),
             where.get("cell", 0),
+            answer.get("quiet_s"),
         )
 
     @property
@@ -169,11 +176,38 @@ class Inactive:
         return said + (f" ({self.detail})" if self.detail else "")
 
 
+def awaits_bytes(doing: RankState, failed: Collection[int], world: frozenset[int]) -> bool:
+    """Return whether bytes still flow of what a rank waits for.
+
+    When links are cut, gloo forgets a message of which half has come or gone, and a wait for it has
+    no end. Of ranks that go on among themselves, as under AsyncSGD, only long waits count: their
+    bytes might flow until the cell ends.
+
+    Args:
+        doing: What the rank said.
+        failed: The ranks with a fault. What they sent before may be on its way.
+        world: All ranks.
+    """
+    wait = doing.wait
+    if wait is None or doing.quiet_s is None or doing.serves:  # who serves has other bytes, too
+        return False
+    if doing.quiet_s >= max(_PAUSE_S, min(wait.seconds / 4, _LONG_PAUSE_S)):
+        return False
+    return wait.seconds > _PAUSE_S or not _partners(wait, world).isdisjoint(failed)
+
+
 def members(wait: Wait, world: frozenset[int]) -> frozenset[int]:
     """Return the ranks that take part in what is waited for; none where that is unknown."""
     if wait.ranks is not None:
         return frozenset(wait.ranks)
     return world if wait.group == WORLD or wait.kind == STORE else frozenset()
+
+
+def _partners(wait: Wait, world: frozenset[int]) -> frozenset[int]:
+    """Return the ranks that the wait may be for, and for a collective the one that waits."""
+    if wait.is_message and wait.peer is not None:
+        return frozenset([wait.peer])
+    return members(wait, world)
 
 
 def missing_in(
@@ -191,10 +225,7 @@ def missing_in(
     wait = doing[rank].wait
     if wait is None:
         return frozenset()
-    if wait.is_message and wait.peer is not None:
-        others = frozenset([wait.peer])
-    else:
-        others = members(wait, world) - {rank}
+    others = _partners(wait, world) - {rank}
     if wait.needs_one and not _is_known(rank, wait, doing, gone, others):
         return frozenset()
     return frozenset(

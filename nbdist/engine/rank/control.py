@@ -29,7 +29,8 @@ def state() -> dict[str, Any]:
     Where it is: `cell` (number of the cell that runs, or None), `doing` ("idle", "computing",
     "waiting", "paused" or "loading data"), `where` (None outside of cells; see
     `location.here.main_thread`),
-    `waiting` (None, or the fields of `tap.Waiting` of the main thread's wait).
+    `waiting` (None, or the fields of `tap.Waiting` of the main thread's wait), `quiet_s` (for how
+    long no byte has come from another rank, or gone; None where that is unknown).
 
     How far, since the groups were formed: `counts` (collectives by group, and the cell's calls of
     `init_process_group`), `sent` and `received`
@@ -39,6 +40,7 @@ def state() -> dict[str, Any]:
     from nbdist.engine.averaging import serving
     from nbdist.engine.group import meeting
     from nbdist.engine.group import state as group_state
+    from nbdist.engine.group.links import link_stats
     from nbdist.engine.recovery.snapshots import snapshot
     from nbdist.engine.steps import halt
     from nbdist.engine.tap import tap
@@ -61,6 +63,7 @@ def state() -> dict[str, Any]:
         ),
         "where": place,
         "waiting": None if waiting is None else waiting.to_wire(),
+        "quiet_s": link_stats.quiet_s(),
         "counts": {**tap.counts(), **meeting.here.counts()},
         "sent": tap.sent(),
         "received": tap.received(),

@@ -12,6 +12,7 @@ Threads: `sample` runs on the thread that publishes records; `cell_began` on the
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from nbdist.engine.component import Component
 from nbdist.engine.group import sockets, state
@@ -96,12 +97,29 @@ def received_bytes() -> int:
             why=f"this group's backend is {here.backend}, and only gloo sends through TCP.",
             do="%dist start --device cpu",
         )
-    counts = [pair.use(tcp_info.read) for pair in sockets.pairs(here.address, here.peers)]
+    counts = _counts(here)
     if counts and not any(counts):
         raise ClusterError(
             "Bytes cannot be counted here.", why="only Linux counts the bytes of a connection."
         )
     return sum(count.received_bytes for count in counts if count)
+
+
+def quiet_s() -> float | None:
+    """Return for how long no byte has come or gone (`Counts`); None where unknown. Any thread.
+
+    Of what NCCL sends nothing is known.
+    """
+    here = state.here.place()
+    if here is None or "gloo" not in here.backend:
+        return None
+    with suppress(OSError):  # no descriptor is left to look with
+        return min((count.quiet_s for count in _counts(here) if count), default=None)
+    return None
+
+
+def _counts(here: state.GroupState) -> list[tcp_info.Counts | None]:
+    return [pair.use(tcp_info.read) for pair in sockets.pairs(here.address, here.peers)]
 
 
 def passed(

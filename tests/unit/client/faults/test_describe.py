@@ -71,9 +71,18 @@ def test_a_place_in_another_cell_is_named_with_it() -> None:
 
 def test_after_a_failure_the_ranks_that_still_compute_are_named_with_what_ends_them() -> None:
     culprits = {1: Inactive("failed", "ValueError, cell 7, line 3")}
-    assert describe.after_failure(culprits, [2]) == (
+    assert describe.after_failure(culprits, [2], {}) == (
         "rank 1 failed (ValueError, cell 7, line 3); rank 2 still computes and stops at its next "
         "collective or the cell's end."
+    )
+
+
+def test_after_a_failure_the_waits_are_named_of_which_bytes_still_flow() -> None:
+    culprits = {1: Inactive("failed", "ValueError, cell 7, line 3")}
+    wait = Wait("broadcast", seq=3, bytes=8_000_000, line=7)
+    assert describe.after_failure(culprits, [], {0: wait, 2: wait}) == (
+        "rank 1 failed (ValueError, cell 7, line 3); ranks 0, 2 still send or receive in "
+        "broadcast #3 (8.0 MB, group 0), line 7."
     )
 
 

@@ -131,6 +131,18 @@ def test_ranks_that_wait_do_not_still_compute() -> None:
     assert note.text is None
 
 
+def test_a_message_that_still_comes_after_a_failure_is_named_until_the_links_are_cut() -> None:
+    said, note = commentary()
+    at = time.monotonic() - 60
+    receives = RankState("waiting", Wait("broadcast", seconds=60.0), quiet_s=0.1)
+    failed = {"failed_at": at, "culprits": {1: Inactive("failed", "ValueError")}}
+    attend(said, {0: receives}, **failed)
+    assert note.text is not None
+    assert note.text.startswith("rank 1 failed (ValueError); rank 0 still sends or receives in")
+    attend(said, {0: receives}, **failed, cut_at=at + 1)
+    assert note.text is None
+
+
 def test_when_the_cell_has_ended_nothing_is_said_of_running_ranks() -> None:
     said, note = commentary()
     attend(said, {0: COMPUTES}, interrupted_at=time.monotonic() - 60)

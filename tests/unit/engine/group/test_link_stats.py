@@ -5,7 +5,7 @@ from nbdist.engine.group.links.tcp_info import Counts
 
 
 def counts(sent: int, received: int = 0, busy_s: float = 0.0, resent: int = 0) -> Counts:
-    return Counts(sent, received, busy_s, resent, rtt_s=0.001)
+    return Counts(sent, received, busy_s, resent, rtt_s=0.001, quiet_s=0.0)
 
 
 def test_a_record_holds_what_passed_between_two_samples() -> None:

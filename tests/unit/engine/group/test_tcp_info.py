@@ -80,6 +80,28 @@ def test_a_paced_connection_takes_as_long_as_its_rate_says_and_is_busy_meanwhile
     assert min(seconds_to_send(ends) for _ in range(3)) < took_s / 2
 
 
+def quiet_s(end: socket.socket) -> float:
+    told = tcp_info.read(end)
+    assert told is not None
+    return told.quiet_s
+
+
+def test_a_connection_is_quiet_while_no_byte_comes_and_none_that_is_there_goes(ends: Ends) -> None:
+    time.sleep(0.3)
+    assert min(map(quiet_s, ends)) > 0.25
+    caller, called = ends
+    tcp_info.pace(caller, 1e6)
+    caller.setblocking(False)
+    caller.send(b"x" * 2_000_000)
+    for _ in range(10):
+        time.sleep(0.1)
+        assert max(map(quiet_s, ends)) < 0.25, "65 kB packets at 1 MB/s"
+        called.recv(1 << 20)
+    tcp_info.pace(caller, 1)
+    time.sleep(0.5)
+    assert min(map(quiet_s, ends)) > 0.25
+
+
 def test_an_older_kernels_answer_and_a_closed_socket_tell_nothing(ends: Ends) -> None:
     assert tcp_info.parse(b"\0" * 104) is None
     ends[0].close()
