@@ -116,10 +116,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _mark_rest_of_matrices(items: list[pytest.Item]) -> None:
-    """Mark as slow what of a matrix is not in its covering sample."""
+    """Mark as slow what of a matrix is not in its covering sample.
+
+    A test that starts processes is one if several decorators give its parameters.
+    """
     matrices: defaultdict[str, dict[tuple[str, ...], pytest.Item]] = defaultdict(dict)
     for item in items:
-        if item.get_closest_marker("matrix"):
+        is_product = (
+            group_of(item.path) != "unit" and sum(1 for _ in item.iter_markers("parametrize")) > 1
+        )
+        if item.get_closest_marker("matrix") or (
+            is_product and not item.get_closest_marker("slow")
+        ):
             assert isinstance(item, pytest.Function)
             values = tuple(map(repr, item.callspec.params.values()))
             matrices[item.nodeid.partition("[")[0]][values] = item

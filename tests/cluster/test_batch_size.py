@@ -69,6 +69,7 @@ def test_a_batch_that_grew_without_a_layout_is_told_as_well(
     assert ("grew from 4 to 8 samples per step (2 ranks x 4" in both.text) == is_told
 
 
+@pytest.mark.slow
 def test_a_rate_that_scale_lr_made_for_another_batch_is_told(notebook: Kernel) -> None:
     train = "train(DDP(torch.nn.Linear(3, 12)), global_batch={}, reference_batch=4)"
     right = notebook.cell(PER_RANK + train.format(8), "--no-track")

@@ -52,6 +52,7 @@ def train():
 """
 
 
+@pytest.mark.slow
 def test_a_cell_whose_shards_died_with_a_rank_ends_as_without_the_fault(
     session: Session, tmp_path: Path
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_cell_whose_shards_died_with_a_rank_ends_as_without_the_fault(
     )
 
 
+@pytest.mark.slow
 def test_steps_that_are_made_again_after_a_checkpoint_count_once(
     notebook: Kernel, tmp_path: Path
 ) -> None:

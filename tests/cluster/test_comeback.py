@@ -164,6 +164,7 @@ plain.step()
 """
 
 
+@pytest.mark.slow
 def test_the_lost_states_of_zero_are_said_and_its_step_is_refused_on_every_rank(
     session: Session,
 ) -> None:

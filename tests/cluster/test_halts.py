@@ -238,6 +238,7 @@ def test_a_stop_ends_a_training_that_is_paused(session: Session) -> None:
     assert not session.is_running
 
 
+@pytest.mark.slow
 def test_a_console_with_a_subshell_changes_the_cell_that_runs_and_a_script_tells_of_it(
     notebook: Kernel,
 ) -> None:

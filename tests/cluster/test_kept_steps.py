@@ -117,7 +117,7 @@ class Drawn:
         )
 
 
-QUICK = (17,)  # tp=2, with dropout
+QUICK = (10,)  # ddp, with dropout
 
 
 def train(session: Session, **params: object) -> None:
@@ -166,6 +166,7 @@ def test_a_drawn_training_runs_again_bit_for_bit_and_goes_on_as_if_it_had_not(
     assert states[0] == states[1]
 
 
+@pytest.mark.slow
 def test_steps_are_kept_since_the_older_of_two_starts(session: Session) -> None:
     train(session, steps=60, norm=False)
     with pytest.raises(nbdist.UsageError, match="Step 24 is not kept") as error:

@@ -210,6 +210,7 @@ def test_the_rank_that_kept_a_part_dies_and_then_the_rank_whose_part_it_was(
     assert list(broken) == unbroken
 
 
+@pytest.mark.slow
 def test_it_is_said_how_far_all_went_back_and_from_whose_memory_the_part_came(
     start: Any, tmp_path: Path
 ) -> None:

@@ -152,6 +152,7 @@ def test_a_list_that_a_rank_ahead_has_made_again_is_named(session: Session, tmp_
     assert "Not as it stood, and not to be put back: losses (0 of 5 items are left)." in text
 
 
+@pytest.mark.slow
 def test_a_scheduler_is_where_a_checkpoint_has_put_it(session: Session, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     cell = LOOPS["a scheduler, lists and counters behind each epoch"]

@@ -416,6 +416,7 @@ def test_a_retry_names_the_cell_that_it_runs_again(notebook: Kernel, tmp_path: P
     assert said == f"Running cell {number} again: n = 1\nranks 0-1 │ Out: 1"
 
 
+@pytest.mark.slow
 def test_a_cell_that_left_loops_says_what_lets_it_go_on_also_when_mended(
     session: Session, tmp_path: Path
 ) -> None:
@@ -432,6 +433,7 @@ def test_a_cell_that_left_loops_says_what_lets_it_go_on_also_when_mended(
         session.retry()
 
 
+@pytest.mark.slow
 def test_what_a_cell_that_is_run_again_says_is_what_it_does(
     notebook: Kernel, tmp_path: Path
 ) -> None:

@@ -116,6 +116,7 @@ def test_a_rule_that_raises_ends_the_cell_on_all_ranks_with_its_sentence_and_not
     assert "2.0" in reader.cell("t = torch.ones(1); dist.all_reduce(t); t.item()").text
 
 
+@pytest.mark.slow
 def test_a_rule_that_raises_after_the_last_step_ends_the_cell_with_an_error_too(
     reader: Kernel,
 ) -> None:

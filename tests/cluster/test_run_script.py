@@ -311,6 +311,7 @@ def elsewhere(notebook: Kernel, tmp_path: Path) -> Iterator[Kernel]:
     go_to(notebook, notebook.folder)
 
 
+@pytest.mark.slow
 def test_a_script_may_be_guarded_and_have_rules_that_say_nothing_of_it(
     elsewhere: Kernel, tmp_path: Path
 ) -> None:

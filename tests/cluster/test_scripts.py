@@ -204,7 +204,13 @@ def test_a_script_may_set_up_and_clean_up_in_a_loop(session: Session) -> None:
     assert session.run(SUM).value_list == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("program", [TENSOR_PARALLEL, SHARDED], ids=["tp", "fsdp2"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(TENSOR_PARALLEL, id="tp", marks=pytest.mark.slow),
+        pytest.param(SHARDED, id="fsdp2"),
+    ],
+)
 def test_dtensors_work_again_after_the_group_was_destroyed_and_scaled(
     session: Session, program: str
 ) -> None:

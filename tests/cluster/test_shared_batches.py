@@ -38,7 +38,16 @@ def test_a_model_beside_a_pipeline_that_gets_its_samples_is_named(
     assert (SAID in ran.text) == (samples == 16), ran.text
 
 
-@pytest.mark.parametrize("differs", ["seed=rank", "shuffle=rank == 0", "global_batch=8 + 2 * rank"])
+@pytest.mark.parametrize(
+    "differs",
+    [
+        "seed=rank",
+        *(
+            pytest.param(text, marks=pytest.mark.slow)
+            for text in ("shuffle=rank == 0", "global_batch=8 + 2 * rank")
+        ),
+    ],
+)
 def test_a_loader_that_is_another_one_on_each_rank_is_named(notebook: Kernel, differs: str) -> None:
     options = {"global_batch": "8", "shuffle": "True", "seed": "3"}
     name, _, value = differs.partition("=")

@@ -88,6 +88,7 @@ def test_a_checkpoint_of_it_goes_on_under_another_layout(trained: Session, other
     assert run(trained, "train(layout, optimizer, 2)") == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_it_is_proven_with_the_optimizer_that_trains_it(trained: Session) -> None:
     proof = run(
         trained,

@@ -51,6 +51,7 @@ def test_text_in_quotes_and_lists_with_spaces_reach_the_ranks(notebook: Kernel) 
     assert "sgd (32, 'a b')" in ran.text
 
 
+@pytest.mark.slow
 def test_a_sweep_is_nothing_to_resume_and_its_runs_are_named(notebook: Kernel) -> None:
     assert notebook.cell(TRAIN, "--run tried -p lr=0.1").error is None  # an older one of the name
     assert notebook.cell(TRAIN, "--run tried -p lr=[1e-3,0.1]").error is None
@@ -136,6 +137,7 @@ def test_an_error_ends_the_sweep_and_keeps_the_runs_before(notebook: Kernel) -> 
     assert "lr=0.3" in notebook.run("%dist retry").text
 
 
+@pytest.mark.slow
 def test_a_value_that_failed_before_its_first_step_stands_in_the_list(notebook: Kernel) -> None:
     ran = notebook.cell("assert lr < 0.2, lr\n" + TRAIN, "--run early -p lr=[0.1,0.3]")
     assert ran.error is not None
@@ -155,6 +157,7 @@ def test_an_interrupt_ends_the_sweep(notebook: Kernel) -> None:
     assert "The sweep has ended with run 2 of 2; the one before it is kept." in ran.text
 
 
+@pytest.mark.slow
 def test_a_failed_run_of_a_sweep_is_tried_again(notebook: Kernel) -> None:
     flaky = TRAIN + "tries = globals().get('tries', 0) + 1\nassert lr < 0.2 or tries > 2"
     ran = notebook.cell(flaky, "-p lr=[0.1,0.3] --no-track --retry 2")
@@ -182,6 +185,7 @@ def test_what_no_sweep_can_be_is_refused_in_a_line(
     assert "ran\n" not in ran.text
 
 
+@pytest.mark.slow
 def test_the_layout_of_a_run_is_that_of_the_model_it_trains(notebook: Kernel) -> None:
     model = "model = torch.nn.Linear(4, 1)\n"
     step = (
@@ -235,6 +239,7 @@ print("ROW", row.name, row.steps, *(f"{x:.6g}" for x in (*row.losses_before, row
     assert "last loss: of a cell with several trainings" in notebook.run("%dist runs").text
 
 
+@pytest.mark.slow
 def test_a_run_of_a_plain_module_is_called_by_the_class_that_a_cell_has_named(
     notebook: Kernel,
 ) -> None:

@@ -140,6 +140,7 @@ def test_a_rank_that_goes_another_way_ends_the_proof_for_all(session: Session, w
     assert_unharmed(session)
 
 
+@pytest.mark.slow
 def test_an_interrupt_in_the_middle_of_a_proof_leaves_all_as_it_was(notebook: Kernel) -> None:
     stuck = "def astray(out, y):\n    pathlib.Path('proving').touch()\n    while True: pass"
     assert notebook.cell(f"import pathlib\n{TRAINING}\n{stuck}", "--no-track").error is None

@@ -182,7 +182,13 @@ def test_layouts_that_keep_matrices_whole_take_all_of_them(
 
 @pytest.mark.parametrize(
     ("saved", "restored"),
-    [("zero3", "ddp"), ("ddp", "zero3"), ("zero3", "tp=2"), ("tp=2", "zero2")],
+    [
+        ("zero3", "tp=2"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (("zero3", "ddp"), ("ddp", "zero3"), ("tp=2", "zero2"))
+        ),
+    ],
 )
 def test_what_it_remembers_goes_on_in_another_layout_as_in_one_process(
     session: nbdist.Session, tmp_path: Path, saved: str, restored: str
@@ -200,6 +206,7 @@ def test_what_it_remembers_goes_on_in_another_layout_as_in_one_process(
         assert off < 1e-6 if "tp=2" in (saved, restored) else off == 0.0
 
 
+@pytest.mark.slow
 def test_a_kept_step_is_made_again_on_whole_matrices(session: nbdist.Session) -> None:
     program = begun("torch.optim.Adafactor", bias=True, text="zero3").rpartition("net, opt =")[0]
     loop = (

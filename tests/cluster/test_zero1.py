@@ -42,6 +42,7 @@ def test_a_plain_optimizer_is_one_error_and_the_right_one_trains_from_where_it_w
     assert alike(session) != before
 
 
+@pytest.mark.slow
 def test_states_that_died_with_a_rank_are_named_and_an_optimizer_made_anew_trains_on(
     session: Session,
 ) -> None:
