@@ -13,20 +13,22 @@ pytestmark = pytest.mark.timeout(300)  # the first to ask waits for all that its
 
 # (model, ranks, layout, policy); trained by AdamW for three steps, as test_tensor_parallel does.
 CASES = [
-    ("packed heads", 2, "tp=2", PLAIN),
     ("packed heads", 2, "tp=2", BOTH),
-    ("packed, few keys", 2, "tp=2", PLAIN),
     ("interleaved", 2, "tp=2", PLAIN),
     ("related", 2, "tp=2", PLAIN),
-    ("scaled", 2, "tp=2", PLAIN),
     ("crossed", 2, "tp=2", PLAIN),
-    ("one key", 2, "tp=2", PLAIN),
     ("one key", 2, "tp=2", BOTH),
-    ("llama, one key", 2, "tp=2", PLAIN),
     ("chain", 2, "tp=2", PLAIN),
-    ("gpt2", 2, "tp=2", PLAIN),
     ("mixtral", 2, "tp=2", PLAIN),
     ("phi3", 2, "tp=2", LOSS),
+]
+SLOW = [
+    ("packed heads", 2, "tp=2", PLAIN),
+    ("packed, few keys", 2, "tp=2", PLAIN),
+    ("scaled", 2, "tp=2", PLAIN),
+    ("one key", 2, "tp=2", PLAIN),
+    ("llama, one key", 2, "tp=2", PLAIN),
+    ("gpt2", 2, "tp=2", PLAIN),
     ("packed heads", 4, "tp=4", PLAIN),
     ("packed heads", 4, "fsdp=2 tp=2", PLAIN),
     ("related", 4, "dp=2 tp=2", PLAIN),
@@ -54,15 +56,15 @@ def _dtype(model: str) -> str:
 
 
 @cache
-def _all_of(ranks: int) -> list[list[Any]]:
+def _all_of(ranks: int, *, is_slow: bool) -> list[list[Any]]:
     calls: list[tuple[str, tuple[Any, ...]]] = [
         ("parity", (model, [(layout, policy)], [_dtype(model)]))
-        for model, n, layout, policy in CASES
+        for model, n, layout, policy in (SLOW if is_slow else CASES)
         if n == ranks
     ]
-    if ranks == 2:
+    if not is_slow:
         calls += [("explained_of", (EXPLAINED,)), ("refusals_of_kinds", ())]
-    else:
+    elif ranks == 4:
         calls += [("chain_over_stages", ())]
     return run_ranks(ranks, RANKS + "several", calls, timeout_s=280)
 
@@ -73,12 +75,17 @@ def _id(case: Case) -> str:
     return ", ".join([model, layout, *words])
 
 
-@pytest.mark.parametrize("case", CASES, ids=map(_id, CASES))
+@pytest.mark.parametrize(
+    "case",
+    [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)],
+    ids=map(_id, CASES + SLOW),
+)
 def test_a_kind_trains_as_one_process_does_on_the_same_split(case: Case) -> None:
     model, ranks, layout, policy = case
-    place = [one for one in CASES if one[1] == ranks].index(case)
+    is_slow = case in SLOW
+    place = [one for one in (SLOW if is_slow else CASES) if one[1] == ranks].index(case)
     dtype = _dtype(model)
-    for of_rank in _all_of(ranks):
+    for of_rank in _all_of(ranks, is_slow=is_slow):
         in_losses, in_state = of_rank[place][layout, str(policy), dtype]
         assert in_losses <= FLOOR[dtype]
         assert in_state <= FLOOR[dtype]
@@ -124,7 +131,7 @@ def test_a_kind_trains_as_one_process_does_on_the_same_split(case: Case) -> None
     ],
 )
 def test_how_a_kind_is_cut_is_explained(model: str, lines: list[str]) -> None:
-    for of_rank in _all_of(2):
+    for of_rank in _all_of(2, is_slow=False):
         assert [line for line in lines if line not in of_rank[-2][model]] == []
 
 
@@ -142,12 +149,13 @@ def test_how_a_kind_is_cut_is_explained(model: str, lines: list[str]) -> None:
     ],
 )
 def test_a_kind_that_cannot_be_cut_so_is_refused_in_words(case: str, words: list[str]) -> None:
-    for of_rank in _all_of(2):
+    for of_rank in _all_of(2, is_slow=False):
         assert [word for word in words if word not in of_rank[-1][case]] == []
 
 
+@pytest.mark.slow
 def test_a_pair_lies_on_one_stage_or_is_refused_in_words() -> None:
-    for of_rank in _all_of(4):
+    for of_rank in _all_of(4, is_slow=True):
         together, apart = of_rank[-1]
         assert together == "right"
         assert "pp cuts the model between 0 and 2, which tp cuts together" in apart
