@@ -56,7 +56,6 @@ def ended(session: Session) -> list[object]:
 PLACES = ["before-3", "backward-3", "backward-4", "log-3", "log-4", "log-6", "between-3", "after-3"]
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("fails", ["True", "rank == 1"])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(("layout", "evaluate"), [("ddp", "evaluate"), ("zero3", "draw")])

@@ -253,7 +253,6 @@ WRAPS = {
 }
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
 @pytest.mark.parametrize("where", ["forward", "backward", "step"])
 def test_training_after_a_fault_is_bit_equal_to_an_unbroken_run(

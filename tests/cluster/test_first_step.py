@@ -34,7 +34,6 @@ whole = lambda p: p.full_tensor() if hasattr(p, "full_tensor") else p
 """
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["ddp", "zero3"])
 @pytest.mark.parametrize("place", ["before", "forward", "backward"])
 def test_running_statistics_count_the_first_step_once_that_a_fault_has_lost(

@@ -38,7 +38,6 @@ def losses(session: Session, layout: str, around: str) -> list[list[float]]:
     return list(session.run(code, track=False).value_list)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["zero2", "zero3"])
 @pytest.mark.parametrize("around", [AFTER_BACKWARD, BEFORE_BACKWARD, TWICE])
 def test_a_forward_between_backward_and_step_does_not_keep_old_weights(

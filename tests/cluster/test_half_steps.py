@@ -434,7 +434,6 @@ def require_right_from_the_first(
     assert session.run(TOLD.format(told=kind.told), track=False).value_list == wanted, said
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize("place", ["backward", "step", "after"])
 @pytest.mark.parametrize(
@@ -446,7 +445,6 @@ def test_the_first_step_of_all_is_right_after_a_fault_or_named(
     require_right_from_the_first(session, name, place, who, "raise", tmp_path)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("fault", ["raise", "kill"])
 @pytest.mark.parametrize("place", ["backward", "after"])
 def test_a_list_that_the_first_step_makes_lacks_nothing(

@@ -44,7 +44,6 @@ def fail_once(session: Session, layout: str, place: str, fails: str) -> str:
     return str(failed.value)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["ddp", "zero3"])
 @pytest.mark.parametrize("fails", ["True", "rank == 1"])
 @pytest.mark.parametrize("place", ["backward", "step", "added"])

@@ -46,7 +46,6 @@ def ended(session: Session) -> list[object]:
     return list(session.run(ENDED, track=False).value_list)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("fails", ["True", "rank == 1"])
 @pytest.mark.parametrize("place", ["before", "backward", "log", "after"])
 @pytest.mark.parametrize("layout", ["ddp", "zero1"])

@@ -29,7 +29,6 @@ COUNTED = {
 SAME = "w = net.module.bias.detach().clone(); dist.all_reduce(w)\nbool(w == 2 * net.module.bias)"
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("fails", [0, 1])
 @pytest.mark.parametrize("counted", COUNTED.values(), ids=COUNTED)
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)

@@ -260,7 +260,6 @@ def loops_of(kind: str) -> str:
     return f"{loops}\nends()"
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("who", ["True", "rank == 1"])
 @pytest.mark.parametrize("are_apart", [False, True])
 @pytest.mark.parametrize("loops", LOADERS_LOOPS)

@@ -133,7 +133,6 @@ def test_schedulers_stand_after_a_fault_where_training_goes_on(
     session.run("models = opts = plans = model = opt = plan = layout = None", track=False)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["zero1", "zero3"])
 @pytest.mark.parametrize("place", ["backward", "between"])
 def test_a_loader_that_the_cell_makes_goes_back_to_before_the_first_step_too(

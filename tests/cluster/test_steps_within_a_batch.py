@@ -52,7 +52,6 @@ def make(session: Session, layout: str, fails: str) -> None:
     session.run(MAKE.replace("LAYOUT", layout).replace("FAILS", fails), track=False)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("fails", ["True", "rank == 1"])
 @pytest.mark.parametrize("layout", ["ddp", "zero1"])
 @pytest.mark.parametrize("loop", LOOPS)

@@ -49,7 +49,6 @@ def make(session: Session, layout: str, fails: str) -> None:
     session.run(MAKE.replace("LAYOUT", layout).replace("FAILS", fails), track=False)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(("fails", "ranks"), [("True", "ranks 0-1"), ("rank == 1", "rank 1")])
 @pytest.mark.parametrize("layout", ["DDP", "zero1", "zero3"])
 def test_a_change_after_the_step_that_a_fault_has_prevented_is_named(

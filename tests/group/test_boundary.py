@@ -42,7 +42,6 @@ def fail_between_backward_and_step(
         engine.result()
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["ddp", "laid by nbdist"])
 @pytest.mark.parametrize("breaker", [0, 1])
 def test_a_rank_that_lost_a_step_copies_it_and_training_is_bit_equal(

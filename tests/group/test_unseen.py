@@ -15,7 +15,6 @@ def two_ranks() -> list[dict[str, Any]]:
     return run_ranks(2, RANKS + "on_two_ranks", timeout_s=200)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["zero2", "zero3"])
 @pytest.mark.parametrize(
     ("use", "words"),
