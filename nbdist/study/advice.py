@@ -48,8 +48,9 @@ class Job:
         tokens: Of a sequence; 0 where it is none, which cp cannot cut.
         trainable: The share of parameters with gradients.
         frozen_bytes: Of a parameter without.
-        active: Parameters that a token of a mixture meets; 0 for all.
-        experts: Of each mixture; each token goes to two.
+        experts: Of each mixture; 0 where ep finds none to share out.
+        in_experts: Numbers in all experts together.
+        exchanged: Bytes that take its tokens to experts and back, forward and backward.
         optimizer: "adamw", or "sgd" with momentum.
         samples: Of the whole run; 0 where nobody knows.
         launches: Kernels of a forward and a backward of any batch; 0 where they are not known.
@@ -66,18 +67,12 @@ class Job:
     tokens: int = 0
     trainable: float = 1.0
     frozen_bytes: int = 4
-    active: float = 0.0
     experts: int = 0
+    in_experts: float = 0.0
+    exchanged: float = 0.0
     optimizer: str = "adamw"
     samples: int = 0
     launches: float = 0.0
-
-    @property
-    def in_experts(self) -> float:
-        """Parameters that ep cuts: what is not active, and the active experts' part."""
-        if self.experts <= 2 or not self.active:
-            return 0.0
-        return (self.parameters - self.active) / (1 - 2 / self.experts)
 
     @property
     def again(self) -> float:
@@ -317,7 +312,7 @@ def traffic_of(job: Job, one: Candidate, compute_bytes: int) -> dict[str, Traffi
     summed = (job.summed or 4 * job.kept) * samples / its.pp
     add("tp", its.tp, 2, extra * summed / its.cp, 8 * calls * its.tp.bit_length())
     add("cp", its.cp, 1, 8 * extra * of_blocks / its.cp, 8 * calls)
-    add("ep", its.ep, 1, 8 * extra * of_blocks / its.cp, 4 * calls)
+    add("ep", its.ep, 1, extra * job.exchanged * samples / its.pp / its.cp, 4 * calls)
     if its.pp > 1:
         chunks = _CHUNKS[one.schedule]
         sent = 2 * chunks * job.kept / job.blocks * samples / its.cp

@@ -46,11 +46,17 @@ def transformer(
     *,
     vocabulary: int = 32_000,
     active: float = 0.0,
+    experts: int = 0,
+    chosen: int = 2,
+    mixtures: int = 0,
     trainable: float = 1.0,
     frozen_bytes: int = 4,
     **job: Any,
 ) -> dict[str, Any]:
     """Return the job of a decoder.
+
+    With `experts` each token meets `active` parameters, and goes to `chosen` experts in each of
+    the `mixtures`, by default one a block: a vector there and one back, forward and backward.
 
     Operations: 6 for a parameter and token, 4 where it is frozen, and those of attention (Narayanan
     2021, appendix). Activations in 16 bits: 34 bytes for a token, block and width, with an
@@ -60,7 +66,9 @@ def transformer(
     attention = 6 * blocks * tokens**2 * width  # causal: half of 12
     return {
         "parameters": parameters,
-        "active": active or parameters,
+        "experts": experts,
+        "in_experts": (parameters - active) / (1 - chosen / experts) if experts else 0.0,
+        "exchanged": 4 * chosen * 2 * (mixtures or blocks) * tokens * width if experts else 0.0,
         "trainable": trainable,
         "frozen_bytes": frozen_bytes,
         "blocks": blocks,
