@@ -1,4 +1,4 @@
-"""What the field does with 30 jobs on given machines: written down before any rule of ours.
+"""What the field does with 32 jobs on given machines: written down before any rule of ours.
 
 A job and a machine are plain numbers. What is expected is the family of a layout, as the axes that
 it has, and never its sizes: sources agree on the first, and their sizes come from other kernels.
@@ -400,5 +400,38 @@ CASES = [
         uses=("ep",),
         source="NVIDIA, Megatron Bridge, parallelism strategies: EP is the primary dimension of "
         "mixtures. https://docs.nvidia.com/nemo/megatron-bridge/latest/parallelisms.html",
+    ),
+    Case(
+        "the same mixture, 256 samples a step",
+        transformer(
+            47e9, 32, 4096, 4096, active=13e9, experts=8, global_batch=256, samples=ENDLESS
+        ),
+        hosts(H100, 8, 400),
+        ("ep", "dp ep", "fsdp ep", "dp fsdp ep", "pp ep", "pp dp ep", "pp fsdp ep"),
+        source="NVIDIA/Megatron-LM, megatron/core/transformer/moe/README.md (022bcb5): prefer EP "
+        "over TP for experts, EP8 TP1 is better than EP4 TP2 for 8x7B, and both stay within "
+        "NVLink; its reference mapping for 64 H100 is TP 1, EP 8, PP 4",
+    ),
+    Case(
+        "1.3B with 128 experts in each second block, 128 A100",
+        transformer(
+            52e9,
+            24,
+            2048,
+            2048,
+            vocabulary=50_304,
+            active=1.3e9,
+            experts=128,
+            chosen=1,
+            mixtures=12,
+            global_batch=512,
+            samples=ENDLESS,
+        ),
+        hosts(A100_40, 16, 200),
+        ("ep", "dp ep", "fsdp ep", "dp fsdp ep"),
+        source="microsoft/Megatron-DeepSpeed, examples_deepspeed/MoE/"
+        "ds_pretrain_gpt_1.3B_MoE128.sh (8d90491): model parallelism 1, no pipeline, experts "
+        "over as many GPUs as there are; Rajbhandari et al., DeepSpeed-MoE, 2022*, for 128 A100. "
+        "https://arxiv.org/abs/2201.05596",
     ),
 ]

@@ -1,4 +1,4 @@
-"""Advice meets what the field does, on 30 jobs."""
+"""Advice meets what the field does, on 32 jobs."""
 
 from dataclasses import replace
 
