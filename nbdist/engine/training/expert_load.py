@@ -25,7 +25,9 @@ class ExpertLoad:
             counts: Tokens of each.
             even: Tokens of all of them, had all ranks as many.
         """
-        _, known = self._counts.get(mixture, (first, [0] * len(counts)))
+        known_first, known = self._counts.get(mixture, (first, []))
+        if (known_first, len(known)) != (first, len(counts)):  # nothing, or of another layout
+            known = [0] * len(counts)
         self._counts[mixture] = first, [a + b for a, b in zip(known, counts, strict=True)]
         self._even += even
 
