@@ -51,6 +51,7 @@ class Job:
         experts: Of each mixture; 0 where ep finds none to share out.
         in_experts: Numbers in all experts together.
         exchanged: Bytes that take its tokens to experts and back, forward and backward.
+        no_experts: Why ep finds none, in words.
         optimizer: "adamw", or "sgd" with momentum.
         samples: Of the whole run; 0 where nobody knows.
         launches: Kernels of a forward and a backward of any batch; 0 where they are not known.
@@ -70,6 +71,7 @@ class Job:
     experts: int = 0
     in_experts: float = 0.0
     exchanged: float = 0.0
+    no_experts: str = ""
     optimizer: str = "adamw"
     samples: int = 0
     launches: float = 0.0
@@ -312,7 +314,10 @@ def traffic_of(job: Job, one: Candidate, compute_bytes: int) -> dict[str, Traffi
     summed = (job.summed or 4 * job.kept) * samples / its.pp
     add("tp", its.tp, 2, extra * summed / its.cp, 8 * calls * its.tp.bit_length())
     add("cp", its.cp, 1, 8 * extra * of_blocks / its.cp, 8 * calls)
-    add("ep", its.ep, 1, extra * job.exchanged * samples / its.pp / its.cp, 4 * calls)
+    # Gradients of all else are averaged over ep in each backward, before dp or fsdp sends them.
+    others = job.trainable * (job.parameters - job.in_experts) / (its.pp * its.tp)
+    exchanged = extra * job.exchanged * samples / its.pp + 2 * 4 * others * one.parts
+    add("ep", its.ep, 1, exchanged, (8 + 2 * its.ep.bit_length()) * calls)
     if its.pp > 1:
         chunks = _CHUNKS[one.schedule]
         sent = 2 * chunks * job.kept / job.blocks * samples / its.cp
@@ -367,7 +372,8 @@ def spreads(job: Job, machine: Machine) -> Iterator[Spread]:
     for world in sorted({machine.per_host, machine.world_size} - {1}):
         for tp in _divisors(machine.per_host) if job.blocks else [1]:
             for cp in _powers(max(1, job.tokens // _TOKENS)) if job.blocks else [1]:
-                for ep in _divisors(job.experts) if job.experts else [1]:
+                # ep does not go with cp yet.
+                for ep in _divisors(job.experts) if job.experts and cp == 1 else [1]:
                     for pp in _divisors(world) if job.blocks else [1]:
                         rest, left = divmod(world, tp * cp * ep * pp)
                         if left or pp > max(job.blocks, 1):

@@ -100,6 +100,7 @@ class Estimate:
         model: Its class.
         parameter_count: Of the whole model.
         notes: What is assumed for want of numbers, in words.
+        experts: Of each mixture, which `ep` divides; 0 without `ep`.
     """
 
     layout: str
@@ -108,6 +109,7 @@ class Estimate:
     model: str = ""
     parameter_count: int = 0
     notes: tuple[str, ...] = ()
+    experts: int = 0
 
     @property
     def heaviest(self) -> RankEstimate:

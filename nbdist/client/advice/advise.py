@@ -40,8 +40,8 @@ def advise(
 
         nbdist.advise(make, batch, "8 h100 nvlink4, 2 hosts ib400", global_batch=256)
 
-    Candidates are one device, one host and all hosts, with all mixes of dp, fsdp, tp, cp and pp
-    that divide them; micro-batches, accumulation and activation checkpoints come with each. The
+    Candidates are one device, one host and all hosts, with all mixes of dp, fsdp, tp, cp, ep and
+    pp that divide them; micro-batches, accumulation and activation checkpoints come with each. The
     best few are run without numbers, as `nbdist.estimate` does: some seconds each.
 
     Args:
@@ -109,6 +109,8 @@ def _chosen(what: Training, job: Job, machine: Machine) -> Choice:
     known_families = {one.spread.family for one in known.values()}
     listed = {one.name for one in final.dropped} | known_families
     more = [one for one in first.dropped if one.name not in listed]
+    if job.no_experts and machine.world_size > 1:
+        more.append(Dropped("ep", "refused", said=job.no_experts))
     if first.best is not None:
         shortest_s = min(one.time.total_s for one in (first.best, *first.others))
         more += [

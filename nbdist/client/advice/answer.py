@@ -198,12 +198,14 @@ class Advice:
 
     def _rests_on(self) -> str:
         device = self.machine.accelerator
+        has_ep = self.best is not None and self.best.spread.ep > 1
+        evenly = " Experts: each is taken to get as many tokens." if has_ep else ""
         return (
             f"All figures are predicted. Time: a step is taken to reach {device.step_share:.0%} of "
             f"the peak of {device.name} (measured on models: 33 to 52 % of a GPU's), so it may be "
             "a third off; the order of layouts depends less on that. Memory: "
             f"{advice.HEADROOM:.0%} of a device stays free. Python: {1e6 * advice.LAUNCH_S:.0f} us "
-            "a kernel are assumed, beside the device."
+            f"a kernel are assumed, beside the device.{evenly}"
         )
 
     def _money(self) -> list[str]:

@@ -150,7 +150,7 @@ class EstimateProcess:
             for one in found["ranks"]
         )
         named = found["model"], found["parameter_count"], tuple(found["notes"])
-        result = Estimate(found["layout"], world_size, ranks, *named)
+        result = Estimate(found["layout"], world_size, ranks, *named, found["experts"])
         estimates.here.add(result)
         return result
 

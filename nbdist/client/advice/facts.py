@@ -111,27 +111,34 @@ def overlap_of(machine: Machine) -> float:
 
 
 def job_of(what: Training, machine: Machine, global_batch: int, samples: int) -> Job:
-    """Return the facts of a job, from four estimates.
+    """Return the facts of a job, from five estimates.
 
     Raises:
         UsageError: Its step cannot run without numbers, or the batch has no samples.
     """
     count = min(what.samples, global_batch)
+    why_not: dict[str, str] = {}
 
     def under(layout: str, ranks: int, *policies: object) -> Estimate | None:
         try:
             return what.estimate(layout, machine, ranks, count, *policies)
-        except NBDistError:
+        except NBDistError as error:
+            why_not[layout] = error.what.rstrip(".")
             return None  # there are no blocks, or none that can be cut; a candidate says why
 
-    asked = (("ddp", 1, policy("ActivationCheckpoint")), ("zero3", 2), ("tp=2", 2))
+    asked = (("ddp", 1, policy("ActivationCheckpoint")), ("zero3", 2), ("tp=2", 2), ("ep=2", 2))
     with ThreadPoolExecutor(what.pool.count) as pool:
         whole = pool.submit(what.estimate, "ddp", machine, 1, count)
-        recomputed, shards, halves = pool.map(lambda one: under(*one), asked)
+        recomputed, shards, halves, owners = pool.map(lambda one: under(*one), asked)
         one = whole.result()
     # Each unit of fsdp is gathered twice and reduced once; one of them may be the root.
     units = round(shards.traffic["fsdp"].count / 3) if shards and "fsdp" in shards.traffic else 0
     summed = halves.traffic["tp"].nbytes if halves and "tp" in halves.traffic else 0.0
+    exchanged = in_experts = 0.0
+    if owners:  # each of two has half of the experts, and sends half of what it exchanges
+        in_experts = 2 * (one.parameters - owners.parameters)
+        averaged = 2 * owners.gradients - one.gradients  # of all else; an all_reduce of two
+        exchanged = max(0.0, 2 * (owners.traffic["ep"].nbytes - averaged))
     # Numbers of four bytes each: of a model in 16 bits they are half as many.
     is_sgd = what.optimizer is not None and what.optimizer.__name__ == "SGD"
     return Job(
@@ -142,6 +149,10 @@ def job_of(what: Training, machine: Machine, global_batch: int, samples: int) ->
         kept=recomputed.activations / count if recomputed else 0.0,
         blocks=max(units, 2) if recomputed else 0,
         summed=summed / count,
+        experts=owners.experts if owners else 0,
+        in_experts=in_experts / 4,
+        exchanged=exchanged / count,
+        no_experts=why_not.get("ep=2", ""),
         tokens=what.tokens,
         trainable=one.gradients / max(1, one.parameters),
         optimizer="sgd" if is_sgd else "adamw",

@@ -63,6 +63,7 @@ def _estimate(asked: dict[str, Any]) -> dict[str, Any]:
         "model": ranks[0].model,
         "parameter_count": ranks[0].parameter_count,
         "notes": notes_of(shape_of(one)),
+        "experts": ranks[0].experts,
     }
 
 

@@ -95,11 +95,13 @@ class DryRank:
         held: What it held and sent.
         model: The class of its model.
         parameter_count: Of the whole model.
+        experts: Of each mixture, under ep.
     """
 
     held: RankEstimate
     model: str
     parameter_count: int
+    experts: int
 
 
 def measure(asked: Asked, rank: int) -> DryRank:
@@ -149,7 +151,8 @@ def _measure(asked: Asked, rank: int) -> DryRank:
             held.flops = flops.total
             held.optimizer = _bytes(_tensors_of(optimizer))
             held.traffic = _traffic(log.calls, shape, asked.backend)
-            return DryRank(held, torch_sharded.plain_name(model), layout.size.parameters)
+            named = torch_sharded.plain_name(model), layout.size.parameters, layout.experts
+            return DryRank(held, *named)
 
 
 def policies_of(given: tuple[object, ...], shape: MeshShape, ranks_on_host: int) -> Policies:

@@ -49,6 +49,7 @@ class Layout(Trainable):
         local: The same for a rank of tp; without tp, the same as `size`.
         backend: "gloo" or "nccl": the backend of this model's collectives.
         plan: The modules that tp cuts; None without tp.
+        experts: How many ep shares out of each mixture; 0 without ep.
         context: The plan of cp; None without cp.
         policies: The policies beside the text.
         no_skeleton: Why there is none.
@@ -77,6 +78,7 @@ class Layout(Trainable):
         self.local = local
         self.backend = backend
         self.plan = work.plan
+        self.experts = work.experts
         self._skeleton = work.skeleton
         self.no_skeleton = work.no_skeleton
         self.proof: Proof | None = None

@@ -13,8 +13,10 @@ from nbdist.study.advice import (
     choose,
     precision_of,
     rule_of,
+    time_of,
     traffic_of,
 )
+from nbdist.study.estimate import Traffic
 from nbdist.study.links import Link
 from nbdist.study.machine import Machine, parse_machine
 from tests.unit.study.advice_cases import CASES, NOTHING_FITS, Case
@@ -82,6 +84,35 @@ def test_tp_sends_what_the_model_sums_and_else_a_transformers_sums() -> None:
     factor = 1.5 if one.checkpoint else 1.0
     assert measured["tp"].nbytes == pytest.approx(factor * 2 * 3 / 4 * JOB.kept * JOB.global_batch)
     assert usual["tp"].nbytes == pytest.approx(4 * measured["tp"].nbytes)
+
+
+MIXTURE = replace(JOB, experts=12, in_experts=8e8, exchanged=4e8)
+
+
+def test_ep_sends_tokens_there_and_back_and_averages_what_is_no_expert() -> None:
+    every = candidates(MIXTURE, parse_machine("4 a100-80"))
+    one = next(c for c in every if c.spread == Spread(ep=4) and not c.checkpoint)
+    tokens = 3 / 4 * MIXTURE.exchanged * MIXTURE.global_batch / 4
+    averages = 2 * 3 / 4 * 4 * (MIXTURE.parameters - MIXTURE.in_experts) * one.parts
+    assert traffic_of(MIXTURE, one, 2)["ep"].nbytes == pytest.approx(tokens + averages)
+
+
+def test_ep_divides_the_experts_and_the_ranks_and_goes_without_cp() -> None:
+    machine = parse_machine("8 h100, 2 hosts ib400")
+    its = [one.spread for one in candidates(replace(MIXTURE, tokens=65_536), machine)]
+    assert {one.ep for one in its} == {1, 2, 4}
+    assert any(one.cp > 1 for one in its)
+    assert not any(one.ep > 1 and one.cp > 1 for one in its)
+    assert {one.ep for one in (c.spread for c in candidates(JOB, machine))} == {1}
+
+
+def test_tokens_that_cross_hosts_take_longer_than_those_that_stay_inside() -> None:
+    machine = parse_machine("8 h100, 2 hosts ethernet10")
+    inside, across = (
+        time_of(machine, its, 1.0, {"ep": Traffic(nbytes=1e9, rounds=10)}, 1, "1f1b").exposed_s
+        for its in (Spread(dp=2, ep=8), Spread(ep=16))
+    )
+    assert across > 10 * inside > 0
 
 
 def test_what_does_not_fit_is_dropped_with_what_it_needs() -> None:

@@ -35,6 +35,7 @@ class Spreading:
         plan: The modules that tp cuts; None without tp.
         context: The plan of cp; None without cp.
         pipeline: The pipeline's steps; None without pp.
+        experts: How many ep shares out of each mixture; of several numbers what divides all.
     """
 
     model: nn.Module
@@ -50,6 +51,7 @@ class Spreading:
     plan: TensorPlan | None = None
     context: Context | None = None
     pipeline: PipelineStep | None = None
+    experts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import pytest
 from nbdist import cli
 from nbdist.client.advice import advise as module
 from nbdist.client.advice.answer import Advice
-from nbdist.client.advice.facts import Training, estimated, training
+from nbdist.client.advice.facts import Training, estimated, job_of, training
 from nbdist.shared.errors import UsageError
 from nbdist.study.advice import (
     LAUNCH_S,
@@ -21,8 +21,9 @@ from nbdist.study.advice import (
     candidates,
     choose,
     compute_rate,
+    traffic_of,
 )
-from nbdist.study.estimate import Estimate, RankEstimate, TensorShape
+from nbdist.study.estimate import Estimate, RankEstimate, TensorShape, Traffic
 from nbdist.study.machine import Machine, parse_machine
 from nbdist.study.prices import PRICES
 from nbdist.study.step_time import StepTime
@@ -188,6 +189,72 @@ def test_an_estimated_pipeline_takes_its_longest_stage_and_the_bubble(
     (found,) = estimated(what, machine, [one])
     assert isinstance(found, Candidate)
     assert found.time.total_s == pytest.approx(2e12 / compute_rate(machine) * (1 + 1 / 4))
+
+
+def test_a_job_learns_its_experts_from_an_estimate_on_two_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others, experts, tokens = 400, 800, 5000  # bytes of parameters, and of two samples' rows
+
+    def estimate(_what: object, layout: str, *_: object) -> Estimate:
+        if layout == "ep=2":  # half of the experts here, half of the rows there
+            held = others + experts // 2
+            sent = {"ep": Traffic(nbytes=tokens / 2 + others, ranks=2)}
+            rank = RankEstimate(0, parameters=held, gradients=held, traffic=sent)
+            return Estimate(layout, 2, (rank,), experts=4)
+        held = others + experts
+        return Estimate(layout, 1, (RankEstimate(0, parameters=held, gradients=held),))
+
+    monkeypatch.setattr(Training, "estimate", estimate)
+    what = training(lambda: None, TensorShape((2, 3), "int64"), None, None, None)
+    found = job_of(what, parse_machine("2 h100"), 4, 0)
+    assert (found.experts, found.in_experts, found.exchanged) == (4, experts / 4, tokens / 2)
+    assert found.no_experts == ""
+
+
+@pytest.mark.slow
+def test_experts_of_a_model_are_measured_and_formulas_send_what_its_layouts_do() -> None:
+    from tests.unit.client.advice import mixture
+
+    what = training(mixture.make, TensorShape((4, 16), "int64"), None, None, None)
+    machine = parse_machine("4 h100")
+    # In one precision: shards compute all of it in 16 bits, replicas what autocast does.
+    chip = replace(machine.accelerator, flops={"float32": 1e13})
+    machine = replace(machine, accelerator=chip)
+    with what.pool:
+        found = job_of(what, machine, 16, 0)
+        # All in the processes that have estimated other layouts of the same experts.
+        for its in (Spread(ep=4), Spread(fsdp=2, ep=2, stage=3), Spread(dp=2, ep=2)):
+            estimate = what.estimate(its.layout, machine, 4, 4)
+            one = Candidate(its, 4, 1, False, True, 0.0, StepTime(1.0))
+            sent = traffic_of(found, one, 2)["ep"].nbytes
+            assert sent == pytest.approx(estimate.traffic["ep"].nbytes, rel=0.02)
+    assert found.experts == mixture.E
+    assert found.in_experts == 2 * 2 * mixture.E * mixture.D * mixture.INSIDE
+
+
+def test_a_model_without_experts_says_in_one_line_why_ep_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def estimated(_what: object, _machine: Machine, some: list[Candidate]) -> list[Candidate]:
+        return [replace(one, is_estimated=True) for one in some]
+
+    monkeypatch.setattr(module, "estimated", estimated)
+    what = training(lambda: None, (), None, None, None)
+    job = replace(JOB, no_experts="Net has no experts that ep can share out")
+    for text, is_said in (("8 h100", True), ("1 h100", False)):
+        choice = module._chosen(what, job, parse_machine(text))
+        said = str(replace(advice_on(text), choice=choice))
+        assert ("  ep: refused: Net has no experts that ep can share out\n" in said) == is_said
+
+
+def test_experts_that_are_shared_out_are_said_to_get_as_many_tokens() -> None:
+    mixture = replace(JOB, parameters=8e9, experts=8, in_experts=7e9, exchanged=2e8)
+    found = advice_on("8 a100-40", mixture)
+    shared = next(one for one in found.choice.others if one.spread.ep > 1)
+    said = str(replace(found, choice=replace(found.choice, best=shared)))
+    assert "Experts: each is taken to get as many tokens." in said
+    assert "Experts: " not in str(found)
 
 
 def test_layouts_that_were_not_estimated_say_how_much_slower_they_are() -> None:

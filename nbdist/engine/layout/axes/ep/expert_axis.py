@@ -1,5 +1,7 @@
 """The axis `ep` of a layout."""
 
+import math
+
 from torch import nn
 
 from nbdist.engine.compat import torch_modules
@@ -83,6 +85,7 @@ class ExpertAxis(Axis):
             self._backwards = chosen.microbatches or USUAL
         example = work.policies.experts.example
         self._found, self._lists = find_experts.find(work.model, example, work.mesh["ep"])
+        work.experts = math.gcd(*(found.count for found in self._every))
         if self._lists and work.shape.tp > 1:
             raise LayoutError(
                 f"ep does not go with tp for experts of a list, as {self._lists[0].name} is.",
