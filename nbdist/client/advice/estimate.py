@@ -5,6 +5,7 @@ A process of its own runs the layout's real code on tensors without numbers (`en
 
 import json
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -100,6 +101,11 @@ class EstimateProcess:
     def has_ended(self) -> bool:
         """Whether it answers no more: the model's own code has ended it, or took too long."""
         return self._process.poll() is not None
+
+    @property
+    def has_crashed(self) -> bool:
+        """Whether native code has ended it."""
+        return self._process.poll() in (-signal.SIGSEGV, -signal.SIGABRT)
 
     def close(self) -> None:
         """End the process."""
@@ -220,9 +226,17 @@ class EstimatePool:
 
     def estimate(self, *given: Any, **how: Any) -> Estimate:
         """Return an estimate, as the function of that name does, when a process is free."""
-        process = self._free.get()
+        earlier = process = self._free.get()
         try:
             process = process or EstimateProcess()
+            try:
+                return process.estimate(*given, **how)
+            except UsageError:
+                if earlier is None or not earlier.has_crashed:
+                    raise
+            # Tensors without numbers end torch at times, by what earlier estimates have left.
+            earlier.close()
+            process = EstimateProcess()
             return process.estimate(*given, **how)
         finally:
             if process is not None and process.has_ended:

@@ -4,6 +4,7 @@ To each it says a line of JSON on stdout: what ranks hold, or why there is no es
 printed, by the model's own code, goes to stderr. It ends with its stdin, and with its parent.
 """
 
+import gc
 import io
 import json
 import os
@@ -28,6 +29,7 @@ def main() -> None:
         sys.path[:] = request["path"]  # what the notebook imports is imported from there, too
         answers.write(json.dumps(_answer(request["buffers"])) + "\n")
         answers.flush()
+        gc.collect()  # tensors in circles: freed amid an operation of the next one's, they end us
     os._exit(0)  # nothing here has to be put in order
 
 

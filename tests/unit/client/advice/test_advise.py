@@ -1,5 +1,6 @@
 """Advice as users read it, and in a terminal."""
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from nbdist import cli
 from nbdist.client.advice import advise as module
 from nbdist.client.advice.answer import Advice
+from nbdist.client.advice.estimate import EstimatePool
 from nbdist.client.advice.facts import Training, estimated, job_of, training
 from nbdist.shared.errors import UsageError
 from nbdist.study.advice import (
@@ -231,6 +233,33 @@ def test_experts_of_a_model_are_measured_and_formulas_send_what_its_layouts_do()
             assert sent == pytest.approx(estimate.traffic["ep"].nbytes, rel=0.02)
     assert found.experts == mixture.E
     assert found.in_experts == 2 * 2 * mixture.E * mixture.D * mixture.INSIDE
+
+
+def make_once_crashed(marker: str, crashes: int) -> object:
+    """Make a model, but end the process the first times."""
+    import os
+
+    from tests.unit.client.advice import mixture
+
+    with open(marker, "a") as file:
+        file.write("x")
+        file.flush()
+        if os.fstat(file.fileno()).st_size <= crashes:
+            os.abort()
+    return mixture.make()
+
+
+@pytest.mark.slow
+def test_an_estimate_that_crashes_behind_others_is_made_in_a_new_process(tmp_path: Path) -> None:
+    batch = TensorShape((4, 16), "int64")
+    marker = str(tmp_path / "made")
+    with EstimatePool(1) as pool:
+        pool.estimate(functools.partial(make_once_crashed, marker, 0), batch, "ddp", 1)
+        Path(marker).unlink()
+        once = functools.partial(make_once_crashed, marker, 1)
+        assert pool.estimate(once, batch, "ep=2", 2).experts == 8
+    with EstimatePool(1) as pool, pytest.raises(UsageError, match="ended without one"):
+        pool.estimate(functools.partial(make_once_crashed, marker, 9), batch, "ddp", 1)
 
 
 def test_a_model_without_experts_says_in_one_line_why_ep_is_left_out(
