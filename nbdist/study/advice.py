@@ -25,8 +25,8 @@ SHORT_S: Final = 3600.0  # a run that one device ends within this needs no more
 # compiled models and CUDA graphs take less.
 LAUNCH_S: Final = 10e-6
 _BUCKET: Final = 25e6  # bytes of DDP's
-# Of a sequence that a rank of cp keeps. Source: NVIDIA, Megatron Core, parallelism guide: context
-# parallelism is for 8K tokens and more.
+# Of a sequence that a rank of cp keeps, where a host's ranks can have samples of their own. Source:
+# NVIDIA, Megatron Core, parallelism guide: context parallelism is for 8K tokens and more.
 _TOKENS: Final = 4096
 _CHUNKS: Final = {"interleaved": 2, "1f1b": 1}  # stages of a rank
 
@@ -369,9 +369,10 @@ def candidates(job: Job, machine: Machine, overlap: float = 1.0) -> list[Candida
 def spreads(job: Job, machine: Machine) -> Iterator[Spread]:
     """Yield the layouts of one device, of one host and of all hosts."""
     yield Spread()
+    least = _TOKENS if job.global_batch >= machine.per_host else 1
     for world in sorted({machine.per_host, machine.world_size} - {1}):
         for tp in _divisors(machine.per_host) if job.blocks else [1]:
-            for cp in _powers(max(1, job.tokens // _TOKENS)) if job.blocks else [1]:
+            for cp in _powers(max(1, job.tokens // least)) if job.blocks else [1]:
                 # ep does not go with cp yet.
                 for ep in _divisors(job.experts) if job.experts and cp == 1 else [1]:
                     for pp in _divisors(world) if job.blocks else [1]:

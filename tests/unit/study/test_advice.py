@@ -106,6 +106,13 @@ def test_ep_divides_the_experts_and_the_ranks_and_goes_without_cp() -> None:
     assert {one.ep for one in (c.spread for c in candidates(JOB, machine))} == {1}
 
 
+def test_short_sequences_are_cut_only_where_a_host_has_more_ranks_than_samples() -> None:
+    machine = parse_machine("8 h100, 2 hosts ib400")
+    for batch, largest in ((4, 16), (8, 1)):
+        every = candidates(replace(JOB, global_batch=batch), machine)
+        assert max(one.spread.cp for one in every) == largest
+
+
 def test_tokens_that_cross_hosts_take_longer_than_those_that_stay_inside() -> None:
     machine = parse_machine("8 h100, 2 hosts ethernet10")
     inside, across = (
