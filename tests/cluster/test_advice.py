@@ -3,6 +3,7 @@
 import functools
 import re
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +58,28 @@ def test_the_advised_lines_train_on_two_ranks(session: Session, advised: str) ->
     rate = session.run("optimizer.param_groups[0]['lr']", track=False)
     scaled = int(re.findall(r"global_batch=(\d+), reference", advised)[0]) / 4
     assert rate[0].value == pytest.approx(0.1 * scaled)
+
+
+MIXTURE = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.unit.client.advice.mixture import make, V
+def loss(outputs, y):
+    return torch.nn.functional.cross_entropy(outputs.flatten(0, 1), y.flatten())
+words = torch.randint(V, (32, 16), generator=torch.Generator().manual_seed(0))
+dataset = torch.utils.data.TensorDataset(words, words)
+lr = 0.1
+"""
+
+
+@pytest.mark.slow
+def test_the_advised_lines_share_out_the_experts_of_a_model(session: Session) -> None:
+    advised = code(Spread(ep=2), parts=2).replace("torch.nn.functional.cross_entropy", "loss")
+    assert "layout.average" not in advised  # each backward averages
+    result = session.run(f"{MIXTURE}\n{advised}", track=False)
+    assert result.ok, result
+    held = "[len(p.to_local()) for n, p in layout.model.named_parameters() if '1.experts' in n]"
+    assert session.run(held, track=False)[0].value == [4, 4]
 
 
 def test_accumulated_lines_give_the_gradients_of_one_step(session: Session) -> None:

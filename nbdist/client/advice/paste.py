@@ -56,7 +56,7 @@ def lines(
         f"for {numbered} in enumerate(loader, 1):" if parts > 1 else f"for {batch} in loader:"
     )
     body = []
-    if parts > 1 and best.spread.fsdp == 1 and best.spread.world_size > 1:
+    if parts > 1 and best.spread.fsdp == 1 and best.spread.dp * best.spread.cp > 1:
         body.append(f"layout.average(part % {parts} == 0)  # in the last part only")
     body.append(f"layout.step({step}, {whole})")
     stepping = ["optimizer.step()", "optimizer.zero_grad()"]
