@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from nbdist.engine.compat import torch_sharded
 from nbdist.engine.compat.lacking import lacking
 
 
@@ -50,6 +51,7 @@ def fake_group(size: int, rank: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+        torch_sharded.forget_results()  # with the groups that end here
 
 
 @contextmanager

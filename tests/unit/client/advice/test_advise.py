@@ -10,7 +10,7 @@ import pytest
 from nbdist import cli
 from nbdist.client.advice import advise as module
 from nbdist.client.advice.answer import Advice
-from nbdist.client.advice.estimate import EstimatePool
+from nbdist.client.advice.estimate import EstimatePool, EstimateProcess
 from nbdist.client.advice.facts import Training, estimated, job_of, training
 from nbdist.shared.errors import UsageError
 from nbdist.study.advice import (
@@ -233,6 +233,15 @@ def test_experts_of_a_model_are_measured_and_formulas_send_what_its_layouts_do()
             assert sent == pytest.approx(estimate.traffic["ep"].nbytes, rel=0.02)
     assert found.experts == mixture.E
     assert found.in_experts == 2 * 2 * mixture.E * mixture.D * mixture.INSIDE
+
+
+@pytest.mark.slow
+def test_each_stage_of_a_pipeline_of_mixtures_is_estimated() -> None:
+    from tests.unit.client.advice import mixture
+
+    with EstimateProcess() as process:  # the second in the world of another rank
+        found = process.estimate(mixture.make, TensorShape((8, 16), "int64"), "pp=2 ep=2", 4)
+    assert [one.traffic["ep"].ranks for one in found.ranks] == [2, 2]
 
 
 def make_once_crashed(marker: str, crashes: int) -> object:
