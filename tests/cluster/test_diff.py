@@ -180,6 +180,7 @@ def test_layouts_that_compute_the_same_do_not_part(session: Session, other: str)
     assert {d.what for d in found.other.distances} >= {"output", "gradient", "loss"}
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_not_what_it_was_is_named_with_its_ranks(session: Session) -> None:
     train(session, text="ddp")
     session.run("if rank == 1: model[2].down.register_forward_hook(lambda m, x, out: out * 1.01)")

@@ -91,6 +91,7 @@ def test_layouts_after_a_killed_rank_use_the_same_groups_on_every_rank(session: 
     session.scale(2)
 
 
+@pytest.mark.slow
 def test_a_mesh_of_which_the_dead_had_a_dim_alone_is_made_anew_by_all_ranks(
     session: Session,
 ) -> None:

@@ -137,6 +137,7 @@ def test_stacks_cost_prints_and_a_range_come_while_the_cell_runs(training: Runni
     )
 
 
+@pytest.mark.slow
 def test_who_waited_in_a_step_that_was_compared_is_drawn_when_it_is_asked_for(
     training: RunningCell,
 ) -> None:

@@ -159,6 +159,7 @@ def test_it_is_said_who_held_the_same_part(start: Any, tmp_path: Path) -> None:
     assert "lost" not in told
 
 
+@pytest.mark.slow
 def test_a_part_that_only_the_dead_rank_held_is_lost_and_the_error_says_what_prevents_it(
     start: Any, tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def named_as_lost(told: str) -> set[str]:
     return set(found[1].split(", ")) if found else set()
 
 
+@pytest.mark.slow
 def test_an_exception_in_the_last_stages_loss_is_one_error_and_the_next_step_is_right(
     session: Session,
 ) -> None:

@@ -327,6 +327,7 @@ def test_the_cell_shows_where_the_trace_is(notebook: Kernel) -> None:
     assert "profiler_start" not in ran.text  # what kineto tells on descriptor 2
 
 
+@pytest.mark.slow
 def test_an_interrupt_in_the_midst_leaves_the_steps_and_the_ranks_go_on(notebook: Kernel) -> None:
     endless = TRAIN.replace("DataLoader(data, batch_size=20)", "iter(lambda: (x0, y0), 0)")
     endless = endless.replace("for number", "x0, y0 = data[:20]\nfor number")
@@ -350,6 +351,7 @@ def static(notebook: Kernel) -> Any:
     notebook.run("os.environ['NBDIST_STATIC'] = '0'")
 
 
+@pytest.mark.slow
 def test_a_static_cell_shows_the_same_text_each_time_it_is_run(static: Kernel) -> None:
     once, again = (static.cell(TRAIN, "--profile=2 --no-track") for _ in range(2))
     assert "Steps 3-4 were recorded" in once.text

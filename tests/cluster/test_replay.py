@@ -214,6 +214,7 @@ def test_of_the_first_step_of_a_cell_positions_are_known_and_no_sample_is_claime
     assert (forward.positions, forward.batch) == (range(4), (0, 1, 2, 3))
 
 
+@pytest.mark.slow
 def test_a_forward_runs_again_with_the_random_numbers_that_it_drew(session: Session) -> None:
     drawn = run(session, DROPPED).value_list
     found = session.replay(1)
@@ -249,6 +250,7 @@ def test_a_rank_that_trains_by_itself_is_looked_into_alone(session: Session) -> 
     assert found.ranks[1].forwards[0].rows == (1,)
 
 
+@pytest.mark.slow
 def test_without_evidence_it_is_refused_in_words(notebook: Kernel) -> None:
     notebook.run("%dist stop")
     notebook.run("%dist start -n 2 --device cpu", timeout_s=2 * LONGEST_S)

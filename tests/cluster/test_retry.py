@@ -291,6 +291,7 @@ def test_loops_over_two_loaders_end_as_without_faults_that_follow_each_other(
     assert session.retry().value_list == unbroken
 
 
+@pytest.mark.slow
 def test_a_loop_that_evaluates_leaves_the_training_around_it_as_without_a_fault(
     session: Session,
 ) -> None:

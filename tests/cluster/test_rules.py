@@ -143,6 +143,7 @@ def test_a_cell_that_a_rule_has_ended_goes_on_where_it_was_once_the_rule_only_wa
     assert "ranks 0-1 │ Out: True" in reader.cell(whole).text
 
 
+@pytest.mark.slow
 def test_a_cell_that_ignores_a_rule_is_ended_by_the_others_alone(reader: Kernel) -> None:
     assert reader.run('%config NBDist.checks = "raise"').error is None
     ran = reader.cell(ALONE, f"{TWICE} --ignore model-per-rank")
@@ -152,6 +153,7 @@ def test_a_cell_that_ignores_a_rule_is_ended_by_the_others_alone(reader: Kernel)
     assert "ignored" in next(line for line in listed.splitlines() if "model-per-rank" in line)
 
 
+@pytest.mark.slow
 def test_a_rule_that_is_off_says_nothing(reader: Kernel) -> None:
     assert reader.run('%config NBDist.checks = {"model-per-rank": "off"}').error is None
     ran = reader.cell(ALONE, TWICE)

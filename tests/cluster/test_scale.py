@@ -264,6 +264,7 @@ def test_a_new_rank_runs_the_hooks_of_an_optimizer_also_where_its_scheduler_came
     assert scaled.run("handle.remove(); len(stepped)").value_list == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_a_new_rank_comes_where_a_layout_is_left_whose_ranks_draw_alike(scaled: Session) -> None:
     scaled.run("""
         parts = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))

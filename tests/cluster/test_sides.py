@@ -58,6 +58,7 @@ rpc.shutdown()
 """
 
 
+@pytest.mark.slow
 def test_rpc_in_a_second_cell_is_refused_where_it_would_wait(session: Session) -> None:
     session.run(RPC)
     with pytest.raises(nbdist.RankError, match="works only once") as raised:

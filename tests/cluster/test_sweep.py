@@ -110,6 +110,7 @@ print("TOLD", json.dumps({
     assert rows[1]["loss"] < rows[0]["loss"]
 
 
+@pytest.mark.slow
 def test_runs_are_compared_by_the_name_of_their_study_with_a_picture(notebook: Kernel) -> None:
     notebook.cell(TRAIN, "--run again -p lr=[1e-3,0.1]")
     ran = notebook.run("%dist runs again")
@@ -224,6 +225,7 @@ print("LAST", rank, *(f"{x:.6g}" for x in last))
 """
 
 
+@pytest.mark.slow
 def test_folds_in_one_cell_are_a_run_that_has_the_last_loss_of_each(notebook: Kernel) -> None:
     ran = notebook.cell(FOLDS)
     assert ran.error is None

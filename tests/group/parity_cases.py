@@ -134,7 +134,6 @@ WAYS = [
 # What `make test` proves each time, beside the other tests of layouts.
 EVERY_TIME = [
     Case(2, "ddp", accumulate=2, dtype="float64"),
-    Case(2, "zero3", model="llama"),
     Case(2, "pp=2", ('Pipeline("interleaved", 4)',), model="llama"),
     Case(4, "hsdp", model="conv"),
 ]

@@ -205,7 +205,10 @@ def low_in_all_ways() -> list[Any]:
 
 LOW = [
     *((low_on_two, case, sent) for case, (_, sent) in enumerate(LOW_ON_TWO)),
-    *((low_on_four, case, sent) for case, (_, sent) in enumerate(LOW_ON_FOUR)),
+    *(
+        pytest.param(low_on_four, case, sent, marks=pytest.mark.slow)
+        for case, (_, sent) in enumerate(LOW_ON_FOUR)
+    ),
     *(
         pytest.param(
             low_in_all_ways, case, sent if "fsdp" in way[1] else "float32", marks=pytest.mark.slow
@@ -230,6 +233,7 @@ def test_in_low_precision_it_trains_as_one_process_that_computes_so(
         assert found["sent"] == found["told"] == {f"torch.{sent}"}
 
 
+@pytest.mark.slow
 def test_gradients_of_a_pipeline_are_averaged_in_the_dtype_asked_for() -> None:
     for _, (of_dp, of_fsdp) in low_on_four():
         from_rounded, from_exact = of_dp
@@ -333,6 +337,7 @@ def test_blocks_that_are_computed_again_drop_the_same() -> None:
         assert "1 blocks keep their inputs alone, 12 kB of inputs in the last micro-batch" in kept
 
 
+@pytest.mark.slow
 def test_parts_of_sequences_drop_differently_in_all_stages() -> None:
     ranks = run_ranks(4, RANKS + "draws_again", "pp=2 cp=2")
     forwards = [number for forward, *_ in ranks for number in forward]
@@ -378,6 +383,7 @@ def test_wrong_use_is_refused_in_words_on_every_rank(
         assert [word for word in words if word not in texts[case]] == []
 
 
+@pytest.mark.slow
 def test_two_stages_a_rank_evaluate_as_one_process_does() -> None:
     first, last = run_ranks(2, RANKS + "evaluations", ["interleaved", "zbv"], timeout_s=120)
     assert first[:3] == last[3:] == [None] * 3

@@ -49,6 +49,7 @@ def _flat(nested: object) -> list[float]:
     return [nested]
 
 
+@pytest.mark.slow
 def test_an_example_of_one_sample_makes_a_program_for_any_number(tmp_path: Path) -> None:
     assert run_ranks(1, f"{RANKS}:lengths", str(tmp_path)) == [[[-1, -1], [-1, 12]]]
     for folder in tmp_path.iterdir():

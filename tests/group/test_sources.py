@@ -80,6 +80,7 @@ def test_a_resume_on_changed_files_and_what_is_not_there_are_one_error_on_all_ra
     assert first.startswith(f"DataError: {folder}/1.parquet could not be read (on rank 1).")
 
 
+@pytest.mark.slow
 def test_ranks_that_must_share_row_groups_are_told_so_once(folder: str) -> None:
     first, second = run_ranks(2, RANKS + "warnings_of", folder, 1)
     (told,) = first

@@ -26,11 +26,9 @@ FLOOR_PACKED = {"float32": 6e-4, "float64": 9e-13}
 
 # What `make test` runs, and the whole matrix: (model, ranks, layout, policy).
 EVERY_TIME = [
-    ("gpt", 2, "tp=2", PLAIN),
     ("gpt", 2, "tp=2", BOTH),
     ("normed heads", 2, "tp=2", SEQUENCE),
     ("llama", 2, "tp=-1", BOTH),
-    ("gpt", 4, "dp=2 tp=2", PLAIN),
     ("gpt", 4, "fsdp=2 tp=2", BOTH),
 ]
 SLOW = [

@@ -102,6 +102,7 @@ def test_nothing_is_left_when_first_the_parent_and_then_the_kernel_is_killed(
         assert notebook.keys == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
     [

@@ -92,6 +92,7 @@ def notebook(make_home: Callable[[], Path]) -> Notebook:
     return Notebook(home, client_of(home), links)
 
 
+@pytest.mark.slow
 def test_every_point_of_4_ranks_is_in_mlflow_once(notebook: Notebook) -> None:
     run_id = notebook.links["big"].run_id
     history = notebook.client.get_metric_history(run_id, "loss")
