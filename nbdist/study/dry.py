@@ -106,6 +106,8 @@ class Trace:
         branches: In order.
         peak: The most bytes of tensors that were alive at once.
         over: Where these came to be more than a rank may have; "" if they did not.
+        brought: What it gave its peers to read, but for numbers that are not known.
+        asks_rank: Code beside the cell's and ours asked which rank it is, or drew random numbers.
     """
 
     calls: tuple[Call, ...] = ()
@@ -115,6 +117,8 @@ class Trace:
     branches: tuple[Branch, ...] = ()
     peak: int = 0
     over: str = ""
+    brought: tuple[bytes, ...] = ()
+    asks_rank: bool = False
 
     @property
     def collectives(self) -> int:

@@ -6,6 +6,7 @@ with torch 2.13.0 (CPU).
 
 import functools
 import inspect
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -44,8 +45,11 @@ def fake_group(size: int, rank: int) -> Iterator[None]:
 
     Its collectives return at once, with what their outputs held before.
     """
+    from torch.distributed import _meta_registrations
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    # Numbers of collectives without memory are drawn: not of the program's own random numbers.
+    _meta_registrations.random = random.Random()  # type: ignore[assignment]
     dist.init_process_group("fake", world_size=size, rank=rank, store=FakeStore())
     try:
         yield

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import nbdist
 from nbdist.engine.compat import torch_dry, torch_fakes
 from nbdist.engine.data.order.shards import data_shard
-from nbdist.engine.dry import dry_names, refused, unknown
+from nbdist.engine.dry import asked_rank, dry_names, refused, unknown
 from nbdist.engine.dry.live_bytes import LiveBytes
 from nbdist.engine.dry.loops import Loops, rewritten
 from nbdist.engine.dry.place import CELL, file_of, in_words, place
@@ -94,7 +94,7 @@ class _DryRank:
         self._values = Values(rank)
         self._loops = Loops(log, self._values, lambda: data_shard().index)
         self._live = LiveBytes()
-        self._over = ""
+        self._over = self._seeded = ""
 
     def trace(self) -> tuple[Trace, list[str]]:
         end, where, said = "end", "", ""
@@ -132,6 +132,8 @@ class _DryRank:
             tuple(self._log.branches),
             self._live.peak,
             self._over,
+            tuple(self._log.brought),
+            self._log.asks_rank or self._drawn() != self._seeded,
         )
         return trace, sorted({*self._loops.left_out, *self._log.notes})
 
@@ -147,6 +149,7 @@ class _DryRank:
             stack.enter_context(Calls(self._log, self._values, self._look))
             stack.enter_context(Numbers(self._log, self._values))
             dry_names.install(self._log, self._values)
+            asked_rank.watch(self._log)
             names = self._names()
             self._log.is_on = False
             for number, code in self._asked.before:
@@ -170,6 +173,7 @@ class _DryRank:
         random.seed(self._rank)
         numpy.random.seed(self._rank)
         torch.manual_seed(self._rank)
+        self._seeded = self._drawn()
         refused.refuse()
         unknown.in_math()
         self._loops.take_over()
@@ -179,6 +183,10 @@ class _DryRank:
 
         signal.signal(signal.SIGPROF, time_up)
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
+
+    def _drawn(self) -> str:
+        """Return what changes where random numbers are drawn that are known."""
+        return f"{random.getstate()}{numpy.random.get_state()}"
 
     def _names(self) -> dict[str, Any]:
         return {

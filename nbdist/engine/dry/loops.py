@@ -168,6 +168,7 @@ class Loops:
         if isinstance(loader.dataset, IterableDataset):
             return self._stream(loader)
         samples = _samples_of(loader)
+        self._log.asks_rank |= not (_is_plain(loader) or _takes_any(loader))
         count = len(loader)
         place = hash((self._shard_of(loader), getattr(loader, "epoch", 0), count))
 
@@ -194,10 +195,20 @@ class Loops:
         return ("rank", own) if own is not None else self._values.random() if shuffles else 0
 
 
+def _is_plain(loader: Any) -> bool:
+    """Return whether its batches are made of the first samples, in order, on any rank."""
+    return type(loader) is DataLoader and loader.batch_size is not None
+
+
+def _takes_any(loader: Any) -> bool:
+    """Return whether a batch is the same for any samples."""
+    return type(loader.dataset) is TensorDataset and loader.collate_fn is default_collate
+
+
 def _samples_of(loader: Any) -> Callable[[int], list[int]]:
     """Return a function that gives the samples of a batch by its number."""
     dataset_size = max(len(loader.dataset), 1)
-    if type(loader) is DataLoader and loader.batch_size is not None:
+    if _is_plain(loader):
         sampler: Any = loader.sampler
         in_all, size = len(sampler), loader.batch_size
         return lambda n: [i % dataset_size for i in range(n * size, min((n + 1) * size, in_all))]
@@ -216,7 +227,7 @@ def _samples_of(loader: Any) -> Callable[[int], list[int]]:
 
 
 def _collated(loader: Any, indices: Sequence[Any], *, are_samples: bool = False) -> Any:
-    if type(loader.dataset) is TensorDataset and loader.collate_fn is default_collate:
+    if _takes_any(loader):
         return [one[: len(indices)].clone() for one in loader.dataset.tensors]
     items = list(indices) if are_samples else [loader.dataset[index] for index in indices]
     if loader.batch_size is None and loader.batch_sampler is None:

@@ -9,7 +9,7 @@ from nbdist.engine.dry.place import place
 from nbdist.engine.dry.unknown import packed, unpacked
 from nbdist.study.dry import Branch, Call, Loop
 
-Ask = Callable[[tuple[Any, ...], int, int, Any, bool], dict[int, Any] | None]
+Ask = Callable[[tuple[Any, ...], list[int], int, Any, bool], dict[int, Any] | None]
 
 
 MOST_ALIKE = 2000  # decisions at one place, of which the last is the other
@@ -39,6 +39,8 @@ class RankLog:
         calls: In order.
         branches: In order.
         notes: What the answer says beside them.
+        brought: What it gave its peers to read, but for numbers that are not known.
+        asks_rank: It follows from more than the cell's code and ours which rank this is.
     """
 
     def __init__(self, rank: int, answers: Mapping[str, str], ask: Ask) -> None:
@@ -50,6 +52,8 @@ class RankLog:
         self.calls: list[Call] = []
         self.branches: list[Branch] = []
         self.notes: set[str] = set()
+        self.brought: list[bytes] = []
+        self.asks_rank = False
 
     def call(
         self, kind: str, group: dist.ProcessGroup, *, is_equal: bool = False, **how: Any
@@ -73,7 +77,8 @@ class RankLog:
         name = group.group_name
         ranks = dist.get_process_group_ranks(group)
         key = (kind, name, self._numbers.get(name, 0))
-        found = self._ask(key, len(ranks), self._rank, packed(own), waits)
+        self.brought.append(packed(own, has_values=False))
+        found = self._ask(key, ranks, self._rank, packed(own), waits)
         if found is None:
             if waits:
                 raise NeverComesError

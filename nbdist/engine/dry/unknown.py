@@ -81,10 +81,12 @@ for _name in _UNARY:
 
 
 class _Pickler(pickle.Pickler):
+    has_values = True
+
     def persistent_id(self, one: Any) -> Any:
         if hasattr(one, "untyped_storage"):
             raise NotKnownError("ranks exchange objects that hold tensors, which is not followed")
-        return one.value if isinstance(one, Unknown) else None
+        return (one.value if self.has_values else "?") if isinstance(one, Unknown) else None
 
 
 class _Unpickler(pickle.Unpickler):
@@ -96,15 +98,19 @@ class _Unpickler(pickle.Unpickler):
         return Unknown(value, self._decide)
 
 
-def packed(one: Any) -> bytes:
+def packed(one: Any, *, has_values: bool = True) -> bytes:
     """Return an object for another rank; numbers in it that are not known stay what they are.
+
+    Without their values it is the same on ranks that bring the same but for these.
 
     Raises:
         NotKnownError: It holds tensors, or what cannot be sent.
     """
     content = io.BytesIO()
     try:
-        _Pickler(content).dump(one)
+        pickler = _Pickler(content)
+        pickler.has_values = has_values
+        pickler.dump(one)
     except Exception as error:
         raise NotKnownError(f"ranks exchange what cannot be pickled here: {error}") from error
     return content.getvalue()

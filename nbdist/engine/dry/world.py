@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from nbdist.engine.dry.cell import AskedCell, run, warm
+from nbdist.engine.dry.kinds import kinds_of
 from nbdist.engine.dry.rank_log import whole
 from nbdist.study.dry import (
     DryRun,
@@ -25,6 +26,7 @@ from nbdist.study.dry import (
     over_memory,
     unknown_ends,
 )
+from nbdist.study.dry_kinds import of_kind, told_apart
 
 DEADLINE_S = 120.0
 MOST_BRANCHES = 8
@@ -45,6 +47,8 @@ class _Check:
         self._asked, self._ranks = asked, tuple(ranks)
         self._until = time.monotonic() + DEADLINE_S
         self._notes: dict[str, None] = {}
+        codes = (code for _, code in (*asked.before, (0, asked.code)))
+        self._kinds = kinds_of(codes, ranks, asked.world_size, asked.ranks_on_host)
 
     def answer(self) -> DryRun:
         answers, traces = self._without_errors()
@@ -143,31 +147,74 @@ class _Check:
         self, ranks: Sequence[int], answers: Answers, known: Box | None = None
     ) -> dict[int, Trace]:
         """Run the cell on ranks; what others have brought before is known."""
-        crew = _Crew(self._asked, answers, known)
-        traces, notes = crew.run(ranks, self._until)
+        traces, crew = self._run_few(ranks, answers, known), self._few
+        if traces is None:
+            crew = _Crew(self._asked, answers, known)
+            traces = crew.run(ranks, self._until)
         if known is None:
             self._box = crew.box
-        self._notes |= dict.fromkeys(notes)
+        self._notes |= dict.fromkeys(crew.notes)
         return traces
+
+    def _run_few(
+        self, ranks: Sequence[int], answers: Answers, known: Box | None
+    ) -> dict[int, Trace] | None:
+        """Run some ranks of each kind; return what all do, None where they differ."""
+        kinds = [own for kind in self._kinds if (own := [one for one in kind if one in ranks])]
+        old = {key: {r: of[r] for r in of if r not in ranks} for key, of in (known or {}).items()}
+        self._few = _Crew(self._asked, answers, old, kinds)
+        asked = {kind[at] for kind in kinds for at in (0, len(kind) // 2, -1)}
+        if 2 * len(asked) > len(ranks):
+            return None
+        before, self._kinds = self._kinds, []  # where they differ once, all are run from then on
+        traces: dict[int, Trace] = {}
+        while new := sorted(asked - traces.keys()):
+            traces |= self._few.run(new, self._until)
+            if self._few.is_unclear or len(traces) < len(asked):
+                return None
+            asked |= told_apart(traces, self._asked.world_size) & {*ranks}
+            if 2 * len(asked) > len(ranks):
+                return None
+        found: dict[int, Trace] = {}
+        for kind in kinds:
+            own = {rank: traces[rank] for rank in kind if rank in traces}
+            if (same := of_kind(own, kind, self._asked.world_size)) is None:
+                return None
+            found |= same
+        self._kinds = before
+        return found or None
 
 
 class _Crew:
-    """Processes of ranks, of which as many compute at once as there are cores."""
+    """Processes of ranks, of which as many compute at once as there are cores.
 
-    def __init__(self, asked: AskedCell, answers: Answers, known: Box | None) -> None:
+    Those of a kind that are not run bring what one that runs does.
+    """
+
+    def __init__(
+        self,
+        asked: AskedCell,
+        answers: Answers,
+        known: Box | None,
+        kinds: Sequence[Sequence[int]] = (),
+    ) -> None:
         self._asked, self._answers = asked, dict(answers)
+        self._kind = {rank: number for number, kind in enumerate(kinds) for rank in kind}
+        self._run: set[int] = set()
+        self.notes: list[str] = []
+        self.is_unclear = False  # what never came may come from a rank that is not run
         self.box: Box = {key: dict(of) for key, of in (known or {}).items()}
-        self._asking: dict[Connection, tuple[Any, int]] = {}
+        self._asking: dict[Connection, tuple[Any, list[int]]] = {}
         self._of: dict[Connection, int] = {}
         self._pids: dict[int, int] = {}
 
-    def run(self, ranks: Sequence[int], until: float) -> tuple[dict[int, Trace], list[str]]:
+    def run(self, ranks: Sequence[int], until: float) -> dict[int, Trace]:
         """Return what each rank did; those missing ran out of time."""
         gc.collect()
         gc.freeze()  # forks then share what was imported
         left = list(reversed(ranks))
+        self._run |= {*ranks}
         traces: dict[int, Trace] = {}
-        notes: list[str] = []
         at_once = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
         while (left or self._of) and time.monotonic() < until:
             while left and len(self._of) - len(self._asking) < at_once:
@@ -176,11 +223,11 @@ class _Crew:
                 self._tell_all_that_nothing_comes()
             for one in wait([*self._of], timeout=max(0.0, until - time.monotonic())):
                 assert isinstance(one, Connection)
-                self._hear(one, traces, notes)
+                self._hear(one, traces)
         for pid in self._pids.values():
             os.kill(pid, 9)
             os.waitpid(pid, 0)
-        return traces, notes
+        return traces
 
     def _fork(self, rank: int) -> None:
         ours, theirs = Pipe()
@@ -191,7 +238,7 @@ class _Crew:
         theirs.close()
         self._of[ours], self._pids[rank] = rank, pid
 
-    def _hear(self, one: Connection, traces: dict[int, Trace], notes: list[str]) -> None:
+    def _hear(self, one: Connection, traces: dict[int, Trace]) -> None:
         rank = self._of[one]
         try:
             said, *rest = one.recv()
@@ -199,25 +246,32 @@ class _Crew:
             said, rest = "end", [Trace(end="unknown", place="its beginning", said="it crashed"), []]
         if said == "end":
             traces[rank] = rest[0]
-            notes += rest[1]
+            self.notes += rest[1]
             del self._of[one]
             one.close()
             os.waitpid(self._pids.pop(rank), 0)
             return
         key, members, own, waits = rest
-        self.box.setdefault(key, {})[rank] = own
+        box = self.box.setdefault(key, {})
+        box[rank] = own
+        for other in members if rank in self._kind else ():
+            if other not in self._run and self._kind.get(other) == self._kind[rank]:
+                box.setdefault(other, own)
         if waits:
             self._asking[one] = key, members
         self._answer(key)
 
     def _answer(self, key: Any) -> None:
         for one, (asked, members) in [*self._asking.items()]:
-            if asked == key and len(self.box[key]) == members:
+            if asked == key and self.box[key].keys() >= {*members}:
                 del self._asking[one]
                 one.send(self.box[key])
 
     def _tell_all_that_nothing_comes(self) -> None:
-        for one in [*self._asking]:
+        for one, (key, members) in [*self._asking.items()]:
+            run = {self._kind.get(rank) for rank in members if rank in self._run}
+            missing = {*members} - self.box[key].keys() - self._run
+            self.is_unclear |= any(self._kind.get(rank, -1) not in run for rank in missing)
             del self._asking[one]
             one.send(None)
 
@@ -225,7 +279,7 @@ class _Crew:
 def _be(asked: AskedCell, rank: int, answers: dict[str, str], line: Connection) -> None:
     """Be a rank, and end."""
 
-    def ask(key: Any, members: int, rank: int, own: Any, waits: bool) -> dict[int, Any] | None:
+    def ask(key: Any, members: list[int], _: int, own: Any, waits: bool) -> dict[int, Any] | None:
         line.send(("ask", key, members, own, waits))
         return line.recv() if waits else None
 
