@@ -83,6 +83,8 @@ def _parts(node: ast.AST) -> Iterator[ast.AST]:
     called = node.func if isinstance(node, ast.Call) else node
     name = getattr(called, "attr", "") or getattr(called, "id", "")
     for part in ast.iter_child_nodes(node):
+        if part is getattr(node, "test", None) and isinstance(part, ast.expr) and _is_pure(part):
+            part = ast.UnaryOp(ast.Not(), part)  # which way it goes is asked, and no more
         if isinstance(node, ast.Call) and (
             (name == "print" and isinstance(called, ast.Name) and _is_pure(part))
             or (name.startswith("manual_seed") and _is_own(part))

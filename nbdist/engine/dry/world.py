@@ -177,8 +177,8 @@ class _Check:
                 return None
         found: dict[int, Trace] = {}
         for kind in kinds:
-            own = {rank: traces[rank] for rank in kind if rank in traces}
-            if (same := of_kind(own, kind, self._asked.world_size)) is None:
+            run = {rank: traces[rank] for rank in kind if rank in traces}
+            if (same := of_kind(run, kind, self._asked.world_size)) is None:
                 return None
             found |= same
         self._kinds = before
