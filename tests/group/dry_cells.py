@@ -726,3 +726,36 @@ with torch.no_grad():
         ("rank 0 stops at batch 4", "rank 3 at 7"),
     ),
 ]
+
+# Ranks of a kind, of which few are run.
+OF_KINDS = [
+    Case("one rank of 64", "if rank == 17:\n    dist.barrier()\n", "hang", "line 2", n=64),
+    Case(
+        "a mesh, objects, and decisions by a loss",
+        _MODEL
+        + """
+block = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, dropout=0.0)
+layout = nbdist.parallelize(block, "fsdp=2 tp=4")
+x = torch.randn(4, 6, 16)
+loss = layout.step(x, x, F.mse_loss)
+every = [None] * world_size
+dist.all_gather_object(every, loss.item())
+if every[0] > 3:
+    dist.barrier()
+if loss.item() > 3:
+    dist.barrier()
+""",
+        n=8,
+    ),
+    Case(
+        "each decides by its own number, and one stays away",
+        _MODEL
+        + """
+torch.manual_seed(7 + rank)
+loss = model(torch.randn(4, 8)).mean()
+if loss.item() > 1 and rank != 5:
+    dist.barrier()
+""",
+        n=16,
+    ),
+]

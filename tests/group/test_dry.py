@@ -11,7 +11,7 @@ import pytest
 
 import nbdist
 from nbdist.shared.errors import UsageError
-from tests.group.dry_cells import PLANTED, SOUND, Case
+from tests.group.dry_cells import OF_KINDS, PLANTED, SOUND, Case
 
 QUICK = {
     "a model that is moved, and metrics gathered as objects",
@@ -24,16 +24,22 @@ QUICK = {
 }
 
 
-def _check(cases: Sequence[Case]) -> None:
-    command = [sys.executable, "-m", "tests.group.dry_ranks", *(case.name for case in cases)]
+def _found(cases: Sequence[Case], *options: str) -> dict[str, Any]:
+    names = (case.name for case in cases)
+    command = [sys.executable, "-m", "tests.group.dry_ranks", *options, *names]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+def _check(cases: Sequence[Case]) -> None:
+    found = _found(cases)
     wrong = [f"{case.name}: {found[case.name][2]}" for case in cases if not _told(case, found)]
     assert wrong == []
 
 
 def _told(case: Case, found: dict[str, Any]) -> bool:
-    is_sound, findings, _ = found[case.name]
+    is_sound, findings, *_ = found[case.name]
     if not case.kind:
         return bool(is_sound)
     kind, places, text = findings[0] if findings else ("", (), "")
@@ -46,6 +52,22 @@ def test_the_table_has_as_many_sound_cells_as_such_with_a_mistake() -> None:
 
 def test_mistakes_are_told_with_their_lines_and_none_of_sound_cells() -> None:
     _check([case for case in (*SOUND, *PLANTED) if case.name in QUICK])
+
+
+def test_one_rank_of_64_that_calls_alone_is_told_and_few_ranks_are_run() -> None:
+    case = OF_KINDS[0]
+    _, _, text, forks = _found([case])[case.name]
+    assert "Rank 17 alone calls barrier at line 2; ranks 0-16, 18-63 end the cell" in text
+    assert forks == 4
+
+
+@pytest.mark.slow
+def test_ranks_that_are_not_run_are_told_as_if_they_were() -> None:
+    few, each = _found(OF_KINDS), _found(OF_KINDS, "--each")
+    assert {name: one[:3] for name, one in few.items()} == {
+        name: one[:3] for name, one in each.items()
+    }
+    assert all(few[case.name][3] < each[case.name][3] for case in OF_KINDS)
 
 
 @pytest.mark.slow

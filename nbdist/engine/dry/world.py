@@ -182,7 +182,7 @@ class _Check:
                 return None
             found |= same
         self._kinds = before
-        return found or None
+        return dict(sorted(found.items())) or None
 
 
 class _Crew:
@@ -227,7 +227,7 @@ class _Crew:
         for pid in self._pids.values():
             os.kill(pid, 9)
             os.waitpid(pid, 0)
-        return traces
+        return dict(sorted(traces.items()))
 
     def _fork(self, rank: int) -> None:
         ours, theirs = Pipe()
