@@ -42,7 +42,7 @@ scripts := --quiet --config $(page)/jsconfig.json $(wildcard $(page)/*.js nbdist
 # without its dependencies, but for those that a script with `nbdist.init()` imports.
 tools := .venv-jobs/.nbdist-tools
 
-.PHONY: help install demo lab test test-fast test-browser test-hosts test-jobs test-all azurite trials check bench docs clean FORCE
+.PHONY: help install demo lab test test-fast test-browser test-hosts test-jobs test-all azurite chromium java trials check bench docs clean FORCE
 
 help:
 	@echo 'make install   a Python environment in $(VENV), with nbdist and the tutorials'"'"' needs'
@@ -90,10 +90,12 @@ azurite: $(developer)
 	  --no-audit --no-fund --prefix $(VENV)/lib/azurite azurite@3.37.0
 
 # Chromium comes from Debian's packages where it is missing and root asks; else the tests are skipped.
-test-browser: $(developer)
+test-browser: $(developer) chromium
+	$(py) -m pytest -m browser $(ARGS) tests
+
+chromium:
 	command -v chromium >/dev/null || command -v google-chrome >/dev/null || [ "$$(id -u)" != 0 ] || \
 	  timeout 600 sh -c 'apt-get update -q && apt-get install -qy --no-install-recommends chromium' || true
-	$(py) -m pytest -m browser $(ARGS) tests
 
 # Test hosts are namespaces: without root these tests are skipped. ssh, Slurm and MPI come from
 # Debian's packages where they are missing, JupyterHub from pip. NBDIST_REQUIRE_HOSTS=1 lets a skipped test fail.
@@ -105,10 +107,12 @@ test-hosts: $(developer)
 
 # Spark needs Java, which comes from Debian's packages where it is missing and root asks.
 # NBDIST_REQUIRE_JOBS=1 lets a skipped test fail.
-test-jobs: $(developer) $(tools)
+test-jobs: $(developer) $(tools) java
+	$(py) -m pytest -m jobs $(ARGS) tests/jobs
+
+java:
 	command -v java >/dev/null || [ "$$(id -u)" != 0 ] || timeout 600 sh -c \
 	  'apt-get update -q && apt-get install -qy --no-install-recommends openjdk-17-jre-headless' || true
-	$(py) -m pytest -m jobs $(ARGS) tests/jobs
 
 # Stopped, it goes on where it stood: .nbdist/trials.jsonl has what was run.
 trials: $(developer)
