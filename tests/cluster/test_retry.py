@@ -96,6 +96,7 @@ def test_a_cell_that_makes_what_it_trains_ends_as_without_a_fault(
 
 
 # Before the first step, what a guard keeps starts over as well.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "makes", ["all behind a guard", pytest.param("all made anew", marks=pytest.mark.slow)]
 )
@@ -342,6 +343,7 @@ model.weight.tolist()
 """
 
 
+@pytest.mark.slow
 def test_what_workers_draw_is_after_a_fault_what_it_would_have_been(session: Session) -> None:
     ends = []
     for workers, fails in ((1, False), (1, True), (2, True)):

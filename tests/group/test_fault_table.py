@@ -52,11 +52,10 @@ FORWARD_TOO = (
 )
 
 # Also with every backward on a thread beside the main one. Each kind of launch within backward: by
-# DDP's reducer, by hooks in Python, by operators of the graph, and by a schedule that calls it. Of
-# each kind `make test` runs one, where the fault leaves most on its way.
+# DDP's reducer, by hooks in Python, by operators of the graph, and by a schedule that calls it.
+# `make test` runs the first and the last, where the fault leaves most on its way.
 BARE_EVERY_TIME = (
     ('nbdist.parallelize(model, "ddp")', "backward"),
-    ('nbdist.parallelize(model, "fsdp=2 tp=2")', "backward"),
     ('nbdist.parallelize(model, "pp=2 dp=2")', "backward"),
 )
 ON_BARE_THREADS = (

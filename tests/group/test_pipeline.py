@@ -78,7 +78,6 @@ EVERY_TIME = [
             ("pp=2 cp=2", by("interleaved", GATHER, AGAIN)),
         ],
     ),
-    ("tied", 2, torch.float64, [("pp=2", by("1f1b"))]),
     ("sharing", 2, torch.float64, [("pp=2", by("1f1b"))]),
 ]
 SLOW = [
@@ -319,6 +318,7 @@ def test_a_stage_that_is_frozen_has_an_optimizer_that_trains_nothing(
     assert moved > 0
 
 
+@pytest.mark.slow
 def test_shares_of_different_size_count_by_their_samples() -> None:
     found = run_ranks(4, RANKS + "uneven_shares", ["pp=2 dp=2", "pp=2 fsdp=2"], timeout_s=120)
     assert max(max(of_rank) for of_rank in found) <= 1e-14
@@ -390,6 +390,7 @@ def test_two_stages_a_rank_evaluate_as_one_process_does() -> None:
     assert max(last[:3] + first[3:]) <= 1e-14
 
 
+@pytest.mark.slow
 def test_nothing_of_a_batch_is_held_after_it() -> None:
     for held in run_ranks(2, RANKS + "held_of_a_batch", ["1f1b", "gpipe", "interleaved"]):
         assert held == [0] * 6
