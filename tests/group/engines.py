@@ -20,7 +20,7 @@ from typing import Any
 from nbdist.shared.options import LOOPBACK, ClusterOptions
 from nbdist.shared.placement import one_host
 from tests.group.harness import CONTEXT, HANG_S
-from tests.group.last_words import LastWords, speak_into, speak_of_threads
+from tests.group.last_words import LastWords, has_crashed, speak_into, speak_of_threads
 
 
 class RankFailed(AssertionError):
@@ -83,6 +83,10 @@ class Cluster:
         self.n = n
         self.check = check
         self.timeout_s = timeout_s
+        self._has_crashed = False
+        self._start()
+
+    def _start(self) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
         self.store: BaseProcess = CONTEXT.Process(
@@ -90,7 +94,7 @@ class Cluster:
         )
         self.store.start()
         listener.close()
-        self.engines = [Engine(rank) for rank in range(n)]
+        self.engines = [Engine(rank) for rank in range(self.n)]
 
     def join(self) -> None:
         """Form the group, generation 0."""
@@ -119,9 +123,21 @@ class Cluster:
         return [engine.result() for engine in self.engines]
 
     def run(self, function: Callable[..., Any], *args: object) -> list[Any]:
-        """Post to every rank and return every answer."""
+        """Post to every rank and return every answer.
+
+        Where a rank has crashed in C++ before, all are started again: the test runs once more.
+        """
+        if self._has_crashed:
+            self.stop()
+            self._start()
+            self.join()
         self.post(function, *args)
-        return self.results()
+        try:
+            found, self._has_crashed = self.results(), False
+        except RankFailed as error:
+            self._has_crashed = has_crashed(str(error))
+            raise
+        return found
 
     def now(self, function: Callable[..., Any], *args: object) -> list[Any]:
         """Run on every rank's control thread, one rank after the other."""

@@ -101,3 +101,11 @@ def test_an_engine_that_dies_is_told_with_its_signal_and_last_words() -> None:
         assert "was killed by SIGSEGV" in str(failed.value)
         assert "in _die_on_rank_1" in str(failed.value)
         _kept(str(failed.value))
+
+
+def test_ranks_of_which_one_has_crashed_are_started_again_for_the_next_run() -> None:
+    with cluster(2) as ranks:
+        with pytest.raises(RankFailed) as error:
+            ranks.run(_die_on_rank_1, int(signal.SIGABRT))
+        _kept(str(error.value))
+        assert ranks.run(os.getenv, "RANK") == ["0", "1"]
