@@ -48,7 +48,7 @@ help:
 	@echo 'make install   a Python environment in $(VENV), with nbdist and the tutorials'"'"' needs'
 	@echo 'make demo      train on two ranks, headless: 02_train_with_ddp.ipynb'
 	@echo 'make lab       JupyterLab on the notebooks'
-	@echo 'make test      all tests once, in two workers; some 25 minutes on two cores'
+	@echo 'make test      the tests, in two workers; 25 to 50 minutes on two cores'
 	@echo 'make test-fast unit tests and one cluster, in a minute and a half'
 	@echo 'make test-browser what drives a real browser; installs Chromium where it may'
 	@echo 'make test-hosts several hosts: namespaces with ssh, Slurm, MPI, a hub; as root it installs these'
