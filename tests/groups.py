@@ -57,6 +57,28 @@ _SHARES = {
     "lifecycle/test_out_of_memory.py": "cluster",
 }
 
+# Left to `make test-all`, as a whole run must end within the hour on two slow cores. Each of these
+# files costs half a minute or more there, for many ways of what other files prove in one.
+_LEFT_TO_ALL = {
+    *(f"notebooks/{name}.ipynb" for name in (
+        "03_fsdp_language_model", "06_every_layout", "07_slow_networks", "09_data_at_scale",
+        "10_which_step_went_wrong", "13_fine_tune_a_language_model",
+    )),
+    *(f"tests/cluster/test_{name}.py" for name in (
+        "checkpoint_option", "diff", "kept_steps", "peers", "retry", "scaling", "sweep",
+    )),
+    *(f"tests/group/test_{name}.py" for name in (
+        "adapters", "checkpoint_s3", "compile", "context", "crossings", "factory", "generate",
+        "listed_experts", "noise", "parity", "parts", "quantized_base", "reshard", "tensor_kinds",
+        "transformer",
+    )),
+    "tests/export/test_notebooks.py",
+    "tests/lifecycle/test_secrets.py",
+    "tests/random/test_random.py",
+    "tests/testing/test_notebooks.py",
+    "tests/thirdparty/test_trl.py",
+}  # fmt: skip
+
 # A cell of a notebook may take 300 s (--nbval-cell-timeout); nbval then interrupts it in an
 # orderly way, and pytest-timeout is only there for the case that it cannot.
 _NOTEBOOK_CELL_TIMEOUT_S = 360
@@ -103,6 +125,12 @@ def _has_nvidia_gpu() -> bool:
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects what is slow
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the groups in order, and skip what this machine cannot run."""
+    for item in items:
+        if (
+            item.path.is_relative_to(ROOT)
+            and item.path.relative_to(ROOT).as_posix() in _LEFT_TO_ALL
+        ):
+            item.add_marker(pytest.mark.slow)
     _mark_rest_of_matrices(items)
     items.sort(key=lambda item: _place(group_of(item.path)))  # stable: cells keep their order
     for item in items:
