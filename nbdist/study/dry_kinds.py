@@ -3,7 +3,7 @@
 Ranks of a mesh call groups of their own: of an axis those of all ranks follow from one's.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from nbdist.study.dry import Call, Trace
@@ -40,7 +40,9 @@ def of_kind(
             return None
         if run[rank].calls != moved.calls:
             return None
-    values = [{one.branches[at].value for one in run.values()} for at in _places(run[first])]
+    values = [
+        {one.branches[at].value for one in run.values()} for at in range(len(run[first].branches))
+    ]
     if any(len(of) not in (1, len(run)) for of in values):
         return None  # equal on some of them
     found = {}
@@ -57,10 +59,6 @@ def of_kind(
             moved = replace(moved, branches=tuple(branches), peak=peak)
         found[rank] = moved
     return found
-
-
-def _places(trace: Trace) -> Iterable[int]:
-    return range(len(trace.branches))
 
 
 def _bare(trace: Trace) -> Trace:

@@ -147,7 +147,18 @@ class _Check:
         self, ranks: Sequence[int], answers: Answers, known: Box | None = None
     ) -> dict[int, Trace]:
         """Run the cell on ranks; what others have brought before is known."""
-        traces, crew = self._run_few(ranks, answers, known), self._few
+        kinds = [own for kind in self._kinds if (own := [one for one in kind if one in ranks])]
+        few = {kind[at] for kind in kinds for at in (0, len(kind) // 2, -1)}
+        traces = None
+        if few and 2 * len(few) <= len(ranks):
+            others = {
+                key: {r: own for r, own in of.items() if r not in ranks}
+                for key, of in (known or {}).items()
+            }
+            crew = _Crew(self._asked, answers, others, kinds)
+            traces = self._by_kinds(crew, kinds, few, ranks)
+            if traces is None:
+                self._kinds = []  # where they differ once, all are run from then on
         if traces is None:
             crew = _Crew(self._asked, answers, known)
             traces = crew.run(ranks, self._until)
@@ -156,24 +167,17 @@ class _Check:
         self._notes |= dict.fromkeys(crew.notes)
         return traces
 
-    def _run_few(
-        self, ranks: Sequence[int], answers: Answers, known: Box | None
+    def _by_kinds(
+        self, crew: "_Crew", kinds: Sequence[Sequence[int]], few: set[int], ranks: Sequence[int]
     ) -> dict[int, Trace] | None:
-        """Run some ranks of each kind; return what all do, None where they differ."""
-        kinds = [own for kind in self._kinds if (own := [one for one in kind if one in ranks])]
-        old = {key: {r: of[r] for r in of if r not in ranks} for key, of in (known or {}).items()}
-        self._few = _Crew(self._asked, answers, old, kinds)
-        asked = {kind[at] for kind in kinds for at in (0, len(kind) // 2, -1)}
-        if 2 * len(asked) > len(ranks):
-            return None
-        before, self._kinds = self._kinds, []  # where they differ once, all are run from then on
+        """Run few ranks of each kind; return what all do, None where they differ."""
         traces: dict[int, Trace] = {}
-        while new := sorted(asked - traces.keys()):
-            traces |= self._few.run(new, self._until)
-            if self._few.is_unclear or len(traces) < len(asked):
+        while new := sorted(few - traces.keys()):
+            traces |= crew.run(new, self._until)
+            if crew.is_unclear or len(traces) < len(few):
                 return None
-            asked |= told_apart(traces, self._asked.world_size) & {*ranks}
-            if 2 * len(asked) > len(ranks):
+            few = few | told_apart(traces, self._asked.world_size) & {*ranks}
+            if 2 * len(few) > len(ranks):
                 return None
         found: dict[int, Trace] = {}
         for kind in kinds:
@@ -181,8 +185,7 @@ class _Check:
             if (same := of_kind(run, kind, self._asked.world_size)) is None:
                 return None
             found |= same
-        self._kinds = before
-        return dict(sorted(found.items())) or None
+        return dict(sorted(found.items()))
 
 
 class _Crew:
