@@ -1,13 +1,14 @@
 """The advised layout beside the best of all layouts, each measured on four virtual devices.
 
 `NBDIST_WRITE_ADVICE_TABLE=1 python -m pytest -m slow tests/lifecycle/test_advice_search.py` writes
-`advice_table.md` anew: half an hour of two cores. With `-k` a case's row alone is written.
+`advice_table.md` anew: an hour of two free cores. With `-k` a case's row alone is written.
 """
 
 import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -116,9 +117,11 @@ def search(
     every_one = {_key(one): one for one in others} | {_key(advised): advised}
     found: dict[Candidate, Measured] = {}
     refused = large = 0
-    for one in every_one.values():
+    with ThreadPoolExecutor() as pool:
+        has_room = [(one, pool.submit(fit, one)) for one in every_one.values()]
+    for one, fitting in has_room:
         try:
-            if not fit(one):
+            if not fitting.result():
                 large += 1
                 continue
             found[one] = step(one, 1)
