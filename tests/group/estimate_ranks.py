@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 import nbdist
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.compat.torch_hooks import local_part
+from nbdist.engine.dry import live_bytes, step
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.efficiency import (
@@ -24,6 +25,7 @@ from nbdist.engine.layout.policies.efficiency import (
 )
 from nbdist.engine.tap import tap
 from nbdist.shared.errors import NBDistError
+from nbdist.study.estimate import shapes_of
 
 B, S, V, D, E = 8, 64, 500, 96, 4
 POLICIES: dict[str, tuple[object, ...]] = {
@@ -147,6 +149,26 @@ def estimated(n: int, cases: list[tuple[str, str, str]]) -> list[dict[str, Any]]
         traffic = [sum(getattr(t, of) for t in one.traffic.values()) for of in ("count", "payload")]
         found.append({"ranks": ranks, "traffic": traffic, "text": str(one)})
     return found
+
+
+def operations(layout: str, sizes: list[int]) -> list[int]:
+    """Return how many operations are run for an estimate of so many ranks; runs outside of any."""
+    run: list[object] = []
+    count = live_bytes.LiveBytes.count
+
+    def noted(live: live_bytes.LiveBytes, *seen: Any) -> None:
+        run.append(seen[0])
+        count(live, *seen)
+
+    live_bytes.LiveBytes.count = noted  # type: ignore[method-assign,assignment]
+    batch = shapes_of(batch_of("decoder"))
+    counts = []
+    for size in sizes:
+        given = (MODELS["decoder"], batch, layout, (), size, 8, loss_of, torch.optim.AdamW)
+        run.clear()
+        step.measure(step.Asked(*given), 0)
+        counts.append(len(run))
+    return counts
 
 
 CELL = """

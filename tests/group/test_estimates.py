@@ -5,6 +5,8 @@
 """
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 from tests.group.harness import run_ranks
 
+ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_name("estimate_table.md")
 WRITES = bool(os.environ.get("NBDIST_WRITE_ESTIMATE_TABLE"))
 RANKS = "tests.group.estimate_ranks:"
@@ -43,7 +46,7 @@ TWO: list[Case] = [
     ("mixture", "ep=2", ""),
     ("mixture", "ep=2", "checkpoint"),
 ]
-
+SHARED = ["ddp", "zero1", "zero2", "hsdp"]
 
 HEAD = """\
 # Estimates beside measurements
@@ -101,6 +104,18 @@ def test_the_peak_of_a_dry_cell_is_what_two_ranks_allocate() -> None:
     (dry,) = run_ranks(1, RANKS + "peaks_of_dry_cells", layouts)
     for measured in run_ranks(2, RANKS + "peaks_of_cells", layouts):
         assert dry == pytest.approx(measured, rel=PEAK)
+
+
+@pytest.mark.parametrize(
+    "layout", ["zero3", *(pytest.param(name, marks=pytest.mark.slow) for name in SHARED)]
+)
+def test_an_estimate_of_many_ranks_runs_no_more_than_one_of_few(layout: str) -> None:
+    asked = f"import {RANKS[:-1]} as ranks; print(*ranks.operations({layout!r}, [8, 512]))"
+    run = subprocess.run(
+        [sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    few, many = map(int, run.stdout.split()[-2:])
+    assert 1000 < many <= few, run.stderr
 
 
 @pytest.mark.slow

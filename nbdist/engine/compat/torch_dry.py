@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor import DTensor
 
 from nbdist.engine.compat import torch_sharded
@@ -29,6 +30,7 @@ def check() -> list[str]:
     missing = lacking(dist, ("_compute_bucket_assignment_by_size",), "torch.distributed")
     missing += lacking(dist.Work, ("_source_rank",), "torch.distributed.Work")
     missing += lacking(torch._C, ("_swap_tensor_impl",), "torch._C")
+    missing += lacking(_fsdp_param, ("_chunk_with_empty",), "torch.distributed.fsdp")
     missing += lacking(fake_tensor, ("is_fake",), "torch._subclasses.fake_tensor")
     missing += lacking(FakeTensor, ("fake_device",), "FakeTensor")
     missing += [] if "constant" in FakeTensor.__annotations__ else ["FakeTensor.constant is gone"]
@@ -90,19 +92,44 @@ def group_called(name: str) -> dist.ProcessGroup:
 def fake_tensors() -> Iterator[FakeTensorMode]:
     """Have all new tensors without memory within the block, but for those of DeviceMeshes.
 
-    A mesh asks its own tensors, of ranks, for their numbers.
+    A mesh asks its own tensors, of ranks, for their numbers. Of FSDP2's chunks those are made that
+    it takes: two of a parameter, and not one for each rank of the world.
     """
     methods = {name: m for name, m in vars(DeviceMesh).items() if inspect.isfunction(m)}
     for name, method in methods.items():
         setattr(DeviceMesh, name, on_numbers(method))
     swap, torch.utils.swap_tensors = torch.utils.swap_tensors, _swap
+    cut = _fsdp_param._chunk_with_empty
+    _fsdp_param._chunk_with_empty = Chunks  # type: ignore[assignment]
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             yield mode
     finally:
+        _fsdp_param._chunk_with_empty = cut
         torch.utils.swap_tensors = swap
         for name, method in methods.items():
             setattr(DeviceMesh, name, method)
+
+
+class Chunks(Sequence[Tensor]):
+    """What FSDP2's `_chunk_with_empty` returns, of which each is made when it is asked for."""
+
+    def __init__(self, tensor: Tensor, num_chunks: int, dim: int) -> None:
+        """Make none."""
+        self._whole, self._count, self._dim = tensor, num_chunks, dim
+
+    def __len__(self) -> int:
+        """Return how many there are, the empty ones too."""
+        return self._count
+
+    def __getitem__(self, number: Any) -> Any:
+        """Return one, a view unless it is empty."""
+        size = self._whole.size(self._dim)
+        each = -(-size // self._count)
+        begin = each * range(self._count)[number]
+        if begin >= size > 0:
+            return self._whole.new_empty(0)
+        return self._whole.narrow(self._dim, begin, min(each, size - begin))
 
 
 def _swap(first: Tensor, second: Tensor) -> None:
