@@ -3,7 +3,7 @@
 An expression of ranks and constants alone, such as `rank == 17` or `rank % 2`, is computed for
 every rank: those for which all give the same are of one kind. Where a rank is only printed, or
 seeds random numbers, it may differ. Any other mention of one, and of what else could tell a rank,
-makes each rank a kind of its own.
+makes each rank a kind of its own; so does another meaning of a name that is known here.
 """
 
 import ast
@@ -19,6 +19,15 @@ _NAMES = ("rank", "this_rank", "local_rank", "world_size")
 _ASKED = ("get_rank", "get_world_size")  # of torch.distributed
 _PURE = (ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Constant, ast.Tuple)
 _SIGNS = (ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context)
+_SAMPLER = "torch.utils.data.DistributedSampler"
+# What names that are known here mean: cells may import them from there, and bind them otherwise
+# nowhere.
+_MEANS = {
+    "torch": ("torch",),
+    "dist": ("torch.distributed",),
+    "DistributedSampler": (_SAMPLER, "torch.utils.data.distributed.DistributedSampler"),
+    "print": (),
+}
 
 
 class _UnclearError(Exception):
@@ -38,7 +47,10 @@ def kinds_of(
     """
     found: dict[object, list[int]] = {}
     try:
-        asked = [one for code in codes for one in _asked(ast.parse(code))]
+        cells = [ast.parse(code) for code in codes]
+        if any(_renames(node) for cell in cells for node in ast.walk(cell)):
+            raise _UnclearError
+        asked = [one for cell in cells for one in _asked(cell)]
         for rank in ranks:
             names = dict.fromkeys(_NAMES, rank) | {"world_size": world_size}
             names["local_rank"] = rank % ranks_on_host
@@ -47,6 +59,27 @@ def kinds_of(
     except (_UnclearError, SyntaxError, ArithmeticError, TypeError, ValueError):
         return [[rank] for rank in ranks]
     return list(found.values())
+
+
+def _renames(node: ast.AST) -> bool:
+    """Return whether it gives a name that is known here another meaning."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        origin = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+        return any(_imports_other(origin, one) for one in node.names)
+    if isinstance(node, ast.Attribute):  # torch.manual_seed = f
+        return not isinstance(node.ctx, ast.Load) and getattr(node.value, "id", "") in _MEANS
+    is_read = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    is_bound = not (is_read or isinstance(node, ast.alias | ast.keyword | ast.Constant))
+    return is_bound and any(word in _MEANS for word in _words(node))
+
+
+def _imports_other(origin: str, one: ast.alias) -> bool:
+    if one.name == "*":
+        return not origin.startswith("torch.")
+    name, meant = one.asname or one.name, origin + one.name
+    if not (one.asname or origin):  # `import torch.nn` binds torch
+        name = meant = one.name.partition(".")[0]
+    return name in _MEANS and meant not in _MEANS[name]
 
 
 def _asked(node: ast.AST) -> Iterator[Any]:
