@@ -4,6 +4,7 @@
 
 import gc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,16 +14,19 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from nbdist.engine.compat.torch_hooks import local_part
-from nbdist.engine.data.order.shards import data_shard
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.engine.layout.policies.efficiency import ActivationCheckpoint, Precision
-from nbdist.engine.layout.policies.policies import Pipeline
 from nbdist.engine.tap import tap
 from nbdist.shared.errors import LayoutError
+from tests.group.expert_ranks import (
+    POLICIES,
+    batch,
+    beside_one_process,
+    loss_of,
+    part_of,
+    sums_of_experts,
+)
 from tests.group.expert_ranks import Mixture as Stacked
 from tests.group.expert_ranks import Net as StackedNet
-from tests.group.expert_ranks import batch, loss_of, sums_of_experts
-from tests.group.layout_ranks import difference, state_of
 
 STEPS = 3
 V, S, D, E, K, WIDE = 20, 6, 16, 4, 2, 12
@@ -196,12 +200,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "frozen parts": lambda: _frozen("up", "token"),
     "frozen router": lambda: _frozen("router", "token", "norm"),
 }
-POLICIES: dict[str, tuple[object, ...]] = {
-    "": (),
-    "checkpoint": (ActivationCheckpoint(),),
-    "pipeline": (Pipeline(microbatches=2),),
-    "bf16": (Precision("bf16"),),
-}
 
 
 def make(name: str, seed: int = 0) -> nn.Module:
@@ -209,64 +207,16 @@ def make(name: str, seed: int = 0) -> nn.Module:
     return MODELS[name]().double()
 
 
-def one_process(name: str, parts: int) -> tuple[list[float], dict[str, Tensor]]:
-    """Train as one process does on the same split: `parts` of a batch a step."""
-    model = make(name)
-    opt = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.3, momentum=0.9)
-    losses = []
-    for step in range(STEPS):
-        x, y = batch(step)
-        for x_part, y_part in zip(x.chunk(parts), y.chunk(parts), strict=True):
-            loss = loss_of(model(x_part), y_part)
-            (loss / parts).backward()
-            losses.append(loss.item())
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        opt.step()
-        opt.zero_grad()
-    return losses, state_of(model)
-
-
 def parity(cases: list[tuple[str, str, str]]) -> dict[tuple[str, str, str], tuple[float, float]]:
     """Return, for each model, layout and policy, the differences of losses and final state."""
-    return {case: _parity(*case) for case in cases}
-
-
-def _parity(name: str, text: str, policy: str) -> tuple[float, float]:
-    # Every rank begins with other weights, of which rank 0's count.
-    layout = parallelize(make(name, seed=dist.get_rank()), text, *POLICIES[policy])
-    opt = layout.optimizer(
-        torch.optim.SGD,
-        [p for p in layout.model.parameters() if p.requires_grad],
-        lr=0.3,
-        momentum=0.9,
-        foreach=True,
-    )
-    shard = data_shard()
-    losses = []
-    for step in range(STEPS):
-        x, y = (t.chunk(shard.count)[shard.index] for t in batch(step))
-        if layout.pipeline is None:
-            loss = loss_of(layout.model(x), y)
-            loss.backward()
-            losses.append(loss.item())
-        else:
-            layout.step(x, y, loss_of)
-        layout.clip_grad_norm_(0.5)
-        opt.step()
-        opt.zero_grad()
-    alone, state = one_process(name, shard.count)
-    mine = alone[shard.index :: shard.count]
-    in_losses = max((abs(a - b) for a, b in zip(losses, mine, strict=False)), default=0.0)
-    given = {n: t for n, t in layout.state_dict().items() if not n.endswith("calls")}
-    state = {n: t for n, t in state.items() if not n.endswith("calls")}
-    return in_losses, difference(given, state) if given else 0.0
+    return {case: beside_one_process(partial(make, case[0]), *case[1:]) for case in cases}
 
 
 def looks_like_the_users_model() -> dict[str, Any]:
     model = make("loop")
     names = list(model.state_dict())
     layout = parallelize(model, "ep=2")
-    x, y = _part(0)
+    x, y = part_of(0)
     layout.step(x, y, loss_of)
     torch.optim.SGD(layout.model.parameters(), lr=0.3).step()
     given = layout.state_dict()
@@ -293,12 +243,6 @@ def looks_like_the_users_model() -> dict[str, Any]:
     }
 
 
-def _part(step: int) -> tuple[Tensor, Tensor]:
-    shard = data_shard()
-    x, y = (t.chunk(shard.count)[shard.index] for t in batch(step))
-    return x, y
-
-
 def unequal_shares(of_first: int) -> float:
     """Return the difference of gradients to a batch of which rank 0 had so many samples, or all."""
     layout, plain = parallelize(make("loop"), "ep=2"), make("loop")
@@ -319,7 +263,7 @@ def bytes_sent() -> dict[str, float]:
     """Return the bytes that the tap counts in a forward and a backward, and those explained."""
     tap.install("full")
     layout = parallelize(make("dense"), "ep=2")
-    x, y = _part(0)
+    x, y = part_of(0)
     loss_of(layout.model(x), y).backward()
     tap.take()
     loss = loss_of(layout.model(x), y)
@@ -366,7 +310,7 @@ class Drawing(Mixture):
 
 def proofs() -> dict[str, tuple[bool, str]]:
     """Return what `verify` says of what is right, and of gradients with a wrong divisor."""
-    x, y = _part(0)
+    x, y = part_of(0)
     found = {}
     for label, model, policy in (
         ("loop", make("loop"), ""),
@@ -493,7 +437,7 @@ def refusals() -> dict[str, str]:
     for label, mixture in (("jittering", Jittering), ("turning", Turning)):
         layout = parallelize(Net(mixture), "ep=2")
         try:
-            layout.model(_part(0)[0])
+            layout.model(part_of(0)[0])
         except LayoutError as error:
             texts[label] = str(error)
     return texts
@@ -504,7 +448,7 @@ def compiled_afterwards() -> float:
     plain, model = (parallelize(make("loop"), "ep=2").model for _ in range(2))
     for block in model.blocks:  # type: ignore[union-attr]
         block.compile(backend="aot_eager")
-    for x, y in (_part(0), _part(1)):
+    for x, y in (part_of(0), part_of(1)):
         loss_of(plain(x), y).backward()
         loss_of(model(x), y).backward()
     one, other = (
