@@ -26,6 +26,7 @@ _MEANS = {
     "torch": ("torch",),
     "dist": ("torch.distributed",),
     "DistributedSampler": (_SAMPLER, "torch.utils.data.distributed.DistributedSampler"),
+    "manual_seed": ("torch.manual_seed",),
     "print": (),
 }
 

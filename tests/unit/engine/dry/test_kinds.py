@@ -32,6 +32,7 @@ def test_a_branch_for_one_rank_makes_it_a_kind_of_its_own() -> None:
         "import torch.nn.functional as F\nfrom torch import nn, distributed as dist",
         "import torch, torch.distributed as dist\nfrom torch.utils.data import *",
         "from torch.utils.data.distributed import DistributedSampler",
+        "from torch import manual_seed\nmanual_seed(rank)",
         "f(print=1, dist='torch')\nx.dist = print",
     ],
 )
@@ -65,6 +66,8 @@ def test_ranks_that_are_printed_or_seed_are_of_one_kind(code: str) -> None:
         "from mine import DistributedSampler",
         "print = log",
         "def print(*what): ...",
+        "class Loader:\n    def manual_seed(self, seed): ...\nLoader().manual_seed(rank)",
+        "from mine import manual_seed",
         "def f(dist): ...",
         "for torch in modules: ...",
         "with log as print: ...",
